@@ -1,1 +1,1 @@
-"""Judgement: traces in, findings out. No framework is imported here; it runs on a laptop."""
+"""Analysis: traces in, findings out. No framework is imported here, so it runs on a laptop."""

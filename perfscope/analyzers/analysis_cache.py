@@ -1,13 +1,13 @@
-"""Analyses of large recordings, kept in the user's cache, so that a file that was judged before is not judged again.
+"""A cache of analyses of large recordings in the user's cache folder, so that each file is analyzed once.
 
-An entry is named after what the analysis follows from: of every file its device, inode, size, times (that of the last
-change of its status, too, which no program can set back) and its first and last bytes; the options; perfscope's own
-code and the packages that add rules or readers. The whole content of a large file is not hashed: that takes as long as
-reading it. The user's source files (lines of code, comments that silence) are read again each time.
+The key of an entry covers everything that the analysis depends on: for every file its device, inode, size, times (also
+that of the last status change, which programs cannot set back) and its first and last bytes; the options; perfscope's
+own code; the packages that add rules or readers. The whole content of a large file is not hashed, because that takes as
+long as reading it. The user's source files (lines of code, comments that silence findings) are read again each time.
 
-Entries are as private as the recordings (folder 0700, files 0600), bounded (``ROOM``), and ignored when corrupt, when
-somebody else could have written them, or where ``PERFSCOPE_CACHE=off``. They are pickles of our own records, and
-nothing else can be named by one.
+Entries are as private as the recordings (folder 0700, files 0600) and limited in total size (``ROOM``). They are
+ignored if they are corrupt, if another user could have written them, or with ``PERFSCOPE_CACHE=off``. They are pickles,
+and unpickling accepts only our own records.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ from perfscope.model.version import package_version
 
 MAGIC = b"perfscope analysis 1\n"
 SMALLEST = 1 << 20
-"""Bytes of recordings below which judging again takes a second at most."""
+"""Smaller recordings, in bytes, are not cached: analyzing them again takes at most a second."""
 ROOM = 256 << 20
-"""Bytes all entries may take: some thousand; the longest unused go first."""
+"""Maximum size of all entries in bytes, enough for some thousand; the least recently used are removed first."""
 _SUFFIX = ".analysis"
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 class Kept(Struct, frozen=True, kw_only=True):
-    """An analysis and what a command tells beside it."""
+    """An analysis and the other results that a command prints with it."""
 
     analysis: Analysis
     files: tuple[str, ...]
-    """What it is about: reports are not written over it."""
+    """Files of the analysis; reports never overwrite them."""
     skipped: tuple[Skipped, ...]
     judged_s: float
-    """When it was judged, seconds since 1970."""
+    """Time of the analysis, seconds since 1970."""
 
 
 def entry_for(
@@ -71,16 +71,16 @@ def entry_for(
     configuration: Configuration = NO_CONFIGURATION,
     selection: Selection = EVERYTHING,
 ) -> Path | None:
-    """Where the analysis of these paths with these options is kept; ``None``: nowhere.
+    """Return the cache file for the analysis of these paths with these options; ``None`` if it is not cached.
 
-    That is so without a cache, for files on other machines, small ones, and what cannot be read.
+    It is not cached without a cache folder, for remote, small or unreadable files.
     """
     folder = cache_folder()
     if folder is None or any(map(is_remote, paths)):
         return None
     try:
         files = [state for path in paths for state in _states(resolve(path))]
-    except (OSError, ValueError, PerfscopeError):  # judging says what is wrong
+    except (OSError, ValueError, PerfscopeError):  # the analysis reports the error
         return None
     if sum(size for _, size, *_ in files) < SMALLEST or len(files) > MOST_FILES:
         return None
@@ -92,7 +92,7 @@ def entry_for(
 
 
 def _states(place: Path) -> Iterator[tuple[Any, ...]]:
-    """What tells each file at ``place``, or below it, from another and from itself after a change."""
+    """Yield the values that identify each file at or below ``place`` and change when it changes."""
     if place.is_dir():
         files = [Path(root, name) for root, folders, names in os.walk(place) if folders.sort() is None
                  for name in sorted(names)]  # fmt: skip
@@ -108,7 +108,7 @@ def _states(place: Path) -> Iterator[tuple[Any, ...]]:
 
 
 def _own_code() -> str:
-    """Changes with every file of perfscope: in a checkout its version stays the same."""
+    """Return a value that changes with every file of perfscope, because the version of a checkout does not."""
     digest = hashlib.blake2b(digest_size=16)
     for root, folders, names in os.walk(_PACKAGE):
         folders[:] = sorted(folder for folder in folders if folder != "__pycache__")
@@ -119,7 +119,7 @@ def _own_code() -> str:
 
 
 def recall(entry: Path | None, configuration: Configuration = NO_CONFIGURATION) -> Kept | None:
-    """What is kept there, with the code that its findings name as it is now; ``None`` where nothing usable is."""
+    """Return the entry, with the current source code of its findings; ``None`` if it is missing or unusable."""
     if entry is None:
         return None
     try:
@@ -131,7 +131,7 @@ def recall(entry: Path | None, configuration: Configuration = NO_CONFIGURATION) 
             return None
         kept = _DataOnly(io.BytesIO(content[start:])).load()
         os.utime(entry)
-    except Exception:  # absent, corrupt, or of classes that are not there: it is judged again
+    except Exception:  # absent, corrupt, or of classes that no longer exist: it is analyzed again
         return None
     if not isinstance(kept, Kept):
         return None
@@ -141,9 +141,9 @@ def recall(entry: Path | None, configuration: Configuration = NO_CONFIGURATION) 
 
 
 def keep(entry: Path, kept: Kept) -> None:
-    """Keep an analysis; a full disk or a read-only home costs nothing but judging again.
+    """Store an analysis. Errors (a full disk, a read-only home) are ignored: the recording is analyzed again next time.
 
-    Of files that hold compiled programs alone nothing is kept: files next to them are read, too.
+    Files that hold only compiled programs are not cached, because the analysis also reads the files next to them.
     """
     if any(source.programs for source in kept.analysis.sources):
         return
@@ -164,13 +164,13 @@ def keep(entry: Path, kept: Kept) -> None:
 
 
 def _private(path: Path) -> bool:
-    """Whether only the user can write it."""
+    """Whether only the user can write the file."""
     state = path.stat()
     return not hasattr(os, "getuid") or (state.st_uid == os.getuid() and not state.st_mode & 0o022)
 
 
 class _DataOnly(pickle.Unpickler):
-    """Builds records and enumerations of perfscope, and arrays of numbers; it can name nothing else."""
+    """Unpickler that creates only records and enumerations of perfscope, and numeric arrays."""
 
     _BUILDERS = frozenset(
         {
@@ -182,11 +182,11 @@ class _DataOnly(pickle.Unpickler):
     )
 
     def find_class(self, module: str, name: str) -> Any:
-        """The class of that name; ``UnpicklingError`` for anything else."""
+        """Return the class of that name; ``UnpicklingError`` if it is not allowed."""
         if (module, name) in self._BUILDERS:
             return super().find_class(module, name)
         if module.split(".")[0] == "perfscope" and name.isidentifier():
             named = getattr(importlib.import_module(module), name)
             if isinstance(named, type) and (is_dataclass(named) or issubclass(named, Struct | Enum | tuple)):
                 return named
-        raise pickle.UnpicklingError(f"{module}.{name} is no data of perfscope")
+        raise pickle.UnpicklingError(f"{module}.{name} is not a record of perfscope")

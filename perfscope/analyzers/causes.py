@@ -1,8 +1,8 @@
-"""One cause, one finding: what a rule finds several times at one place becomes one finding with a count.
+"""One finding per cause: findings of a rule with the same cause are merged into one finding with a count.
 
-A cause is a rule, a subject and a place: the source line where it is known, else op, kernel and module. Texts that hold
-numbers do not count. Costs are added where the findings do not overlap in time: their spans are disjoint, or they are
-different instructions of one program. Of others the largest stays.
+A cause is a rule, a subject and a place: the source line if known, else op, kernel and module. Texts with numbers are
+ignored. Costs are added if the findings do not overlap in time, that is, if their spans are disjoint or they concern
+different instructions of one program; otherwise the largest cost counts.
 """
 
 from __future__ import annotations
@@ -15,22 +15,24 @@ from msgspec.structs import replace
 from perfscope.model.finding import MOST_SPANS, Cell, Finding, Outcome, Where
 
 MOST_ROWS = 60
-"""Evidence rows of a finding that stands for several."""
+"""Maximum number of evidence rows of a merged finding."""
 
 ROWS_OF_EACH = 3
-"""Rows that each of several findings adds to the evidence: its worst."""
+"""Number of evidence rows kept from each merged finding: its worst."""
 
 
 TOLD_SHARE = 0.5
-"""Of the time of a finding: where comparing ranks explains so much of it, it is the same waiting with less known."""
+"""Share of a finding's time from which a comparison of ranks explains it; the finding is then dropped, because it
+reports the same waiting with less detail.
+"""
 
 
 _SAY_WHY = ("straggler", "repeated_reductions")
-"""Rules whose findings say why ranks wait for one another."""
+"""Rules whose findings explain why ranks wait for each other."""
 
 
 def without_told(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Outcomes without the waiting for other ranks that a finding of another rule explains: that one says why."""
+    """Remove the findings about waiting for other ranks that a finding of another rule explains in more detail."""
     told = [
         finding
         for outcome in outcomes
@@ -58,17 +60,17 @@ def _is_told(finding: Finding, explained_ns: int) -> bool:
 
 
 def cause_of(finding: Finding) -> Hashable:
-    """What a rule's findings of one trace are told apart by."""
+    """Return the key of a finding's cause among the findings of a rule in one trace."""
     where = finding.where
     place: Hashable = (where.file, where.line) if where.file is not None else where
     return finding.subject, place
 
 
 def causes_of_sources(sources: Sequence[Sequence[Finding]]) -> list[list[Hashable]]:
-    """The same for each finding of several ranks or programs.
+    """Return the keys of the causes of findings from several ranks or programs.
 
-    Without a source line an op or kernel tells findings of one source apart; where no source has two findings of a
-    subject, the subject is enough: the longest of many equal gaps is in another op on each rank.
+    Without a source line, op or kernel distinguish the findings of one source. If no source has two findings with a
+    subject, the subject is sufficient, because the longest of many equal gaps may be in another op on each rank.
     """
     several = {
         subject
@@ -86,9 +88,9 @@ def causes_of_sources(sources: Sequence[Sequence[Finding]]) -> list[list[Hashabl
 
 
 def one_per_cause(findings: Sequence[Finding], whole_ns: int) -> list[Finding]:
-    """The findings of a rule in one trace with those of one cause together; worst first stays worst first.
+    """Merge a rule's findings in one trace that have the same cause; the order by cost is kept.
 
-    ``whole_ns``: the steps together, ns, which no added cost exceeds.
+    ``whole_ns``: duration of all steps, ns, an upper limit for added costs.
     """
     causes: dict[Hashable, list[Finding]] = {}
     for finding in findings:
@@ -139,7 +141,7 @@ def _are_apart(members: Sequence[Finding]) -> bool:
             reach[source] = max((before, owner), (end, index))
         return True
     programs = [{row.get("program") for row in member.evidence} for member in members]
-    return len(set(map(frozenset, programs))) == 1  # of several programs each runs in its own step
+    return len(set(map(frozenset, programs))) == 1  # each of several programs runs in its own step
 
 
 def _added(members: Iterable[Finding]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""``[tool.perfscope]`` in ``pyproject.toml``: what a project asks of every analysis.
+"""``[tool.perfscope]`` in ``pyproject.toml``: settings of a project for every analysis.
 
 ::
 
@@ -34,20 +34,20 @@ OFF = "off"
 
 
 class Configuration(Struct, frozen=True, kw_only=True):
-    """What a project asks of every analysis; options of the command line come before it."""
+    """Settings of a project for every analysis; command-line options take precedence."""
 
     device: str | None = None
     fail_on: str | None = None
     topology: str | None = None
     ignore: tuple[str, ...] = ()
-    """Patterns of paths whose findings are silenced."""
+    """Path patterns; findings in matching files are silenced."""
     off: Mapping[str, str] = field(default_factory=dict)
-    """Reasons by rule."""
+    """Rule -> reason for turning it off."""
     thresholds: Thresholds = field(default_factory=dict)
-    """Values by rule and name."""
+    """Rule -> name of the threshold -> value."""
 
     def sentences(self) -> tuple[str, ...]:
-        """The changed thresholds, one sentence each. Rules that are off say so themselves."""
+        """Return one sentence per changed threshold. Rules that are turned off report that themselves."""
         return tuple(
             f"{rule}.{name} = {value:g} ({FILE})"
             for rule, values in self.thresholds.items()
@@ -59,13 +59,14 @@ NO_CONFIGURATION = Configuration()
 
 
 def find_configuration(folder: Path | None = None) -> Configuration:
-    """The configuration of the nearest ``pyproject.toml`` with a ``[tool.perfscope]``, from ``folder`` upward.
+    """Return the configuration of the nearest ``pyproject.toml`` with ``[tool.perfscope]``, from ``folder`` upward.
 
-    ``folder``: the working directory if left out. ``UsageError`` in one line, the file first, for what makes no sense.
+    ``folder``: the working directory by default. ``UsageError`` in one line, beginning with the file, for invalid
+    content.
     """
     try:
         start = Path.cwd() if folder is None else folder.absolute()
-    except FileNotFoundError:  # the working directory is gone
+    except FileNotFoundError:  # the working directory no longer exists
         return NO_CONFIGURATION
     for parent in (start, *start.parents):
         table = _table_of(parent / FILE)
@@ -75,7 +76,7 @@ def find_configuration(folder: Path | None = None) -> Configuration:
 
 
 def _table_of(file: Path) -> Mapping[str, Any] | None:
-    """``[tool.perfscope]`` of a file; ``None`` where there is none, or no file that may be read."""
+    """Return ``[tool.perfscope]`` of a file; ``None`` without the table or without a readable file."""
     if not file.exists():
         return None
     import tomllib
@@ -85,7 +86,7 @@ def _table_of(file: Path) -> Mapping[str, Any] | None:
     except OSError:
         return None
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{file}: no TOML: {str(error)[:200]}") from error
+        raise UsageError(f"{file}: invalid TOML: {str(error)[:200]}") from error
     tool = document.get("tool")
     table = tool.get("perfscope") if isinstance(tool, dict) else None
     if table is not None and not isinstance(table, dict):
@@ -94,7 +95,7 @@ def _table_of(file: Path) -> Mapping[str, Any] | None:
 
 
 class _Reader:
-    """Checks the values of one file."""
+    """Check the values of one file."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -131,41 +132,41 @@ class _Reader:
                 if item != OFF:
                     thresholds.setdefault(rule.id, {})[item] = self._number(f"{key}.{item}", value)
                 elif not isinstance(value, str) or not value.strip():
-                    raise self._error(f"{key}.{OFF}", "is not the reason, as text")
+                    raise self._error(f"{key}.{OFF}", "must be a string: the reason")
                 else:
                     off[rule.id] = " ".join(value.split())
         return off, thresholds
 
     def _known(self, key: str, known: Sequence[str], where: str) -> str:
-        """The key as it is spelled here: case, dashes and underscores make no difference."""
+        """Return the key in our spelling; case, dashes and underscores are ignored."""
         plain = {name.lower().replace("_", "-"): name for name in known}
         name = plain.get(key.lower().replace("_", "-"))
         if name is None:
             hint = did_you_mean(key, known) or f"; known: {', '.join(known)}"
-            raise UsageError(f"{self._file}: {where}{key[:60]}: no such key{hint}")
+            raise UsageError(f"{self._file}: {where}{key[:60]}: unknown key{hint}")
         return name
 
     def _text(self, values: Mapping[str, Any], key: str) -> str | None:
         value = values.get(key)
         if value is not None and (not isinstance(value, str) or not value.strip()):
-            raise self._error(key, "is not a text")
+            raise self._error(key, "must be a string")
         return value
 
     def _choice(self, values: Mapping[str, Any], key: str, choices: Sequence[str]) -> str | None:
         value = self._text(values, key)
         if value is not None and value not in choices:
-            raise self._error(key, f"is none of {', '.join(choices)}")
+            raise self._error(key, f"must be one of {', '.join(choices)}")
         return value
 
     def _texts(self, values: Mapping[str, Any], key: str) -> tuple[str, ...]:
         value = values.get(key, [])
         if not isinstance(value, list) or not all(isinstance(item, str) and item.strip() for item in value):
-            raise self._error(key, "is not a list of texts")
+            raise self._error(key, "must be a list of strings")
         return tuple(value)
 
     def _number(self, key: str, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-            raise self._error(key, "is not a number of 0 or more")
+            raise self._error(key, "must be a number of at least 0")
         return value
 
     def _error(self, key: str, problem: str) -> UsageError:

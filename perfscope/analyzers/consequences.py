@@ -1,8 +1,7 @@
-"""Order of findings where one is the consequence of another: the fix of the cause removes both.
+"""Order of findings if one is a consequence of another: the fix of the cause removes both.
 
-A model that computes its whole prefix again, or one row per call, has more calls and longer ones than it needs. What
-the framework, its small kernels or the waiting ranks cost in these calls is listed after the cause, also where it
-costs more.
+A model that computes its whole prefix again, or one row per call, has more and longer calls than necessary. The cost of
+the framework, of small kernels or of waiting ranks in these calls is listed after the cause, even if it is higher.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ Item = TypeVar("Item")
 _OF_CALLS = frozenset(
     {"data_movement", "exposed_copy", "launch_bound", "small_kernels", "slow_steps", "unfused_attention", "unfused_ops"}
 )
-"""Rules about work that is done once in each call of the model."""
+"""Rules about work that every call of the model repeats."""
 _OF_REDUCTIONS = frozenset({"exposed_communication", "straggler", "unexplained_idle"})
 
 CONSEQUENCES: dict[str, frozenset[str]] = {
@@ -25,10 +24,10 @@ CONSEQUENCES: dict[str, frozenset[str]] = {
     "single_requests": _OF_CALLS,
     "repeated_reductions": _OF_REDUCTIONS,
 }
-"""Rule of a cause -> rules of its consequences. The framework's own work between ops is one of each."""
+"""Rule of a cause -> rules of its consequences. The framework's own work between ops is always a consequence."""
 
 FRAMEWORK_SUBJECT = "framework between ops"
-"""Subject of `host_bound` for the framework's own work, which no line of the program does."""
+"""Subject of `host_bound` for work of the framework that has no line in the program."""
 
 
 def causes_first(items: Sequence[Item], pair: Callable[[Item], tuple[str, Finding]]) -> list[Item]:

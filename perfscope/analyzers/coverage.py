@@ -1,4 +1,4 @@
-"""Which rules could not be evaluated and why, and whether anything was recorded of a run at all."""
+"""Which rules could not be evaluated and why, and which kinds of recording an analysis has."""
 
 from __future__ import annotations
 
@@ -10,26 +10,24 @@ from perfscope.model.plugins import named
 if TYPE_CHECKING:
     from perfscope.analyzers.engine import Analysis
 
-# Sources that are no recording of a run: compiled programs, memory snapshots.
-
 
 PROGRAM_FORMATS = frozenset({"compiled", "hlo_proto", "hlo_text"})
-"""Formats that hold compiled or planned programs and no recording of their run."""
+"""Formats of compiled or planned programs without a recording of their run."""
 
 
 def programs_alone(analysis: Analysis) -> bool:
-    """Compiled programs and no recording: they have neither events nor steps nor devices."""
+    """Whether the sources are compiled programs only, without events, steps or devices."""
     return bool(analysis.sources) and all(
         PROGRAM_FORMATS.issuperset(source.format.split(", ")) for source in analysis.sources
     )
 
 
 MEMORY_FORMATS = frozenset({"jax_memory", "torch_memory"})
-"""Formats of memory snapshots: they hold neither steps nor work."""
+"""Formats of memory snapshots, which have neither steps nor device work."""
 
 
 def memory_alone(analysis: Analysis) -> bool:
-    """Memory snapshots and no recording of a run."""
+    """Whether the sources are memory snapshots only."""
     return bool(analysis.sources) and all(source.format in MEMORY_FORMATS for source in analysis.sources)
 
 
@@ -39,49 +37,49 @@ def plugins_alone(analysis: Analysis) -> bool:
 
 
 LOG_FORMAT = "torch_trace"
-"""The format of torch.compile's log alone."""
+"""Format of torch.compile's log."""
 
-LOG_ALONE = "torch.compile's log holds no time of any op or kernel; `perfscope run` records them with it"
-"""Why the other rules cannot look at such a log."""
+LOG_ALONE = "torch.compile's log has no times of ops or kernels; `perfscope run` records both"
+"""Reason why the other rules cannot evaluate such a log."""
 
-DUMPS_ALONE = "the flight recorder's dumps hold collectives and no time of any op or kernel; record a trace beside them"
-"""Why the other rules cannot look at such dumps."""
+DUMPS_ALONE = "the flight recorder's dumps have collectives but no times of ops or kernels; also record a trace"
+"""Reason why the other rules cannot evaluate such dumps."""
 
 DUMP_FORMAT = "flight_recorder"
-"""The format of NCCL's flight recorder."""
+"""Format of NCCL's flight recorder."""
 
 COMPILED_FORMAT = "compiled"
-"""The format of what `perfscope compile` wrote: programs and plans, and no recording."""
+"""Format written by `perfscope compile`: programs and plans, without a recording."""
 
 NOTHING_RAN = "nothing ran"
-"""Why rules that look at times and memory of a run cannot look at it."""
+"""Reason why rules about times and memory of a run cannot evaluate it."""
 
-ONE_PROCESS = "one process, and no other to work with or to compare it with"
-"""Why rules on jobs of several processes do not concern the reader."""
+ONE_PROCESS = "a single process, so there is no other rank to compare with"
+"""Reason why rules about jobs of several processes do not apply."""
 
 TOPICS = {"compile_log": "torch.compile", "hlo": "XLA programs", "memory": "memory"}
 """Key of ``Trace.recorded`` that rules lack -> what they are on; of a plug-in's recording the key itself."""
 OF_RANKS, OF_A_RUN = "jobs of several processes", "recordings of a run"
-"""What rules are on that a source of its kind cannot tell anything of."""
+"""Topics of rules that a source of the wrong kind cannot support."""
 
 FOLDED_FROM = 3
-"""Rules of one such reason from which they are one phrase; who asked for one or two of them wants their names."""
+"""Number of rules with the same reason from which they are shown as one phrase; fewer rules are listed by name."""
 
 
 JAX_FORMATS = frozenset({"hlo_proto", "hlo_text", "jax_memory", "nsys_jax", "xla_trace_json", "xplane"})
-"""Formats of JAX programs; the others are of PyTorch programs."""
+"""Formats of JAX programs; the other formats are of PyTorch programs."""
 
 ANY_RUN = frozenset({"device_work", "launch_links", "op_links", "runtime_calls", "steps"})
 TORCH_RUN = ANY_RUN | {"autograd", "host_ops", "memory", "memory_state", "op_graph", "shapes", "tensors"}
 JAX_RUN = ANY_RUN | {"compile_events", "hlo", "host_reads"}
-"""What `perfscope run` records of every program, at its default level."""
+"""Keys that `perfscope run` records for every program, at its default level."""
 
 LESS = ("times_only", "whole", "recorders", "numerics")
 """Options of a run that leave recordings out, besides its level and tool. ``numerics`` is of runs of older versions."""
 
 
 def recordable(analysis: Analysis) -> int:
-    """How many rules lack a recording that `perfscope run` takes; 0 where it took all it does by default."""
+    """Count the rules that lack a recording which `perfscope run` makes; 0 if the run used its defaults or more."""
     options = {} if analysis.run is None else analysis.run.get("options", {})
     full = options.get("level") != "light" and not options.get("capture") and not any(map(options.get, LESS))
     if analysis.run is not None and full:
@@ -94,9 +92,9 @@ def recordable(analysis: Analysis) -> int:
 
 
 def logs_alone(analysis: Analysis) -> bool:
-    """Logs of torch.compile, or dumps of the flight recorder, and no recording of a run.
+    """Whether the sources are only logs of torch.compile or dumps of the flight recorder.
 
-    No op, step or device is in them, whatever ran.
+    They have no ops, steps or devices, whatever ran.
     """
     if analysis.steps or analysis.windows or analysis.devices:
         return False
@@ -105,7 +103,7 @@ def logs_alone(analysis: Analysis) -> bool:
 
 
 def not_evaluated(analysis: Analysis) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """(reason, rules), those of what is not there last."""
+    """Return (reason, rules); reasons about missing recordings are last."""
     reasons: dict[tuple[str, str | None], list[str]] = {}
     topics = {key: key.replace("_", " ") for key in named("recordings")} | TOPICS
     alone = logs_alone(analysis)
@@ -136,7 +134,7 @@ def not_evaluated(analysis: Analysis) -> tuple[tuple[str, tuple[str, ...]], ...]
 
 
 def _named(rules: list[str], topic: str | None) -> tuple[str, ...]:
-    """Rules on what is not there as one short phrase: they do not concern the reader."""
+    """Return the rules as one short phrase if they concern a missing recording."""
     if topic is not None and (len(rules) >= FOLDED_FROM or topic == OF_RANKS):
         return (f"{len(rules)} rules on {topic}",)
     return tuple(rules)

@@ -1,4 +1,4 @@
-"""What is kept of a trace of a set once it was judged by itself: what comparing reads."""
+"""The part of an analyzed trace that is kept for comparisons with the other traces of a set."""
 
 from __future__ import annotations
 
@@ -52,50 +52,62 @@ from perfscope.model.intervals import Int64, union
 from perfscope.model.trace import MISSING, TABLES, Rows, SliceKind, Trace
 from perfscope.model.trace.trace import span
 
-# Rows of a table of which others are left out: where they are now, and what points at them.
+_log = logging.getLogger(__name__)
+
+_DERIVED: tuple[Callable[[Trace], Any], ...] = (programs, hot_instructions, device_set)
+
+MOST_FRAMES = 20_000
+"""Number of the user's Python functions that are kept, longest first: a rank that keeps others waiting is in a long
+function.
+"""
+
+_SLIM_DERIVED: tuple[Callable[[Trace], Any], ...] = (
+    span, device_times, step_windows, device_doubts, steps_work, account_windows, step_accounts, trace_memories,
+)  # fmt: skip
+
+_OF_COLLECTIVES: tuple[Callable[[Trace], Any], ...] = (compute_intervals, link_counters, rank_work, situation)
+
+_OF_COMPILING: tuple[Callable[[Trace], Any], ...] = (compile_times, cache_use)
+
+MOST_NODES = 300_000
+"""Maximum number of graph nodes of one rank."""
 
 
 def new_rows(size: int, chosen: Int64) -> Int64:
-    """Per row of a table of ``size``: its place among the chosen ones, ``MISSING`` for the others."""
+    """Return the new index of each row of a table after selection; ``MISSING`` for removed rows."""
     positions = np.full(size, MISSING, np.int64)
     positions[chosen] = np.arange(len(chosen))
     return positions
 
 
 def moved_references(references: np.ndarray, positions: Int64) -> np.ndarray:
-    """A column of row numbers after rows were removed. ``positions``: old row -> new row."""
+    """Return the references of a column translated to the new row numbers (``positions``, see ``new_rows``)."""
     moved = np.full(len(references), MISSING, np.int64)
     known = references != MISSING
     moved[known] = positions[references[known]]
     return moved
 
 
-# Compiled programs and the recordings of their runs, cut down to what comparing and the sections read.
-#
-# A recording of one process is compared with no other by its rows: its section of programs and its devices side by side
-# are derived before the rows and the instructions go. Its communication kernels stay, because exposed communication
-# outside of a job is told beside the job's.
-#
-# A process whose collectives reach devices of other processes is kept whole: the runs of all of them are put together
-# by their instructions.
-
-_log = logging.getLogger(__name__)
-
-_DERIVED: tuple[Callable[[Trace], Any], ...] = (programs, hot_instructions, device_set)
+# Compiled programs and the recordings of their runs, reduced to the parts that comparisons and report sections read.
+# A recording of one process is not compared with others by its rows: its section of programs and its devices are
+# derived before the rows and instructions are removed. Its communication kernels are kept, because exposed
+# communication outside of a job is shown next to the job's.
+# A process whose collectives reach devices of other processes is kept whole, because the runs of all processes are
+# matched by their instructions.
 
 
 class ReducedPrograms(Struct, frozen=True, kw_only=True):
-    """What is kept of a trace beside what is kept of any."""
+    """Program data that is kept of a trace, in addition to the data kept of every trace."""
 
     hlo: tuple[HloModule, ...] = ()
     rows: Mapping[str, Rows] = field(default_factory=dict)
     facts: Mapping[Any, Any] = field(default_factory=dict)
     whole: bool = False
-    """All rows are kept."""
+    """Whether all rows are kept."""
 
 
 def reduce_programs(trace: Trace) -> ReducedPrograms:
-    """What comparing reads of a trace's programs and their runs; nothing where there are none."""
+    """Return the data that comparisons read about a trace's programs and their runs; empty without programs."""
     ran = len(trace.rows["hlo_ops"])
     if not trace.hlo and not ran:
         return ReducedPrograms()
@@ -115,20 +127,20 @@ def reduce_programs(trace: Trace) -> ReducedPrograms:
 
 
 def _without_instructions(module: HloModule) -> HloModule:
-    """What names a program and its file: no instruction is left in it."""
+    """Return the module with its name and file but without instructions."""
     return dataclasses.replace(
         module, computations={}, buffer_assignment=None, aliases=(), donors=(), fusion_refusals={}, thunks=None
     )
 
 
 def _one_run(trace: Trace) -> Rows:
-    """The first run of an instruction: it tells a recording of programs from others."""
+    """Return the first run of an instruction, which marks the trace as a recording of programs."""
     first = trace.rows["hlo_ops"].take(np.zeros(1, np.int64))
     return first.with_columns({"kernel": MISSING, "copy": MISSING, "slice": MISSING})
 
 
 def _communication(trace: Trace) -> tuple[dict[str, Rows], np.ndarray, dict[int, str], dict[int, Any]]:
-    """Communication kernels and what is known of them: rows, which they are, instructions' names, instructions."""
+    """Return the communication kernels: rows, mask, names of instructions, instructions."""
     kernels, table = trace.rows["kernels"], trace.rows["collectives"]
     chosen = np.flatnonzero(kernels["communication"])
     positions = new_rows(len(kernels), chosen)
@@ -145,34 +157,22 @@ def _communication(trace: Trace) -> tuple[dict[str, Rows], np.ndarray, dict[int,
     return rows, chosen, names, instructions
 
 
-# A trace without the rows that only its own rules read: what is left is what comparing ranks reads.
-#
-# Kept are devices, threads, steps, collectives, their kernels and the calls that launched them, data loaders, the
-# user's longest Python functions, and per thread when it ran ops at all. Facts that need all rows (device time,
-# step windows, memories, when a device computed, counters of links, the collectives of a comparison) are computed
-# before the rows are removed. So a comparison of slim traces has the same result as one of whole traces.
-
-
-MOST_FRAMES = 20_000
-"""Python functions of the user's that are kept, the longest: a rank that keeps others waiting is in a long one."""
-
-_SLIM_DERIVED: tuple[Callable[[Trace], Any], ...] = (
-    span, device_times, step_windows, device_doubts, steps_work, account_windows, step_accounts, trace_memories,
-)  # fmt: skip
-_OF_COLLECTIVES: tuple[Callable[[Trace], Any], ...] = (compute_intervals, link_counters, rank_work, situation)
-_OF_COMPILING: tuple[Callable[[Trace], Any], ...] = (compile_times, cache_use)
-
-MOST_NODES = 300_000
-"""Of one rank."""
+# A trace without the rows that only its own rules read: comparisons of ranks read the rest.
+# Kept are devices, threads, steps, collectives, their kernels and launch calls, data loaders, the user's longest Python
+# functions, and per thread the time in which it ran any op. Values derived from all rows (device time, step windows,
+# memories, compute intervals, counters of links, collectives in the form that comparisons read) are computed before the
+# rows are removed and stay as facts. Comparisons of reduced traces therefore equal those of whole traces.
 
 
 def reduce_trace(trace: Trace, *, graph: bool = True) -> Trace:
-    """The trace with the rows and facts that comparing reads; itself where a fact breaks, for comparing to say so.
+    """Return the trace reduced to the rows and facts that comparisons read.
 
-    ``graph``: with what waited for what on a rank, for savings of what is found by comparing.
+    Unchanged if a fact fails, so that the comparison reports the error.
 
-    The log of torch.compile, the flight recorder and plans are kept whole; compiled programs and what they ran as
-    ``reduce_programs`` says.
+    ``graph``: keep the dependency graph of a rank, for savings of findings that compare ranks.
+
+    torch.compile's log, the flight recorder and plans are kept whole; compiled programs and their runs as in
+    ``reduce_programs``.
     """
     try:
         return _reduced(trace, graph=graph)
@@ -229,7 +229,7 @@ def _reduced(trace: Trace, *, graph: bool) -> Trace:
 
 
 def _reduced_graph(trace: Trace, kernels: Int64) -> Graph | None:
-    """What waited for what, with the rows of the kernels that are kept; ``None`` where it is too large."""
+    """Return the dependency graph with the new rows of kernels; ``None`` if it is too large."""
     graph = trace.fact(dependency_graph)
     if graph is None or len(graph) > MOST_NODES:
         return None
@@ -241,7 +241,7 @@ def _reduced_graph(trace: Trace, kernels: Int64) -> Graph | None:
 
 
 def _reduce_tables(trace: Trace) -> tuple[dict[str, Rows], tuple[Local, ...], Int64]:
-    """Tables of a rank with collectives, its collectives with their rows moved, the kernels that are kept."""
+    """Return the tables of a rank with collectives, its collectives with translated rows, and the kept kernels."""
     kernels, calls, collectives = (trace.rows[name] for name in ("kernels", "calls", "collectives"))
     results = trace.fact(locals_of)
     chosen = np.unique([item.kernel for item in results if item.kernel != MISSING]).astype(np.int64)
@@ -276,7 +276,7 @@ def _reduce_tables(trace: Trace) -> tuple[dict[str, Rows], tuple[Local, ...], In
 
 
 def _slices(trace: Trace, tasks: tuple[Local, ...]) -> tuple[Rows, Int64]:
-    """The spans that are kept and, per row of ``slices``, where it is now; ops of a thread become when it ran any."""
+    """Return the kept spans, and the new index of each row of ``slices``; ops of a thread become its busy intervals."""
     rows = trace.rows["slices"]
     collectives = trace.rows["collectives"]["slice"]
     named = np.array([item.slice for item in tasks if item.slice != MISSING], np.int64)
@@ -312,7 +312,7 @@ def _slices(trace: Trace, tasks: tuple[Local, ...]) -> tuple[Rows, Int64]:
 
 
 def _frames(trace: Trace) -> Int64:
-    """Rows of the longest Python functions of the user's."""
+    """Return the rows of the user's longest Python functions."""
     rows = trace.rows["slices"]
     python = np.flatnonzero(rows["kind"] == int(SliceKind.PYTHON))
     names, inverse = np.unique(rows["name"][python], return_inverse=True)
@@ -326,7 +326,7 @@ def _frames(trace: Trace) -> Int64:
 
 
 def _own_strings(rows: dict[str, Rows], strings: Sequence[str]) -> tuple[Mapping[str, Rows], Sequence[str]]:
-    """The rows with codes into a pool that holds nothing but their texts, and the pool."""
+    """Return the rows with codes into a pool that contains only their own texts, and that pool."""
     texts = [rows[name][column.name] for name in rows for column in rows[name].table.columns if column.text]
     used = np.unique(np.concatenate(texts)).astype(np.int64)
     used = used[used != MISSING]
@@ -345,7 +345,7 @@ def _own_strings(rows: dict[str, Rows], strings: Sequence[str]) -> tuple[Mapping
 
 
 def trim_evidence(item: Examined) -> Examined:
-    """Without the evidence that is not shown of a rank among others."""
+    """Remove the evidence that is not shown for one of several ranks."""
     outcomes = (
         replace(
             outcome,

@@ -1,4 +1,4 @@
-"""Which rules a doubt about device data concerns, and what a report says of it."""
+"""Rules affected by implausible device data, and the sentence for the report."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ OF_IDLE_TIME = frozenset({
     "exposed_communication", "exposed_copy", "host_bound", "host_sync", "input_stall", "launch_bound", "pageable_copy",
     "pipeline_bubble", "small_collectives", "small_kernels", "straggler", "unexplained_idle", "warmup_compile",
 })  # fmt: skip
-"""Rules that judge when a device worked and when it waited."""
+"""Rules that depend on when a device worked and when it waited."""
 
 OF_WORK_TIME = frozenset({
     "expert_imbalance", "full_precision_matmul", "link_contention", "nvlink_stall", "unfused_attention", "unfused_ops",
     "unfused_optimizer",
 })  # fmt: skip
-"""Rules that judge how long kernels took; of plug-ins those whose `RuleHome` says ``device_times="work"``."""
+"""Rules that depend on the duration of kernels."""
 
 
 def doubt_of(rule: Rule, trace: Trace) -> DeviceDoubt | None:
@@ -37,7 +37,7 @@ def doubt_of(rule: Rule, trace: Trace) -> DeviceDoubt | None:
 
 
 def doubts_of(traces: Sequence[Trace]) -> tuple[DeviceDoubt, ...]:
-    """Each kind once, in the words of the first trace that has it; of several traces, how many have it."""
+    """Return each kind of doubt once, in the words of its first trace, with the number of affected traces."""
     kinds: dict[str, list[DeviceDoubt]] = {}
     for trace in traces:
         for doubt in trace.fact(device_doubts):

@@ -1,4 +1,4 @@
-"""Runs the rules over traces and merges what they say of the ranks into one analysis."""
+"""Evaluate the rules on traces and merge the results of all ranks into one analysis."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NOTHING_TO_JUDGE = "there are no"
-"""How the reason begins where a rule found none of the records that it judges."""
+"""Beginning of the reason if a rule found no records to evaluate."""
 
 _log = logging.getLogger(__name__)
 
@@ -82,14 +82,14 @@ FRAME_COLUMNS = {
     "cost_bytes": "Int64", "count": "int64", "ranks": "object", "silenced": "string", "subject": "string",
     "advice": "string", "detail": "string",
 }  # fmt: skip
-"""Name and dtype of the columns of `Analysis.to_frame`."""
+"""Column name and dtype of `Analysis.to_frame`."""
 
 MOST_PLACES = 2_000
-"""Spans of such a finding."""
+"""Maximum number of spans of such a finding."""
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """One step. ``traced`` tells whether a profiler was on while it ran."""
+    """One step. ``traced``: whether a profiler was on."""
 
     rank: int | None
     """Rank in the job, null if unknown."""
@@ -102,17 +102,17 @@ class Step(Struct, frozen=True, kw_only=True):
     start_ns: int | None = None
     """On the clock of its trace; null for untraced steps."""
     compiled: bool = False
-    """It compiled, which others of its recording did not: averages leave it out."""
+    """Whether it compiled although other steps of its recording did not; averages exclude it."""
     what: str = ""
-    """What a step is where the program did not mark any: ``'executions of jit_train_step'``."""
+    """Kind of the step if the program marked no steps: ``'executions of jit_train_step'``."""
     host_ns: int | None = None
-    """Length of its mark on the host, where its time is that of the work launched in it; else ``None``."""
+    """Length of the host's mark, if the step's time is that of the work launched in it; else ``None``."""
     mark_ns: int | None = None
-    """Then also the length of its mark on the devices, if the profiler drew one."""
+    """Length of the mark on the devices in that case, if the profiler recorded it."""
 
 
 class TimedWindow(Struct, frozen=True, kw_only=True):
-    """Steps in a row without a profiler, the devices waited for before the first and behind the last."""
+    """Consecutive steps without a profiler; the devices were synchronized before the first and after the last."""
 
     rank: int | None
     """Rank in the job, null if unknown."""
@@ -123,9 +123,9 @@ class TimedWindow(Struct, frozen=True, kw_only=True):
 
 
 class Analysis(Struct, frozen=True, kw_only=True):
-    """Everything a report shows: sources, device time, steps and outcomes.
+    """Content of a report: sources, device time, steps and outcomes.
 
-    ``print`` shows the text report, a notebook draws it.
+    ``print`` shows the text report; a notebook shows the HTML report.
     """
 
     sources: tuple[Source, ...]
@@ -137,37 +137,36 @@ class Analysis(Struct, frozen=True, kw_only=True):
     outcomes: tuple[Outcome, ...]
     """Answers of the rules, one per chosen rule."""
     run: Mapping[str, Any] | None = field(default=None)
-    """Manifest of the run (``perfscope.run/1``, its allow-listed parts) if the sources are one run."""
+    """Manifest of the run (allow-listed parts), if the sources are a run of ours."""
     windows: tuple[TimedWindow, ...] = ()
-    """Steps in a row without a profiler, with the devices idle before the first and after the last step."""
+    """Duration of steps without a profiler, including their device work, if measured."""
     programs: ProgramsSection = NO_PROGRAMS
-    """Compiled XLA programs and where their time goes."""
+    """Compiled XLA programs and the time of their parts."""
     compile: CompileSection = NO_COMPILE
-    """What torch.compile did."""
+    """Results of torch.compile."""
     collectives: CollectivesSection = NO_COLLECTIVES
-    """Ranks of a job side by side: their collectives, who waited, and bandwidth."""
+    """Collectives, waiting times and bandwidth of the ranks of a job."""
     memory: MemorySection = NO_MEMORY
-    """Memories, their peaks and who holds them."""
+    """Memories, their peaks, and the owners of their contents."""
     estimate: EstimateSection = NO_ESTIMATE
-    """Modelled time of programs that were compiled for a target (``perfscope compile``): ranges, which ``calibration``
-    compares with measured times."""
+    """Modelled time of programs compiled for a target."""
     plans: PlanSection = NO_PLANS
-    """What torch.compile would make of PyTorch programs on a target: planned, not measured."""
+    """PyTorch programs as torch.compile would compile them for a target: planned, not measured."""
     accounts: tuple[StepAccount, ...] = ()
-    """Where the steps went, by device and cause; of the host where no accelerator was recorded."""
+    """Time of the steps by device and cause."""
     warm_accounts: tuple[StepAccount, ...] = ()
     """The same without the steps that compiled: what averages are of."""
     top: TopWork | None = None
-    """The costliest kernels, ops, modules and lines of all sources together."""
+    """The costliest kernels, ops, modules and lines of all sources."""
     large: tuple[LargePart, ...] = ()
     """Ops, kernels, instructions, lines and idle causes that take a fifth of the step, with the finding or the reason
     of each; else the largest part."""
     results: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Records by name of the result (`analyzers/results.py`), one per recording that has it."""
     what_ifs: tuple[WhatIf, ...] = ()
-    """Steps as modelled with the changes that the user asked about (``--what-if``)."""
+    """Effects of the changes that the user requested with ``--what-if``."""
     starts_ns: tuple[int, ...] = ()
-    """When each source's first event begins, on its own clock: what a report counts ``start_ns`` of evidence from."""
+    """Begin of each source's first event on its own clock; reports show ``start_ns`` of evidence relative to it."""
     doubts: tuple[DeviceDoubt, ...] = ()
     """What in the device data cannot be true, once per kind."""
     tables: Mapping[str, ResultRows] = field(default_factory=dict)
@@ -189,27 +188,27 @@ class Analysis(Struct, frozen=True, kw_only=True):
         return len(self.outcomes)
 
     def __getitem__(self, rule: str) -> Outcome:
-        """The outcome of a rule, by id; ``KeyError`` if it was not asked."""
+        """Return the outcome of a rule, by id; ``KeyError`` if it was not evaluated."""
         for outcome in self.outcomes:
             if outcome.rule == rule.replace("-", "_"):
                 return outcome
         raise KeyError(rule)
 
     def findings(self) -> tuple[tuple[str, Finding], ...]:
-        """(rule, finding) of what to change in the program, the costliest first; those without a time last.
+        """Return (rule, finding) for the program, costliest first; findings without a time are last.
 
-        A cause comes before its consequences (`consequences`).
+        A cause is listed before its consequences (`consequences`).
 
-        Silenced ones are left out, and those about the recording (``of_recording``).
+        Silenced findings and findings about the recording (``of_recording``) are excluded.
         """
         return tuple(pair for pair in self._pairs() if pair[1].silenced is None and pair[1].about == "program")
 
     def of_recording(self) -> tuple[tuple[str, Finding], ...]:
-        """(rule, finding) of what to record in another way: fixing it makes no step faster."""
+        """Return (rule, finding) about the recording itself: its fix makes no step faster."""
         return tuple(pair for pair in self._pairs() if pair[1].silenced is None and pair[1].about == "recording")
 
     def silenced(self) -> tuple[tuple[str, Finding], ...]:
-        """(rule, finding) of those that a comment in the code or the configuration silences, the costliest first."""
+        """Return (rule, finding) that a comment in the code or the configuration silences, costliest first."""
         return tuple(pair for pair in self._pairs() if pair[1].silenced is not None)
 
     def _pairs(self) -> list[tuple[str, Finding]]:
@@ -217,7 +216,9 @@ class Analysis(Struct, frozen=True, kw_only=True):
         return causes_first(sorted(pairs, key=lambda pair: _cost_order(pair[1])), lambda pair: pair)
 
     def to_frame(self, *, silenced: bool = False) -> pd.DataFrame:
-        """The findings as a pandas frame, a row each, the costliest first; those of ``silenced()`` below if asked for.
+        """Return the findings as a pandas frame, one row each, costliest first.
+
+        ``silenced``: append the silenced findings.
 
         Columns: rule, severity, basis, title, file, line, op, kernel, module, cost_ns_per_step, cost_ns (ns, over the
         trace, or over one run of a program alone), cost_bytes, count, ranks, silenced (the reason), subject, advice,
@@ -252,7 +253,7 @@ class Analysis(Struct, frozen=True, kw_only=True):
 
 
 class Examined(ReadTrace, frozen=True, kw_only=True):
-    """What a trace says by itself: all that its tables are needed for but the comparing."""
+    """Results of one trace on its own: everything that needs its tables, except comparisons."""
 
     devices: tuple[DeviceTime, ...]
     accounts: tuple[StepAccount, ...]
@@ -267,13 +268,13 @@ class Examined(ReadTrace, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
     """Result tables that failed."""
     start_ns: int = 0
-    """When its first event begins, on its clock."""
+    """Begin of its first event on its clock, ns."""
 
 
 def analyze(traces: Sequence[Trace] | Trace, rules: Iterable[str] | None = None) -> Analysis:
-    """Judge one trace or the traces of one job's ranks; ``rules``: ids, all of them if left out.
+    """Analyze one trace or the traces of one job's ranks; ``rules``: ids, by default all.
 
-    ``TypeError`` for a path: ``perfscope.load`` makes traces of it.
+    ``TypeError`` for a path; ``perfscope.load`` reads it.
     """
     if isinstance(traces, str | PathLike):
         raise TypeError("analyze takes traces: perfscope.analyze(perfscope.load(path))")
@@ -283,7 +284,7 @@ def analyze(traces: Sequence[Trace] | Trace, rules: Iterable[str] | None = None)
 
 
 def examine(trace: Trace, rules: Sequence[Rule]) -> Examined:
-    """Ask the rules of one trace."""
+    """Evaluate the rules on one trace."""
     outcomes = {rule.id: _over_programs(rule, trace) for rule in rules if rule.rest is None}
     for rule in sorted((rule for rule in rules if rule.rest is not None), key=lambda rule: rule.last):
         found = [(other, finding) for other, outcome in outcomes.items() for finding in outcome.findings]
@@ -307,9 +308,9 @@ def examine(trace: Trace, rules: Sequence[Rule]) -> Examined:
 
 
 def conclude(examined: Sequence[Examined], rules: Sequence[Rule], ignore: Sequence[str] = ()) -> Analysis:
-    """What all traces say together. ``rules`` are those that each of them was examined with.
+    """Merge the results of all traces. ``rules``: the rules that each trace was evaluated with.
 
-    ``ignore``: patterns of paths whose findings are silenced.
+    ``ignore``: path patterns; findings in matching files are silenced.
     """
     judged = tuple(item.trace for item in examined)
     paths = [trace.source.path for trace in judged]
@@ -351,12 +352,12 @@ def conclude(examined: Sequence[Examined], rules: Sequence[Rule], ignore: Sequen
 
 
 def judge(rule: Rule, trace: Trace) -> Outcome:
-    """What one rule says of one trace. A rule that breaks abstains and says so; it never passes as clean."""
+    """Evaluate one rule on one trace. A rule that fails abstains with the error; it never counts as clean."""
     return _compared(_over_programs(rule, trace), rule, [trace])
 
 
 def _over_programs(rule: Rule, trace: Trace, found: Sequence[tuple[str, Finding]] = ()) -> Outcome:
-    """Programs that were handed in together are judged one by one: no share is of the sum of them."""
+    """Evaluate programs that were given together one by one, because shares refer to one program."""
     if not trace.hlo:
         return _checked(rule, trace, found)
     from perfscope.analyzers.hlo.program import program_labels, programs_apart
@@ -369,15 +370,15 @@ def _over_programs(rule: Rule, trace: Trace, found: Sequence[tuple[str, Finding]
 
 
 def _compared(outcome: Outcome, rule: Rule, traces: Sequence[Trace]) -> Outcome:
-    """The outcome with what the rule finds only by comparing; clean where it looked at something at all."""
+    """Add the findings that the rule makes only by comparing; clean if it examined anything."""
     outcome = _with_findings(outcome, rule, traces)
     if outcome.status == "abstained" or rule.compared is None:
         return _with_evidence(outcome)
     try:
         scope = rule.compared([trace for trace in traces if doubt_of(rule, trace) is None])
-    except AbstainError:  # what each one alone shows stands
+    except AbstainError:  # the result of each trace alone stays
         return _with_evidence(outcome)
-    except Exception as error:  # as in _checked
+    except Exception as error:  # same as in _checked
         log_failure(_log, f"rule {rule.id} failed to count what it compares", error)
         reason = f"the rule failed to compare: {type(error).__name__}: {error}"
         return replace(outcome, status="flagged" if outcome.findings else "abstained", reason=reason)
@@ -386,7 +387,7 @@ def _compared(outcome: Outcome, rule: Rule, traces: Sequence[Trace]) -> Outcome:
 
 
 def _with_evidence(outcome: Outcome) -> Outcome:
-    """Clean takes records that were looked at; with none of them the rule did not judge anything."""
+    """Return the outcome, abstained instead of clean if the rule examined no records."""
     if outcome.status != "clean" or outcome.examined:
         return outcome
     return replace(outcome, status="abstained", reason=f"{NOTHING_TO_JUDGE} {outcome.examined_what}")
@@ -398,11 +399,11 @@ def _with_findings(outcome: Outcome, rule: Rule, traces: Sequence[Trace]) -> Out
         return outcome
     try:
         findings = tuple(rule.compare(traces))
-    except AbstainError as cause:  # it cannot compare these; what was found in each one alone stands
+    except AbstainError as cause:  # the rule cannot compare these; findings of single traces stay
         if outcome.findings or outcome.status == "abstained":
             return outcome
         return replace(outcome, status="abstained", reason=str(cause), missing=cause.missing)
-    except Exception as error:  # as in _checked
+    except Exception as error:  # same as in _checked
         log_failure(_log, f"rule {rule.id} failed to compare", error)
         reason = f"the rule failed to compare: {type(error).__name__}: {error}"
         status = outcome.status if outcome.findings else "abstained"
@@ -421,7 +422,7 @@ def _checked(rule: Rule, trace: Trace, others: Sequence[tuple[str, Finding]] = (
         return Outcome(rule=rule.id, status="abstained", reason=doubt.text)
     absent = [] if planned else [key for key in rule.needs if key not in trace.recorded]
     if "device_work" in absent:
-        absent = ["device_work"]  # links and calls of work that is not there are no second reason
+        absent = ["device_work"]  # missing links and calls of missing work are not a second reason
     if absent:
         reason = f"not recorded: {'; '.join(map(recording_words, absent))}"
         return Outcome(rule=rule.id, status="abstained", reason=reason, missing=tuple(absent))
@@ -437,7 +438,7 @@ def _checked(rule: Rule, trace: Trace, others: Sequence[tuple[str, Finding]] = (
         scope = Scope(trace.source.events_read, "records") if rule.examined is None else rule.examined(trace)
     except AbstainError as cause:
         return Outcome(rule=rule.id, status="abstained", reason=str(cause), missing=cause.missing)
-    except Exception as error:  # a broken third-party rule must not cost the user the other answers
+    except Exception as error:  # an error in a third-party rule must not affect the other rules
         log_failure(_log, f"rule {rule.id} failed on {trace.source.path}", error)
         return Outcome(rule=rule.id, status="abstained", reason=f"the rule failed: {type(error).__name__}: {error}")
     return Outcome(
@@ -450,7 +451,7 @@ def _checked(rule: Rule, trace: Trace, others: Sequence[tuple[str, Finding]] = (
 
 
 def merge_outcomes(outcomes: Sequence[Outcome], traces: Sequence[Trace]) -> Outcome:
-    """One outcome over all ranks. Clean means every rank was looked at and is clean."""
+    """Merge the outcomes of all ranks. Clean means that every rank was examined and is clean."""
     if len(outcomes) == 1:
         outcome = outcomes[0]
         rank = traces[0].source.rank
@@ -486,7 +487,7 @@ def _merge_findings(outcomes: Sequence[Outcome], labels: Sequence[str], traces: 
 
 
 def _placed(spans: Iterable[Span], traces: Sequence[Trace]) -> tuple[Span, ...]:
-    """Spans of ranks with the traces they are of; those of a rank that several traces have are left out."""
+    """Return the spans of ranks with their traces; spans of a rank with several traces are dropped."""
     ranks = [trace.source.rank for trace in traces]
     return tuple(
         span if span.rank is None else replace(span, source=ranks.index(span.rank))
@@ -496,7 +497,7 @@ def _placed(spans: Iterable[Span], traces: Sequence[Trace]) -> tuple[Span, ...]:
 
 
 def _cost_order(finding: Finding) -> tuple[int, int, int, int, str]:
-    """By time; those without one after all others, by severity and the bytes they move."""
+    """Sort by time; findings without a time last, by severity and by the bytes they move."""
     cost = finding.ordering_ns
     if cost is not None:
         return (0, -cost, 0, 0, finding.title)
@@ -513,7 +514,7 @@ def _steps(trace: Trace) -> Iterator[Step]:
 
 
 def _traced_steps(trace: Trace) -> Iterator[Step]:
-    """Each by its range on the host, or by the work that was launched in it where the host did not wait for that."""
+    """Yield each step by its range on the host, or by the work launched in it if the host did not wait for it."""
     work, rank = trace.fact(steps_work), trace.source.rank
     if work is not None and work.late:
         for step in work.steps:

@@ -1,7 +1,8 @@
-"""One name for each source file of an analysis: recordings name the same file in several ways.
+"""One name per source file of an analysis, because recordings name the same file in several ways.
 
-Stacks have paths relative to the program, compiled XLA programs absolute ones. An absolute path loses the folder of the
-program: that of the working directory and of the runs, or one that another name of the same file shows.
+Stacks have paths relative to the program; compiled XLA programs have absolute paths. An absolute path loses the folder
+of the program: the working directory, the folder of the runs, or a folder that follows from another name of the same
+file.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from perfscope.model.finding import PLACE_KEYS, Cell, Finding, Outcome
 
 
 def one_name_per_file(outcomes: Sequence[Outcome], sources: Sequence[str] = ()) -> tuple[Outcome, ...]:
-    """Return the outcomes with one name for each file, no line below 1, and each finding of a rule once.
+    """Return the outcomes with one name per file, no line below 1, and each finding of a rule once.
 
     ``sources``: paths of the recordings.
     """
     names = {finding.where.file for outcome in outcomes for finding in outcome.findings if finding.where.file}
-    names |= {_file_of(cell) for outcome in outcomes for finding in outcome.findings for cell in _places(finding)}
+    names |= {
+        cell.partition(":")[0] for outcome in outcomes for finding in outcome.findings for cell in _places(finding)
+    }
     roots = _roots(names, sources)
     return tuple(
         replace(outcome, findings=tuple(_once(_renamed(finding, roots) for finding in outcome.findings)))
@@ -30,7 +33,7 @@ def one_name_per_file(outcomes: Sequence[Outcome], sources: Sequence[str] = ()) 
 
 
 def _roots(names: Iterable[str], sources: Sequence[str]) -> tuple[str, ...]:
-    """Folders of the program, the longest first, with a slash at the end."""
+    """Return the folders of the program, longest first, each with a final slash."""
     runs = (
         [parent.parent for parent in Path(sources[0]).absolute().parents if parent.name == RUNS_FOLDER]
         if sources
@@ -57,10 +60,6 @@ def _places(finding: Finding) -> Iterable[str]:
     )
 
 
-def _file_of(place: str) -> str:
-    return place.partition(":")[0]
-
-
 def _renamed(finding: Finding, roots: Sequence[str]) -> Finding:
     where, rows = finding.where, finding.evidence
     if where.file is not None:
@@ -78,7 +77,7 @@ def _cell(key: str, cell: Cell, roots: Sequence[str]) -> Cell:
 
 
 def _once(findings: Iterable[Finding]) -> Iterable[Finding]:
-    """Without those that say the same of the same place; the costliest come first."""
+    """Yield the findings without repetitions for the same place; the costliest is kept."""
     seen: set[tuple[str, str, object]] = set()
     for finding in findings:
         key = (finding.subject, finding.title, finding.where)

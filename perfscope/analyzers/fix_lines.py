@@ -1,8 +1,8 @@
-"""Lines that a fix changes, where a recording has only the line that costs: read from the program's source.
+"""The line that a fix changes, if a recording has only the line that costs; found in the program's source.
 
-A recording has the line of `optimizer.step()`, and the fix is an argument of the constructor; it has the line that
-makes an array, and the fix is at the line that keeps it. The source has both. A line is given only where exactly one
-call in the file of the finding answers.
+A recording has the line of `optimizer.step()`, but the fix is an argument of the constructor; it has the line that
+makes an array, but the fix is at the line that keeps it. The source has both. A line is reported only if exactly one
+call in the finding's file qualifies.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ CALLS: dict[str, tuple[str, ...]] = {
     "dynamic_shape_churn": ("compile",),
     "full_precision_matmul": ("default_matmul_precision", "set_float32_matmul_precision"),
 }
-"""By rule: last names of the calls or decorators that its fix changes; of plug-ins, `RuleHome.fix_calls`."""
+"""Rule -> last names of the calls or decorators that its fix changes."""
 
 ARGUMENTS_OF_CALL: dict[str, str] = {"unfused_optimizer": ".step"}
-"""By rule: end of the op of its place; what is before it is the class whose constructor the fix changes."""
+"""Rule -> suffix of the op at its place; the rest of the op is the class whose constructor the fix changes."""
 
 KEEPING = frozenset({"append", "appendleft", "add", "extend", "insert", "put", "setdefault", "update"})
 """Methods of containers that keep an argument."""
 JOINING = frozenset({"cat", "concat", "concatenate", "hstack", "vstack", "stack"})
-"""Functions whose result holds copies of all arguments."""
+"""Functions whose result contains copies of all arguments."""
 
 
 def fix_line(rule: str, finding: Finding, source: Callable[[str], str]) -> int | None:
-    """Line in the file of the finding that its fix changes; ``None``: not known, or the finding's own line.
+    """Return the line in the finding's file that its fix changes; ``None`` if unknown or equal to the finding's line.
 
-    ``source``: text of a file, ``''`` where it cannot be read or is newer than the recording.
+    ``source``: returns the text of a file, ``''`` if it is unreadable or newer than the recording.
     """
     file, line = finding.where.file, finding.where.line
     ending = ARGUMENTS_OF_CALL.get(rule)
@@ -56,9 +56,9 @@ def fix_line(rule: str, finding: Finding, source: Callable[[str], str]) -> int |
 
 
 def wrapping_line(tree: ast.Module, line: int, names: tuple[str, ...]) -> int | None:
-    """Line of the decorator or call with one of ``names`` that wraps a function around ``line``, innermost first.
+    """Return the line of the innermost decorator or call with one of ``names`` that wraps a function around ``line``.
 
-    Where none wraps such a function by name, the only such call of the file.
+    If no such function is wrapped by name, the line of the only such call in the file.
     """
     for function in reversed(_functions_around(tree, line)):
         for decorator in function.decorator_list:
@@ -71,9 +71,10 @@ def wrapping_line(tree: ast.Module, line: int, names: tuple[str, ...]) -> int | 
 
 
 def keeping_line(tree: ast.Module, line: int) -> int | None:
-    """Line that keeps what the statement at ``line`` makes: in a container, a running sum, an attribute.
+    """Return the line that keeps the result of the statement at ``line`` in a container, running sum or attribute.
 
-    A statement that keeps by itself is its own line. What a function returns is followed to the one that keeps a call.
+    A statement that keeps its own result is the answer. A function's return value is followed to the caller that keeps
+    it.
     """
     functions = _functions_around(tree, line)
     scope: ast.Module | ast.FunctionDef | ast.AsyncFunctionDef = functions[-1] if functions else tree
@@ -122,7 +123,7 @@ def _names(node: ast.AST) -> frozenset[str]:
 
 
 def _statement(scope: ast.AST, line: int) -> ast.stmt | None:
-    """The innermost simple statement at a line."""
+    """Return the innermost simple statement at a line."""
     at = [node for node in _statements(scope) if node.lineno <= line <= (node.end_lineno or node.lineno)]
     return max(at, key=lambda node: (node.lineno, -(node.end_lineno or 0)), default=None)
 
@@ -132,7 +133,7 @@ def _statements(scope: ast.AST) -> Iterator[ast.stmt]:
 
 
 def _functions_around(tree: ast.Module, line: int) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Functions whose lines include ``line``, the outermost first."""
+    """Return the functions whose lines include ``line``, outermost first."""
     return sorted(
         (
             node
@@ -149,12 +150,12 @@ def _calls(node: ast.AST) -> Iterator[ast.Call]:
 
 
 def _mentions(arguments: list[ast.expr], name: str) -> bool:
-    """Whether an argument is the function ``name``: by itself, of an object, or of its class."""
+    """Whether an argument is the function ``name``: by itself, as an attribute of an object, or of its class."""
     return any(_last(argument) == name for argument in arguments)
 
 
 def _last(node: ast.AST) -> str:
-    """``jit`` of ``jax.jit`` and of ``jit``; ``''`` of anything else."""
+    """Return ``jit`` for ``jax.jit`` and for ``jit``; ``''`` for other nodes."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 

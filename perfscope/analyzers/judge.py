@@ -1,7 +1,7 @@
-"""From paths to an analysis: discover, divide into tasks, read and judge each task, and put the results together.
+"""From paths to an analysis: find the files, divide them into tasks, read and analyze each task, merge the results.
 
-Of several tasks each is judged by itself, in as many processes as are worth it or on a cluster, and cut down to what
-comparing reads; one task alone keeps all its tables. `readers.load` has the other steps.
+Several tasks are analyzed separately, in as many processes as are useful or on a cluster, and reduced to the data that
+comparisons read; a single task keeps all its tables. `readers.load` has the other steps.
 """
 
 from __future__ import annotations
@@ -45,36 +45,36 @@ from perfscope.model.plugins import load, plugins
 from perfscope.model.trace import Trace
 
 BYTES_PER_PROCESS = 500_000
-"""Bytes of files a process must have to be worth starting: packed, that is a tenth of a second of reading."""
+"""Minimum bytes of files per process: packed, that is a tenth of a second of reading."""
 
 
 class JudgeTask(Struct, frozen=True, kw_only=True):
-    """The work on one task. It is sent to other processes, so it holds ids of rules."""
+    """Reading and analysis of one task. It is sent to other processes, so it has ids of rules instead of rules."""
 
     rules: tuple[str, ...] | None = None
-    """All for ``None``."""
+    """Ids of the rules; ``None`` for all."""
     device: Device | None = None
     topology: Topology | None = None
     whole: bool = False
-    """Keep all tables."""
+    """Whether to keep all tables."""
     graphs: bool = False
-    """Keep what waited for what of each rank."""
+    """Whether to keep each rank's dependency graph."""
     off: Mapping[str, str] = field(default_factory=dict)
-    """Reasons of rules that are turned off."""
+    """Rule -> reason for turning it off."""
     thresholds: Thresholds = field(default_factory=dict)
     selection: Selection = EVERYTHING
 
     def __call__(self, task: Task) -> TaskResult:
-        """Read a task and judge its traces."""
+        """Read a task and analyze its traces."""
         if is_remote(task.path if isinstance(task, RunPart) else task):
             task_result: TaskResult = _scale_out().work_on_copy(task, self.judged)
             return task_result
         return self.judged(read_task(task))
 
     def judged(self, read: TaskResult) -> TaskResult:
-        """The traces of a task, judged and cut down.
+        """Return the traces of a task, analyzed and reduced.
 
-        Compiled programs alone stay as they are: several files of them are judged as one trace, at the end.
+        Compiled programs alone are not analyzed yet: several such files are merged into one trace at the end.
         """
         ranks = self.selection.ranks
         traces = [trace for trace in read.traces if ranks is None or trace.trace.source.rank in ranks]
@@ -82,7 +82,7 @@ class JudgeTask(Struct, frozen=True, kw_only=True):
         try:
             with changed(self.thresholds):
                 return replace(read, traces=tuple(self._judged(trace, rules) for trace in traces))
-        except DataError as error:  # the part of it that is asked for is not there
+        except DataError as error:  # the requested part is missing
             path = read.traces[0].trace.source.path
             return TaskResult(skipped=Skipped(path=path, reason=str(error).removeprefix(f"{path}: "), broken=True))
 
@@ -95,12 +95,13 @@ class JudgeTask(Struct, frozen=True, kw_only=True):
         from perfscope.analyzers.digest import reduce_trace
 
         kept = replace(examined, trace=reduce_trace(examined.trace, graph=self.graphs))
-        if kept.trace is not examined.trace:  # facts may hold the trace itself, and its tables would wait for the
-            examined.trace.forget()  # garbage collector
+        if kept.trace is not examined.trace:
+            # Facts may refer to the trace itself, which would keep its tables until the next garbage collection.
+            examined.trace.forget()
         return kept
 
     def examined(self, trace: Trace, rules: Sequence[Rule]) -> Examined:
-        """What the rules say of a trace, or of the part of it that is asked for."""
+        """Evaluate the rules on a trace, or on the requested part of it."""
         if self.device is not None:
             from perfscope.analyzers.hlo.program_device import judged_for
 
@@ -109,11 +110,14 @@ class JudgeTask(Struct, frozen=True, kw_only=True):
 
 
 Executor = Callable[[JudgeTask, Sequence[Task]], Iterator[tuple[int, TaskResult | LostTask]]]
-"""See `workers`."""
+"""Runs tasks; see `workers`."""
 
 
 class Judged(Struct, frozen=True, kw_only=True):
-    """The analysis of paths and what lay there. ``loaded.traces`` of a set hold only what comparing reads."""
+    """The analysis of paths and the loaded sources.
+
+    With several tasks, ``loaded.traces`` have only the data for comparisons.
+    """
 
     loaded: Loaded
     analysis: Analysis
@@ -131,13 +135,13 @@ def judge_paths(
     configuration: Configuration = NO_CONFIGURATION,
     selection: Selection = EVERYTHING,
 ) -> Judged:
-    """Judge what lies at ``paths`` as one job; ``rules``: ids, all for ``None``; ``device``: as ``judged_for``.
+    """Analyze the files at ``paths`` as one job; ``rules``: ids, ``None`` for all; ``device``: as in ``judged_for``.
 
-    Of the ``configuration`` only rules, thresholds and ignored paths count; rules that are named in ``rules`` are on.
+    ``configuration``: only rules, thresholds and ignored paths are used; rules named in ``rules`` are never off.
 
-    The tasks are done in at most ``jobs`` processes (cores, if left out), by the Dask cluster at ``scheduler``, or by
-    ``executor``. Of the recordings only the ``selection`` is judged. ``DataError`` as ``load`` and ``part_of``,
-    ``UsageError`` as ``of_ranks``.
+    The tasks run in at most ``jobs`` processes (default: number of cores), on the Dask cluster at ``scheduler``, or in
+    ``executor``. Only the ``selection`` of the recordings is analyzed. ``DataError`` as in ``load`` and ``part_of``,
+    ``UsageError`` as in ``of_ranks``.
     """
     off = configuration.off if rules is None else {}
     chosen = chosen_rules(rules, off, recorded=frozenset())
@@ -154,7 +158,7 @@ def judge_paths(
             if scheduler is None
             else partial(_scale_out().work_on_cluster, address=scheduler)
         )
-    if scheduler is not None and not whole:  # workers of a cluster are in other directories
+    if scheduler is not None and not whole:  # workers of a cluster have other working directories
         tasks = list(map(_absolute, tasks))
     loaded = assemble(inputs, _collected((executor or work_here)(work, tasks), tasks, whole=whole))
     chosen = chosen_rules(work.rules, off, recorded=recorded_by(result.trace for result in loaded.results))
@@ -190,14 +194,12 @@ def _inputs(paths: Sequence[str | Path]) -> list[Input]:
 
 
 def _check_distinct(urls: Sequence[str]) -> None:
-    """Of two files that are shown alike one would be taken for the other."""
+    """Raise ``UsageError`` if two URLs are equal without secrets: one file would replace the other."""
     known: dict[str, str] = {}
     for url in urls:
         shown = _scale_out().shown_url(url)
         if known.setdefault(shown, url) != url:
-            raise UsageError(
-                f"{shown}: named twice, with parameters that differ only in what is not shown: copy the files"
-            )
+            raise UsageError(f"{shown}: two URLs differ only in parameters that are never shown; copy the files")
 
 
 def _is_remote_task(task: Task) -> bool:
@@ -205,7 +207,7 @@ def _is_remote_task(task: Task) -> bool:
 
 
 def _keeps_tables(rules: Sequence[Rule], tasks: Sequence[Task], *, anywhere: bool) -> bool:
-    """Whether all tables are kept: of one task alone, and where a rule compares more than digests of traces."""
+    """Whether all tables are kept: for a single task, and if a third-party rule compares traces."""
     remote = any(map(_is_remote_task, tasks))
     if len(tasks) < 2 and not remote:
         return True
@@ -213,8 +215,7 @@ def _keeps_tables(rules: Sequence[Rule], tasks: Sequence[Task], *, anywhere: boo
     foreign = [rule.id for rule in rules if rule.compare is not None and rule.id not in fits]
     if foreign and (anywhere or remote):
         raise UsageError(
-            f"rule {foreign[0]} compares whole traces, of which only digests come from elsewhere: name other rules "
-            "(--rule)"
+            f"rule {foreign[0]} compares whole traces, but clusters return only digests: select other rules (--rule)"
         )
     return bool(foreign)
 
@@ -228,7 +229,7 @@ def _absolute(task: Task) -> Task:
 
 
 def _processes(tasks: Sequence[Task]) -> int:
-    """Processes that have enough to read to be worth starting."""
+    """Return the number of processes that have enough to read to be useful."""
     if any(map(_is_remote_task, tasks)):
         return min(cores(), len(tasks))
     size = sum(file.stat().st_size for task in tasks for file in _files(task) if file.is_file())
@@ -244,7 +245,7 @@ def _files(task: Task) -> list[Path]:
 def _collected(
     done: Iterator[tuple[int, TaskResult | LostTask]], tasks: Sequence[Task], *, whole: bool
 ) -> list[TaskResult]:
-    """Results by task; the evidence that only a single trace would show goes as soon as there are two."""
+    """Return the results by task; evidence for single traces is removed as soon as there are two."""
     results: dict[int, TaskResult] = {}
     examined = 0
     for index, item in done:
@@ -269,4 +270,4 @@ def _lost(task: Task, lost: LostTask) -> Skipped:
         path = _scale_out().shown_task(task)
     else:
         path = f"{task.path}/{task.name()}" if isinstance(task, RunPart) else task
-    return Skipped(path=path, reason=f"what read it {lost.why} (out of memory?)", broken=True)
+    return Skipped(path=path, reason=f"the process that read it {lost.why} (out of memory?)", broken=True)

@@ -1,12 +1,11 @@
-"""Nothing large is left unsaid: the ops, kernels, instructions, lines and idle causes that take a fifth of the step.
+"""The large parts of the step: ops, kernels, instructions, lines and idle causes that take at least a fifth of it.
 
-Each is in a finding, or it has a reason: it runs at its roofline, memory bounds it, or what is missing to judge it.
-Shares are of the steps of all devices together, without what the host waited for a core: the time of a name over that
-of all work, times the busy share, so that the shares of all names sum to the busy share.
+Each has a finding or a reason: it runs at its roofline, memory bounds it, or an input for its analysis is missing.
+Shares refer to the steps of all devices together, without the time in which the host waited for a core. The share of a
+name is its part of all work times the busy share, so the shares of all names sum to the busy share.
 
-Whether a finding is about an op is decided by time: at least half of the op's work lies in the finding's spans, and the
-finding's cost is at least a quarter of these spans. A finding without a time must name the op, or the line
-of a compiled instruction.
+A finding is about an op if at least half of the op's work is in the finding's spans, and the finding's cost is at least
+a quarter of these spans. A finding without a time must name the op, or the line of a compiled instruction.
 """
 
 from __future__ import annotations
@@ -40,37 +39,38 @@ if TYPE_CHECKING:
     from perfscope.analyzers.time import StepAccount
 
 LARGE_SHARE = 0.2
-"""Of the step: a fifth of it must not be left unsaid."""
+"""Share of the step from which a part is large and needs a finding or a reason."""
 
 KEPT_SHARE = 0.05
-"""Of the step, of one trace: what many traces together may make large."""
+"""Share of one trace's step from which a part is kept, because it may be large over many traces."""
 
 TOLD = 0.01
-"""Of the step without a core: with less the shares of the account and of the parts look alike."""
+"""Share of the step spent waiting for a core; below it, shares with and without this time look the same."""
 
 MOST_PARTS = 20
-"""Kept of each trace."""
+"""Maximum number of parts kept per trace."""
 
 AT_ROOFLINE = 0.6
-"""Least time over measured time. Tuned kernels of the vendors reach 60 to 90 % of a modelled roofline."""
+"""Ratio of least time to measured time. Tuned kernels of the vendors reach 60 to 90 % of a modelled roofline."""
 
 FEW_FLOPS_PER_BYTE = 4.0
-"""A product below it waits for memory on every device in the catalogue and on CPUs: the least of them computes 10 FLOPs
-in the time of a byte. It is that of fewer than eight rows in float32."""
+"""Products with fewer FLOPs per byte are limited by memory on CPUs and on every device in the catalogue: the slowest of
+them computes 10 FLOPs in the time of a byte. It corresponds to fewer than eight rows in float32.
+"""
 
 SHORT_CALL_NS = 10_000
-"""On the host: what an eager op costs before it computes anything is 2 to 10 us."""
+"""Duration of a short call on the host: an eager op costs 2 to 10 us before it computes anything."""
 
 MOST_START_NS = 30_000
 """On the host between two ops: Python and the dispatcher need 2 to 10 us for one, twice that under a profiler."""
 
 NAMED_SPANS = 0.5
-"""Of an op's time: a finding whose spans hold half of it is about it ..."""
+"""Share of an op's time that a finding's spans must contain for the finding to be about the op."""
 NAMED_COST = 0.25
-"""... if it would save a quarter of its spans: those of a slow rank are whole steps."""
+"""Share of its spans that such a finding must also save, because the spans of a slow rank are whole steps."""
 
 REST = "unexplained_idle"
-"""The rule that names the idle time that no other finding explains."""
+"""Rule for idle time that no other finding explains."""
 
 PartKind = Literal["op", "kernel", "instruction", "line", "cause"]
 Reason = Literal[
@@ -87,69 +87,69 @@ Reason = Literal[
     "many_ops",
     "no_core",
 ]
-"""``bound``: modelled at its least time. ``no_peak``: the device's peaks are unknown. ``no_rule``: idle time that no
-rule explains; ``no_core``: the same, and the host waited for a core, which lengthens everything. ``many_ops``: what
-Python and dispatch need to start the ops."""
+"""Reason of a part. ``bound``: modelled at its least time. ``no_peak``: the device's peaks are unknown. ``no_rule``:
+idle time that no rule explains.
+"""
 
 FINE: frozenset[Reason] = frozenset({"finding", "at_roofline", "bound", "few_rows", "communication", "many_ops"})
 """The others are not judged."""
 
 
 def _program_ns(account: StepAccount) -> int:
-    """The steps without what the thread waited for a core: that is the machine's, and the account has it."""
+    """Return the duration of the steps without waits for a core, which the account attributes to the machine."""
     return account.whole_ns - account.total_ns["core_wait"]
 
 
 class LargePart(Struct, frozen=True, kw_only=True):
-    """One name, and why its time is fine or not judged."""
+    """One large part, and why its time is fine or not analyzed."""
 
     kind: PartKind
     name: str
     """Name of the part; an idle cause has its name in ``accounts``."""
     where: str = ""
-    """Line of most of it; ``""``: not known, or the name is a line."""
+    """Source line of most of its time; ``""`` if unknown or if the name is a line."""
     time_ns: int
-    """In all steps."""
+    """Time in all steps, ns."""
     whole_ns: int
-    """Steps of all devices together, without waits for a core: what ``share`` is of."""
+    """Duration of the steps of all devices, without waits for a core, ns; the denominator of ``share``."""
     busy: float
-    """Part of ``time_ns`` that counts, where work runs side by side; 0 to 1."""
+    """Share of ``time_ns`` that counts if work overlaps, 0 to 1."""
     steps: int
-    """0: the times are of the whole capture."""
+    """Number of steps; 0 if the times cover the whole capture."""
     waited: bool = False
-    """Whether the host waited for a core in the steps, so that ``whole_ns`` is less than they lasted."""
+    """Whether the host waited for a core in the steps, so that ``whole_ns`` is less than their duration."""
     calls: int = 0
     reason: Reason
     """finding: rule is about it. at_roofline: little to gain. bound: modelled at its least time. few_rows: memory
     bounds a product of few rows. short_calls: mostly the price of a call. no_peak, no_cost: peaks of the device, or
     the cost of the op, are not known. no_rule: idle time that no rule explains."""
     rule: str | None = None
-    """The rule whose finding is about it."""
+    """Rule whose finding is about this part."""
     work: str | None = None
-    """What it works at (``op_class``)."""
+    """Kind of its work (``op_class``)."""
     achieved: Achieved = NOTHING
     bound: str | None = None
-    """What holds an instruction back."""
+    """Limit of an instruction."""
     mainly: str = ""
-    """Of a line: the op that takes most of it."""
+    """For a line: the op that takes most of its time."""
     inside: str = ""
-    """Of an op: the op that most of its time is spent for, where that is not itself."""
+    """For an op: the outer op that accounts for most of its time, if different."""
     on_host: bool = False
-    """Time of the host, which has no entry in the catalogue of devices."""
+    """Whether it is host time, for which the catalogue of devices has no entry."""
 
     @property
     def share(self) -> float:
-        """Of the step, 0 to 1."""
+        """Share of the step, 0 to 1."""
         return self.busy * self.time_ns / self.whole_ns if self.whole_ns else 0.0
 
     @property
     def judged(self) -> bool:
-        """Whether it is in a finding or known to be fine."""
+        """Whether it has a finding or is known to be fine."""
         return self.reason in FINE
 
 
 def large_parts(trace: Trace, top: TopWork | None, outcomes: Sequence[Outcome]) -> tuple[LargePart, ...]:
-    """The parts of one trace, the largest first; ``top``: its costliest work."""
+    """Return the parts of one trace, largest first; ``top``: its costliest work."""
     accounts = [account for account in trace.fact(warm_accounts) if account.whole_ns]
     found = [(outcome.rule, finding) for outcome in outcomes for finding in outcome.findings]
     whole, busy = sum(map(_program_ns, accounts)), sum(item.busy_ns for item in accounts)
@@ -167,9 +167,9 @@ def large_parts(trace: Trace, top: TopWork | None, outcomes: Sequence[Outcome]) 
 def merge_large_parts(
     of_traces: Sequence[tuple[Sequence[LargePart], Sequence[StepAccount]]],
 ) -> tuple[LargePart, ...]:
-    """Those of all traces together that are large, the largest first; the first of all if none is.
+    """Return the parts that are large over all traces, largest first; at least the largest part.
 
-    Of each trace its parts and its accounts.
+    ``of_traces``: parts and accounts of each trace.
     """
     whole_ns = sum(_program_ns(account) for _, accounts in of_traces for account in accounts)
     by_name: dict[tuple[PartKind, str], list[LargePart]] = defaultdict(list)
@@ -188,7 +188,7 @@ def merge_large_parts(
 
 
 def _together(parts: Sequence[LargePart], whole_ns: int) -> LargePart:
-    """One part of all; its reason is that of most of its time."""
+    """Merge the parts of one name; the reason is that of most of the time."""
     if len(parts) == 1 and whole_ns in (0, parts[0].whole_ns):
         return parts[0]
     spent: dict[Reason, int] = defaultdict(int)
@@ -211,7 +211,7 @@ _Finder = Callable[[str], str | None]
 
 
 class _Work:
-    """The work of one trace, and what findings say of it."""
+    """The work of one trace and the findings about it."""
 
     def __init__(self, trace: Trace, found: Sequence[tuple[str, Finding]], whole: int, busy: int) -> None:
         self._trace, self._found, self._whole, self._busy = trace, found, whole, busy
@@ -219,7 +219,7 @@ class _Work:
         self._on_host = not len(trace.rows["kernels"])
 
     def named(self, top: TopWork) -> Iterator[LargePart]:
-        """Ops; kernels whose op is not known, or not large; lines of many ops."""
+        """Yield large ops, kernels whose op is unknown or small, and lines with several ops."""
         scale = min(1.0, self._busy / top.total_ns)
         ops = [row for row in top.ops if row.name != NOT_KNOWN and scale * row.total_ns >= KEPT_SHARE * self._whole]
         for row in ops:
@@ -267,14 +267,14 @@ class _Work:
         return "no_cost" if self._peaks else "no_peak"
 
     def _rows(self, name: str) -> tuple[Int64, Int64]:
-        """(row of ``slices``, ns) of an op's calls with work."""
+        """Return (row of ``slices``, ns) for an op's calls with work."""
         rows, times = self._trace.fact(times_of_ops)
         codes = [code for code, text in enumerate(self._trace.strings) if text == name]
         mine = np.isin(self._trace.rows["slices"]["name"][rows], codes)
         return rows[mine], times[mine]
 
     def _inside(self, name: str) -> str:
-        """The outermost op of ATen around most of an op's time; ``""``: itself."""
+        """Return the outermost ATen op around most of an op's time; ``""`` if that is the op itself."""
         rows, times = self._rows(name)
         slices = self._trace.rows["slices"]
         ops = named_slices(self._trace, lambda text: text.startswith("aten::")) & (slices["kind"] == SliceKind.OP)
@@ -312,9 +312,9 @@ class _Work:
         return next((rule for rule, finding in self._found if finding.where.label() == name and finding.cost_ns), None)
 
     def _about(self, starts: Int64, ends: Int64, name: str, where: str = "") -> str | None:
-        """The rule whose finding is about most of this time, the costliest finding first.
+        """Return the rule whose finding is about most of this time; costlier findings take precedence.
 
-        ``where``: the line of an instruction; a finding without a time is about what is at its line.
+        ``where``: line of an instruction; a finding without a time is about the instructions at its line.
         """
         time = union(starts, ends)
         for rule, finding in sorted(self._found, key=lambda pair: -(pair[1].cost_ns or 0)):
@@ -325,14 +325,14 @@ class _Work:
                 continue
             inside = int(covered(spans, time.starts, time.ends).sum())
             least = NAMED_SPANS * time.total()
-            if len(finding.spans) >= MOST_SPANS:  # not all of them are kept
+            if len(finding.spans) >= MOST_SPANS:  # the finding does not keep all spans
                 least = min(least, NAMED_SPANS * spans.total())
             if inside and inside >= least:
                 return rule
         return None
 
     def instructions(self) -> Iterator[LargePart]:
-        """Instructions of compiled programs, as measured."""
+        """Yield the measured instructions of compiled programs."""
         from perfscope.analyzers.programs import hot_instructions
 
         spots = [spot for spot in self._trace.fact(hot_instructions) if spot.basis == "measured"]
@@ -384,7 +384,7 @@ def _instruction(
 
 
 def _of_programs(trace: Trace, found: Sequence[tuple[str, Finding]]) -> tuple[LargePart, ...]:
-    """Instructions of the longest program that was compiled and did not run: shares of its modelled time."""
+    """Return the instructions of the longest program that was compiled but not run, as shares of its modelled time."""
     if not trace.hlo:
         return ()
     from perfscope.analyzers.programs import hot_instructions
@@ -423,9 +423,9 @@ def _of_many_ops(trace: Trace, part: LargePart) -> LargePart:
 
 
 def _idle(accounts: Iterable[StepAccount], found: Sequence[tuple[str, Finding]], whole: int) -> Iterator[LargePart]:
-    """Causes other than compute, with the finding that explains most of each.
+    """Yield the causes other than compute, with the finding that explains most of each.
 
-    Findings explain the time of the device that has most of it; what no other finding does is `unexplained_idle`.
+    Findings explain the time of the device with most idle time of the cause; `unexplained_idle` covers the rest.
     """
     explained, rest = covered_ns(found), any(rule == REST for rule, _ in found)
     total: dict[str, int] = defaultdict(int)

@@ -1,4 +1,4 @@
-"""One outcome of a rule over compiled programs that were handed in together and are not ranks of one job."""
+"""One outcome of a rule for several compiled programs that are not ranks of one job."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from perfscope.analyzers.causes import MOST_ROWS, ROWS_OF_EACH, cause_of
 from perfscope.model.finding import TITLE_LENGTH, Cell, Finding, Outcome, fit_title
 
 MOST_NAMED = 3
-"""Programs that are named in a reason; of more the number says enough."""
+"""Maximum number of programs named in a reason; the rest is counted."""
 
 
 def merge_programs(outcomes: Sequence[Outcome], labels: Sequence[str]) -> Outcome:
-    """What a rule says of all programs. Clean means that it looked at each of them and found nothing.
+    """Merge a rule's outcomes of all programs. Clean means that every program was examined and has no finding.
 
-    Programs that show the same thing at the same place are one finding: there is one line to change. Its title
-    and costs are those of the program that it costs most, which it names; they are never summed, for the
-    programs need not run together. ``outcomes`` have one rule and each its findings worst first.
+    Programs with the same finding at the same place have one finding, because there is one line to change. It names the
+    costliest program and has the title and costs of that program. Costs are never added, because the programs need not
+    run together. Each of ``outcomes`` is of the same rule, with its findings worst first.
     """
     blind = [(label, outcome) for label, outcome in zip(labels, outcomes, strict=True) if outcome.status == "abstained"]
     reason = _reason(blind, len(outcomes)) if blind else None
@@ -27,7 +27,7 @@ def merge_programs(outcomes: Sequence[Outcome], labels: Sequence[str]) -> Outcom
 
 
 def merged_outcome(outcomes: Sequence[Outcome], findings: tuple[Finding, ...], reason: str | None) -> Outcome:
-    """``reason``: why some of them could not evaluate; ``None`` where all could."""
+    """Return the merged outcome. ``reason``: why some programs could not be evaluated; ``None`` if all could."""
     return Outcome(
         rule=outcomes[0].rule,
         status="flagged" if findings else "clean" if reason is None else "abstained",
@@ -40,7 +40,7 @@ def merged_outcome(outcomes: Sequence[Outcome], findings: tuple[Finding, ...], r
 
 
 def _reason(blind: Sequence[tuple[str, Outcome]], programs: int) -> str:
-    """The commonest reason, and of which programs it is true where not of all."""
+    """Return the most frequent reason, and the programs it applies to if not all."""
     counts = Counter(outcome.reason or "no reason given" for _, outcome in blind)
     (reason, count), *others = counts.most_common()
     if count == programs:
@@ -85,7 +85,7 @@ def _row(label: str, row: Mapping[str, Cell]) -> dict[str, Cell]:
 
 
 def _by_cost(finding: Finding) -> tuple[int, int, int]:
-    """Those with a time first; then by time, by bytes, by severity."""
+    """Sort findings with a time first; then by time, bytes and severity."""
     severity = ("high", "medium", "low").index(finding.severity)
     if finding.cost_ns is not None:
         return (0, -finding.cost_ns, severity)

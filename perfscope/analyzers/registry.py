@@ -1,9 +1,9 @@
-"""The rules, a written list: id -> module. One rule a file, the file name is the id.
+"""The list of rules: id -> module. One file per rule; the file name is the id.
 
-A rule's module has ``check(trace) -> Iterable[Finding]``; it may have ``compare(traces)`` for what shows only where
-several traces lie side by side, and ``check_plan(trace)`` for what it says of a planned PyTorch program. Its docstring
-is its page in ``docs/rules``. What it needs and judges is written here, so that a rule without its input is not
-imported. Rules of plug-ins are in their declarations (`perfscope.model.plugins.RuleHome`).
+A rule's module has ``check(trace) -> Iterable[Finding]``. Optional are ``compare(traces)`` for findings that need
+several traces, and ``check_plan(trace)`` for findings in a planned PyTorch program. Its docstring is its page in
+``docs/rules``. Its inputs and subjects are listed here, so that a rule without its input is not imported; a rule of
+another package has ``NEEDS`` and optionally ``JUDGES`` in its module.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "step_growth": ("run_steps",),
     "unfused_optimizer": ("host_ops",),
 }
-"""Keys of ``perfscope.model.trace.RECORDED`` that a rule of the core needs."""
+"""Keys of ``perfscope.model.trace.RECORDED`` that our rules need; a rule that is not listed abstains by itself."""
 
 JUDGES: dict[str, tuple[Subject, ...]] = {
     "blocking_collective": ("programs",),
@@ -132,7 +132,7 @@ JUDGES: dict[str, tuple[Subject, ...]] = {
     "unfused_ops": ("compile_log", "programs"),
     "unfused_optimizer": ("programs",),
 }
-"""What a rule of the core has findings on besides the recording of one process."""
+"""Subjects of our rules other than the recording of one process."""
 
 
 def rule_homes() -> dict[str, RuleHome]:
@@ -156,12 +156,12 @@ def subjects_of(rule_id: str) -> tuple[Subject, ...]:
 
 
 def load_rule(rule_id: str) -> Rule:
-    """The rule of that id; dashes are taken as underscores. ``UsageError`` if there is none."""
+    """Return the rule with that id; dashes count as underscores. ``UsageError`` for an unknown id."""
     wanted = rule_id.replace("-", "_")
     home = rule_homes().get(wanted)
     if home is None:
         hint = did_you_mean(rule_id, rule_ids()) or "; `perfscope rules` lists them"
-        raise UsageError(f"{rule_id}: no such rule{hint}")
+        raise UsageError(f"{rule_id}: unknown rule{hint}")
     module = importlib.import_module(home.module)
     return Rule(
         id=wanted,
@@ -181,17 +181,17 @@ def load_rule(rule_id: str) -> Rule:
 
 
 def recorded_by(traces: Iterable[Trace]) -> frozenset[str]:
-    """Keys of `RECORDED` that one of the traces has."""
+    """Return the keys of `RECORDED` that at least one trace has."""
     return frozenset().union(*(trace.recorded for trace in traces))
 
 
 def chosen_rules(
     rules: Iterable[str] | None, off: Mapping[str, str] | None = None, *, recorded: frozenset[str] | None = None
 ) -> tuple[Rule, ...]:
-    """The rules of these ids; all of them for ``None``. One that cannot be imported abstains and says so.
+    """Return the rules with these ids, all for ``None``. A rule that cannot be imported abstains with the error.
 
-    ``off``: reasons of rules that the user turned off, which abstain with them. ``recorded``: what one of the traces to
-    be judged has (all for ``None``); a rule that needs more is not imported, it abstains.
+    ``off``: rule -> reason for turning it off; these abstain with that reason. ``recorded``: recordings of the traces
+    (``None`` for all); a rule that needs more is not imported and abstains.
     """
     reasons = off or {}
     needs = {rule: home.needs for rule, home in rule_homes().items()}
@@ -204,12 +204,15 @@ def chosen_rules(
 
 
 def _without_input(_: Trace) -> Iterable[Finding]:
-    """What a rule finds whose needs the trace does not have: it is not asked."""
+    """Placeholder for a rule whose needs the trace does not meet; it is never called."""
     raise AssertionError
 
 
 def _loaded(rule_id: str) -> Rule:
-    """The rule; one that cannot be imported (a broken package of somebody else's) abstains and says so."""
+    """Return the rule.
+
+    One that cannot be imported (for example, from a broken third-party package) abstains with the error.
+    """
     try:
         return load_rule(rule_id)
     except (ImportError, AttributeError) as error:
@@ -220,7 +223,7 @@ def _loaded(rule_id: str) -> Rule:
 
 
 def _abstaining(rule_id: str, reason: str) -> Rule:
-    """A rule that says of every trace why it is not evaluated."""
+    """Return a rule that abstains for every trace with ``reason``."""
 
     def abstain(_: Trace) -> Iterable[Finding]:
         raise AbstainError(reason)

@@ -1,4 +1,4 @@
-"""What a saving is a share of, and how step times spread."""
+"""The reference time of savings (step, run or span), and the spread of step times."""
 
 from __future__ import annotations
 
@@ -16,21 +16,28 @@ if TYPE_CHECKING:
     from perfscope.model.finding import Finding
 
 FEW_STEPS = 10
-"""Below it the 10th and 90th percentile are extremes by another name: the range is shown instead."""
+"""Minimum number of steps for the 10th and 90th percentile; with fewer steps they equal the extremes, so the range is
+shown.
+"""
 
 
 SLOW_STEPS = "slow_steps"
-"""The rule that says which steps the program itself makes slow."""
+"""Rule that finds the steps that the program itself makes slow."""
 
 OTHER_STEP = 1.1
-"""Times the job's step: savings of ranks whose step differs by more are shares of their own step."""
+"""Savings of ranks whose step differs from the job's by more than this factor are shares of their own step."""
 
 SKEWED = 1.25
-"""Mean over median: above it the median says too little of what the steps take."""
+"""Ratio of mean to median above which the median alone does not describe the steps."""
+
+UNLIKE = 1.5
+"""Ratio of the run's other steps to the recorded steps from which these are not representative: a profiler never
+shortens a step.
+"""
 
 
 def rank_step_times(analysis: Analysis) -> dict[int | None, StepTime]:
-    """The step time of each rank that has any; the mean of steps of which the slow ones are the program's own."""
+    """Return the step time of each rank; the mean if the program itself makes some steps slow."""
     uneven = any(rule == SLOW_STEPS for rule, _ in analysis.findings())
     windows = {window.rank: (window.duration_ns, window.steps) for window in reversed(analysis.windows)}
     ranks = dict.fromkeys([*(step.rank for step in analysis.steps), *windows])
@@ -50,35 +57,31 @@ def rank_step_times(analysis: Analysis) -> dict[int | None, StepTime]:
 
 
 def step_time(analysis: Analysis) -> StepTime | None:
-    """The step time that every report of the analysis shows; ``None`` where no step was timed."""
+    """Return the step time that every report of the analysis shows; ``None`` if no step was timed."""
     return middle(rank_step_times(analysis).values())
 
 
 def step_spread(analysis: Analysis, timed: StepTime) -> Spread | None:
-    """How far the steps spread that a step time is of; ``None`` where they were timed together."""
+    """Return the spread of the steps behind a step time; ``None`` if they were timed together."""
     if timed.of == "window":
         return None
     mine = (step for step in analysis.steps if step.rank == timed.rank and step.traced == (timed.of == "profiled"))
     return Spread.of([step.duration_ns for step in mine if not step.compiled])
 
 
-UNLIKE = 1.5
-"""Times the recorded steps that the run's other steps take: a profiler makes a step longer and not shorter."""
-
-
 class Reservation(Struct, frozen=True, kw_only=True):
-    """Why the recorded steps do not stand for the run. Times in ns."""
+    """Why the recorded steps do not represent the run. Times in ns."""
 
     why: Literal["unlike", "compiled"]
     """The other steps take longer; or the run compiled for longer than its steps took."""
     recorded_ns: float
-    """The median recorded step; of ``compiled`` the time of compiling."""
+    """Median of the recorded steps; for ``compiled``, the compile time."""
     run_ns: float
-    """The median step without a profiler; of ``compiled`` the time of all steps that were timed."""
+    """Median of the steps without a profiler; for ``compiled``, the time of all timed steps."""
 
 
 def reservations(analysis: Analysis) -> tuple[Reservation, ...]:
-    """What must be said of the run before an account of its recorded steps."""
+    """Return the reservations that a report shows before the account of the recorded steps."""
     free = [step.duration_ns for step in analysis.steps if not step.traced]
     recorded = [step.duration_ns for step in analysis.steps if step.traced and not step.compiled]
     found = []
@@ -94,26 +97,28 @@ def reservations(analysis: Analysis) -> tuple[Reservation, ...]:
 
 
 class Share(Struct, frozen=True, kw_only=True):
-    """A saving with what it is a share of. Times in ns."""
+    """A saving and its reference time, ns."""
 
     saves_ns: float
-    """At most ``of_ns``, unless it is paid once."""
+    """At most ``of_ns``, unless it is saved only once."""
     of_ns: float | None
-    """``None``: not known."""
+    """``None`` if unknown."""
     of: str
     """``'step'``, ``'step of rank 3'``, ``'run'`` or ``'span'`` of the devices; ``ONCE``: ``of_ns`` is the step."""
 
 
 class Wholes:
-    """What costs are a share of: the step time of the report; of costs over the whole, the span of the devices."""
+    """Reference times of costs: the step time of the report.
+
+    For costs over the whole recording, the span of the devices.
+    """
 
     def __init__(self, analysis: Analysis) -> None:
-        """Of an analysis' own steps and devices."""
         self._steps = rank_step_times(analysis)
         self._job = middle(self._steps.values())
         programs = analysis.estimate.programs
         self._modelled_run_ns = programs[0].estimate.step_ns.low if len(programs) == 1 else None
-        """Of the only program: the shortest run by the model, which the report shows."""
+        """Shortest modelled run of the only program, as in the report."""
         self._spans: dict[int | None, int] = {}
         for device in analysis.devices:
             self._spans[device.rank] = max(device.span_ns, self._spans.get(device.rank, 0))
@@ -121,9 +126,9 @@ class Wholes:
             self._spans[account.rank] = max(account.whole_ns, self._spans.get(account.rank, 0))
 
     def share(self, finding: Finding) -> Share | None:
-        """The saving of a finding and its whole; ``None`` where no time is known.
+        """Return the saving of a finding and its reference time; ``None`` if no time is known.
 
-        The step is that of the report, unless the ranks that pay have another one (``OTHER_STEP``).
+        The step is that of the report, unless the affected ranks have a different one (``OTHER_STEP``).
         """
         if finding.once is not None and finding.cost_ns is not None:
             time, _ = self._step(finding.ranks)
@@ -155,7 +160,7 @@ class Wholes:
 
 
 class Spread(Struct, frozen=True, kw_only=True):
-    """The middle of some durations and how far they spread: the range, or 10th to 90th percentile."""
+    """Median of some durations and their spread: the range, or the 10th to 90th percentile."""
 
     count: int
     median_ns: float
@@ -164,16 +169,16 @@ class Spread(Struct, frozen=True, kw_only=True):
     how: str
     """``'min-max'`` or ``'p10-p90'``."""
     mean_ns: float
-    """Where it is far above the median, some of them take far longer than most."""
+    """Mean of the durations; far above the median if some of them are much longer than most."""
 
     @property
     def skewed(self) -> bool:
-        """Whether the mean has to be told beside the median."""
+        """Whether the mean must be shown next to the median."""
         return self.mean_ns >= SKEWED * self.median_ns
 
     @classmethod
     def of(cls, durations_ns: Sequence[int]) -> Spread | None:
-        """``None`` if there are no durations."""
+        """Return the spread of the durations; ``None`` without durations."""
         if not durations_ns:
             return None
         low, high, how = float(min(durations_ns)), float(max(durations_ns)), "min-max"

@@ -1,9 +1,9 @@
-"""The part of recordings that the user asks for: some steps, ranks, or a stretch of time.
+"""The part of recordings that the user selects: some steps, ranks, or a range of time.
 
-Files of other ranks are not opened where a manifest or the file's name tells the rank. Of a recording the rows within
-the chosen time stay, each whole, with the calls and spans that launched them. What a step's account needs of the time
-around it (work in flight, when the device had become idle) is derived before the rest goes, so every step has the
-account that it has in the whole recording.
+Files of other ranks are not opened if a manifest or the file name has the rank. Of a recording, the rows that overlap
+the selected time are kept whole, with the calls and spans that launched them. A step's account also needs the time
+around it (work in flight, the time at which the device became idle); this is derived before the other rows are removed,
+so every step has the same account as in the whole recording.
 """
 
 from __future__ import annotations
@@ -30,17 +30,25 @@ from perfscope.model.units import format_ns
 _TIME = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s)?")
 _UNIT_NS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, None: 10**9}
 MOST_RANKS = 1_000_000
-"""A larger number is no rank."""
+"""Limit for a valid rank number."""
+
+_ON_DEVICE = ("kernels", "copies", "sync_records", "hlo_ops")
+
+_LAUNCHERS = {"kernels": ("call", "op"), "copies": ("call", "op"), "kernel_counters": ("call", "op"),
+              "sync_records": ("call",), "calls": ("parent",), "slices": ("parent",)}  # fmt: skip
+"""References whose target rows are kept; other references to a removed row become missing."""
+
+_SAMPLED = ("counters", "memory", "samples")
 
 
 class Selection(Struct, frozen=True, kw_only=True):
-    """What the user asks for; ``None``: all. It is sent to other processes."""
+    """The user's selection; ``None`` selects everything. It is sent to other processes."""
 
     steps: tuple[int, int | None] | None = None
-    """Numbers of the first step and of the one after the last."""
+    """Number of the first step, and one more than the last."""
     ranks: frozenset[int] | None = None
     time_ns: tuple[int, int | None] | None = None
-    """From and until, counted from the first event of each recording."""
+    """Begin and end, relative to the first event of each recording, ns."""
 
     @property
     def of_time(self) -> bool:
@@ -52,9 +60,9 @@ EVERYTHING = Selection()
 
 
 def parse_selection(steps: str | None, ranks: str | None, time: str | None) -> Selection:
-    """The values of ``--steps``, ``--ranks`` and ``--time``. ``UsageError`` for one that says nothing."""
+    """Parse ``--steps``, ``--ranks`` and ``--time``. ``UsageError`` for invalid values."""
     if steps is not None and time is not None:
-        raise UsageError("--steps and --time: both choose a stretch of time; give one")
+        raise UsageError("--steps and --time: both select a range of time; give one of them")
     return Selection(steps=_parse_steps(steps), ranks=_parse_ranks(ranks), time_ns=_parse_time(time))
 
 
@@ -63,10 +71,10 @@ def _parse_steps(text: str | None) -> tuple[int, int | None] | None:
         return None
     first, colon, end = text.partition(":")
     if not colon or not re.fullmatch(r"\d*", first + end, re.ASCII) or not first + end:
-        raise UsageError(f"--steps {text}: give A:B, two step numbers, B not included, such as 20:25, 20: or :25")
+        raise UsageError(f"--steps {text}: give A:B, two step numbers, B excluded, such as 20:25, 20: or :25")
     steps = (int(first or 0), int(end) if end else None)
     if steps[1] is not None and steps[1] <= steps[0]:
-        raise UsageError(f"--steps {text}: no step; B is not included and must be above A")
+        raise UsageError(f"--steps {text}: selects no step; B is excluded and must be greater than A")
     return steps
 
 
@@ -96,27 +104,27 @@ def _parse_time(text: str | None) -> tuple[int, int | None] | None:
         raise UsageError(f"--time {text}: give A:B from the start of the recording, such as 1.2s:1.5s, 300ms: or :2s")
     low, high = (None if match is None else round(float(match[1]) * _UNIT_NS[match[2]]) for match in matches)
     if high is not None and high <= (low or 0):
-        raise UsageError(f"--time {text}: no time; B must be after A")
+        raise UsageError(f"--time {text}: selects no time; B must be after A")
     return low or 0, high
 
 
 def load_selected(path: str | Path, selection: Selection) -> Loaded:
-    """As ``load_path``, with the part that is asked for. ``DataError`` as ``part_of``."""
+    """Load a path like ``load_path``, reduced to the selection. ``DataError`` as in ``part_of``."""
     loaded = load_paths([path], selection.ranks)
     results = tuple(replace(result, trace=part_of(result.trace, selection)) for result in loaded.results)
     return replace(loaded, results=results)
 
 
 def part_of(trace: Trace, selection: Selection) -> Trace:
-    """The steps or the stretch of time of a trace that is asked for; itself where all is.
+    """Return the selected steps or time range of a trace; the trace itself if everything is selected.
 
-    ``DataError``: the recording has no such step or nothing in that time. Compile logs, memory snapshots
-    and a second recording of the same run stay whole.
+    ``DataError`` if the recording has no such step or nothing in that time. The recording of the details, compile
+    logs and memory snapshots are kept whole.
     """
     if not selection.of_time:
         return trace
     if trace.source.events_only or not trace.fact(account_windows).whole_ns:
-        raise DataError(f"{trace.source.path}: no times in it: --steps and --time choose nothing")
+        raise DataError(f"{trace.source.path}: it has no times, so --steps and --time cannot be used")
     chosen = _chosen_windows(trace, selection)
     rows = _cut(trace, chosen)
     if not any(len(rows[name]) for name in ("slices", "calls", "kernels", "copies", "hlo_ops", "memory", "samples")):
@@ -128,13 +136,13 @@ def part_of(trace: Trace, selection: Selection) -> Trace:
 
 
 class _Chosen(Struct, frozen=True, kw_only=True):
-    """What is chosen of a trace. Times in ns on its clock; steps that do not wait for their work have two ranges."""
+    """The selected part of a trace. Times in ns on its clock; steps that do not wait for their work have two ranges."""
 
     numbers: frozenset[int]
     host: tuple[int, int]
     device: tuple[int, int]
     windows: Windows
-    """What the account is of."""
+    """Windows of the account."""
 
     @property
     def low(self) -> int:
@@ -166,7 +174,9 @@ def _chosen_windows(trace: Trace, selection: Selection) -> _Chosen:
     first, end = selection.time_ns or (0, None)
     low, high = begin + first, finish if end is None else min(begin + end, finish)
     if low >= high:
-        raise DataError(f"{trace.source.path}: the recording ends after {format_ns(finish - begin)}: nothing to judge")
+        raise DataError(
+            f"{trace.source.path}: the recording ends after {format_ns(finish - begin)}: nothing to analyze"
+        )
     inside = (windows.starts >= low) & (windows.ends <= high) if len(numbers) else np.zeros(0, bool)
     stretch = Windows(starts=np.array([low], np.int64), ends=np.array([high], np.int64), numbers=())
     mine = _taken(windows, inside) if inside.any() else stretch
@@ -184,18 +194,11 @@ def _range(first: int, end: int | None) -> str:
 
 def _steps_there(numbers: Int64) -> str:
     if not len(numbers):
-        return "the recording shows no steps; --time chooses a stretch of time"
-    return f"recorded are steps {int(numbers.min()):,} to {int(numbers.max()):,}"
+        return "the recording has no steps; --time selects a range of time"
+    return f"the recording has steps {int(numbers.min()):,} to {int(numbers.max()):,}"
 
 
-# The rows of the part. Kept are those that overlap it, and the calls and spans outside that launched or enclose them.
-
-
-_ON_DEVICE = ("kernels", "copies", "sync_records", "hlo_ops")
-_LAUNCHERS = {"kernels": ("call", "op"), "copies": ("call", "op"), "kernel_counters": ("call", "op"),
-              "sync_records": ("call",), "calls": ("parent",), "slices": ("parent",)}  # fmt: skip
-"""References whose targets stay; another one to a row that goes is missing."""
-_SAMPLED = ("counters", "memory", "samples")
+# The kept rows: those that overlap the part, and the calls and spans outside that launched or enclose them.
 
 
 def _cut(trace: Trace, chosen: _Chosen) -> dict[str, Rows]:
@@ -209,7 +212,7 @@ def _cut(trace: Trace, chosen: _Chosen) -> dict[str, Rows]:
     steps = rows["steps"]
     keep["steps"] = np.isin(steps["number"], list(chosen.numbers))
     keep["collectives"] = _collectives(rows, keep, chosen.host[0])
-    keep["kernel_counters"] = _pointed(keep["calls"], rows["kernel_counters"]["call"])  # they have no time
+    keep["kernel_counters"] = _pointed(keep["calls"], rows["kernel_counters"]["call"])  # these have no time
     for name in ("kernels", "copies", "kernel_counters", "sync_records", "calls", "slices"):
         for column in _LAUNCHERS[name]:
             _keep_targets(rows[name], column, keep[name], keep)
@@ -219,7 +222,10 @@ def _cut(trace: Trace, chosen: _Chosen) -> dict[str, Rows]:
 
 
 def _collectives(rows: dict[str, Rows], keep: dict[str, np.ndarray], low: int) -> np.ndarray:
-    """Those launched in the part, too: ranks count them from the first on, so all begin with the same one."""
+    """Return the mask of collectives.
+
+    Those launched in the part are included, so that all ranks start counting at the same one.
+    """
     kernels, slices, collectives = rows["kernels"], rows["slices"], rows["collectives"]
     call = kernels["call"]
     launched = np.ones(len(kernels), bool)
@@ -242,7 +248,7 @@ def _within(times: np.ndarray, low: int, high: int) -> np.ndarray:
 
 
 def _pointed(mask: np.ndarray, references: np.ndarray) -> np.ndarray:
-    """Whether the row that each of ``references`` names is in ``mask``."""
+    """Return the mask of references whose target is in ``mask``."""
     result = np.zeros(len(references), bool)
     known = references != MISSING
     result[known] = mask[references[known]]
@@ -250,7 +256,7 @@ def _pointed(mask: np.ndarray, references: np.ndarray) -> np.ndarray:
 
 
 def _keep_targets(rows: Rows, column: str, mask: np.ndarray, keep: dict[str, np.ndarray]) -> None:
-    """Keep what kept rows point at; of spans within one table up to the outermost."""
+    """Keep the rows that kept rows refer to; for parents in the same table, up to the outermost."""
     target = rows.table.column(column).refers
     assert target is not None
     added = np.flatnonzero(mask)
@@ -275,7 +281,10 @@ def _moved(rows: Rows, places: dict[str, Int64]) -> Rows:
 
 
 def _with_blocks_before(memory: Rows, low: int) -> Rows:
-    """Blocks that were allocated before ``low`` and are not free then as held before, at the first event from there."""
+    """Return the memory events.
+
+    Blocks allocated before ``low`` and not freed until then count as held at the first event.
+    """
     later = np.flatnonzero(memory["time_ns"] >= low)
     early = np.flatnonzero((memory["time_ns"] < low) & (memory["address"] != 0)
                            & np.isin(memory["action"], (MemoryAction.ALLOCATE, MemoryAction.FREE,
@@ -296,7 +305,7 @@ def _with_blocks_before(memory: Rows, low: int) -> Rows:
 
 
 def _facts_of_part(trace: Trace, chosen: _Chosen) -> dict[Any, Any]:
-    """What is known of the part from the rest of the recording."""
+    """Return the facts of the part that need the rest of the recording."""
     steps, work = trace.fact(step_windows), trace.fact(steps_work)
     here = np.isin(steps.numbers, list(chosen.numbers))
     if work is not None:
@@ -309,7 +318,7 @@ def _facts_of_part(trace: Trace, chosen: _Chosen) -> dict[Any, Any]:
         main_thread: trace.fact(main_thread),
         span: (chosen.low, chosen.high),
     }
-    if chosen.numbers:  # a stretch between or within steps has an account of its own
+    if chosen.numbers:  # a range between or within steps has its own account
         inside = union([chosen.device[0]], [chosen.device[1]])
         facts[cause_intervals] = {
             device: {cause: intersection(spans, inside) for cause, spans in parts.items()}
@@ -324,7 +333,7 @@ def _stretch(trace: Trace, chosen: _Chosen) -> str:
 
 
 def _in_words(trace: Trace, chosen: _Chosen) -> str:
-    """``'steps 20 to 24 of the recorded 0 to 99 (1.20 s to 1.50 s of 6.00 s)'``."""
+    """Return, for example, ``'steps 20 to 24 of the recorded 0 to 99 (1.20 s to 1.50 s of 6.00 s)'``."""
     numbers, recorded = sorted(chosen.numbers), trace.fact(account_windows).numbers
     if not numbers:
         return _stretch(trace, chosen)

@@ -1,8 +1,8 @@
-"""Captures of programs that did work of known amount, every count compared (`perfscope doctor --self-test`).
+"""Captures of programs with a known amount of work, compared count by count (`perfscope doctor --self-test`).
 
-A program (``perfscope.workloads.known`` and its JAX counterpart) writes down what it did and when. The capture must
-show exactly that: its operations, the moments of its steps, its memory, its reads and copies; and the rules must find
-the planted defects at their lines and nothing in the twin without them.
+A program (``perfscope.workloads.known`` and its JAX counterpart) logs its work with times. The capture must match
+exactly: operations, step times, memory, reads and copies. The rules must find the planted defects at their lines, and
+must find nothing in the variant without defects.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     from perfscope.model.trace import Trace
 
 CLOCK_NS = 500_000
-"""How far the clock of a trace may be from the program's. Kineto and XLA convert time stamps to within microseconds;
-a step of the programs takes 10 ms and more, so a wrong unit or offset is far beyond it."""
+"""Largest allowed difference between the clocks of trace and program. Kineto and XLA convert time stamps to within
+microseconds; a step of the programs takes at least 10 ms, so a wrong unit or offset far exceeds the limit.
+"""
 PLANTED = "# planted: "
 TRACED_STEPS = 3
-"""What the timing pass records by default."""
+"""Number of steps that the timing pass records by default."""
 
 
 class Captured(Struct, frozen=True, kw_only=True):
@@ -38,7 +39,7 @@ class Captured(Struct, frozen=True, kw_only=True):
 
 
 def judge(planted: Captured, twin: Captured) -> list[Check]:
-    """What was captured of a program and of its twin, compared with what they did."""
+    """Compare the captures of a program and its variant without defects with their logs."""
     from perfscope.analyzers.engine import analyze
     from perfscope.analyzers.readers.load import load_one
 
@@ -67,7 +68,7 @@ def judge(planted: Captured, twin: Captured) -> list[Check]:
 
 
 class Seen(Struct, frozen=True):
-    """One quantity: what the program did, and what the capture shows."""
+    """One quantity: the program's value, and the value in the capture."""
 
     what: str
     done: object
@@ -77,13 +78,13 @@ class Seen(Struct, frozen=True):
 def _check(name: str, rows: list[Seen]) -> Check:
     wrong = [row for row in rows if row.done != row.shown]
     if wrong:
-        text = "; ".join(f"{row.what}: {row.shown} where {row.done} is right" for row in wrong)
+        text = "; ".join(f"{row.what}: {row.shown} instead of {row.done}" for row in wrong)
         return Check(name=name, status="problem", text=text)
     return Check(name=name, status="ok", text=", ".join(f"{row.what} {row.done}" for row in rows))
 
 
 def _captured(truth: dict[str, Any], trace: Trace, process: Process) -> Iterator[Seen]:
-    """Steps, passes, and the operations of the traced steps."""
+    """Yield steps, passes, and the operations of the traced steps."""
     yield Seen("steps of the program", len(truth["moments"]), process.steps_seen)
     missing = sorted(one.pass_name for one in process.captures if one.state != "recorded")
     yield Seen("passes without a recording", 0, ", ".join(missing) or 0)
@@ -103,7 +104,7 @@ def _captured(truth: dict[str, Any], trace: Trace, process: Process) -> Iterator
 
 
 def _clocks(truth: dict[str, Any], trace: Trace) -> Iterator[Seen]:
-    """Every traced step holds the program's own interval of it, and ends before the program begins the next."""
+    """Check that each traced step contains the program's own interval and ends before the next step of the program."""
     steps, moments = trace.rows["steps"], truth["moments"]
     wrong = 0
     for number, start, end in zip(*(steps[name].tolist() for name in ("number", "start_ns", "end_ns")), strict=True):
@@ -115,7 +116,7 @@ def _clocks(truth: dict[str, Any], trace: Trace) -> Iterator[Seen]:
             before["end_ns"] - CLOCK_NS <= start <= moment["begin_ns"] + CLOCK_NS
             and moment["end_ns"] - CLOCK_NS <= end <= behind["begin_ns"] + CLOCK_NS
         )
-    yield Seen("steps at another time than the program's", 0, wrong)
+    yield Seen("steps at a wrong time", 0, wrong)
     slices = trace.rows["slices"]
     sleeps = _slices(trace, "self_test.sleep")
     yield Seen("sleeps", TRACED_STEPS, len(sleeps))
@@ -129,11 +130,11 @@ def _clocks(truth: dict[str, Any], trace: Trace) -> Iterator[Seen]:
         )
         for row in sleeps
     ]
-    yield Seen("sleeps at another time than the program's", 0, within.count(False))
+    yield Seen("sleeps at a wrong time", 0, within.count(False))
 
 
 def _memory(truth: dict[str, Any], trace: Trace) -> Iterator[Seen]:
-    """Torch: the blocks of a step, byte by byte. JAX: what the compiled program needs."""
+    """Check memory. Torch: the blocks of a step in bytes. JAX: the needs of the compiled program."""
     if truth["framework"] == "jax":
         from perfscope.analyzers.hlo.buffers import peak_bytes
 
@@ -159,7 +160,7 @@ def _memory(truth: dict[str, Any], trace: Trace) -> Iterator[Seen]:
 
 
 def _syncs(truth: dict[str, Any], trace: Trace) -> Iterator[Seen]:
-    """Reads of values by the host."""
+    """Check reads of values by the host."""
     expected = truth["reads"] * TRACED_STEPS
     if truth["framework"] == "jax":
         numbers = set(trace.rows["steps"]["number"].tolist())
@@ -177,7 +178,7 @@ def _syncs(truth: dict[str, Any], trace: Trace) -> Iterator[Seen]:
 
 
 def _copies(truth: dict[str, Any], trace: Trace) -> Iterator[Seen]:
-    """Copies and their bytes: on a GPU those of the device, else the operations that copy."""
+    """Check copies and their bytes: on a GPU copies of the device, else operations that copy."""
     from perfscope.model.trace.tables import CopyKind
 
     if truth["framework"] == "jax":
@@ -197,13 +198,13 @@ def _copies(truth: dict[str, Any], trace: Trace) -> Iterator[Seen]:
     yield Seen("copies", truth["copies"] * TRACED_STEPS, len(_slices(trace, "aten::copy_")))
     detail = trace.detail or trace
     shapes = [detail.text(int(detail.rows["slices"]["shapes"][row])) for row in _slices(detail, "aten::copy_")]
-    # of bytes, so the elements are the bytes
+    # byte elements, so the number of elements is the number of bytes
     moved = sum(int(json.loads(shape)[0][0]) for shape in shapes if shape)
     yield Seen("bytes copied in a step", truth["copies"] * truth["copy_bytes"], moved)
 
 
 def _rules(truth: dict[str, Any], planted: Analysis, twin: Analysis) -> Iterator[Seen]:
-    """The planted defects at their lines, and none of them in the twin."""
+    """Check that planted defects are found at their lines, and not in the variant without defects."""
     # the line of a sleep comes from sampled stacks, and a short program has few samples
     yield Seen("host_bound", "flagged", _status_of(planted, "host_bound"))
     rules: tuple[str, ...] = ("host_sync",)
@@ -212,11 +213,14 @@ def _rules(truth: dict[str, Any], planted: Analysis, twin: Analysis) -> Iterator
     for rule in rules:
         line = _planted_line(Path(truth["file"]), rule)
         yield Seen(f"{rule} at line", line, _lines_of(planted, rule, line))
-        yield Seen(f"{rule} there in the twin", "clean", _lines_of(twin, rule, line))
+        yield Seen(f"{rule} in the variant without defects", "clean", _lines_of(twin, rule, line))
 
 
 def _lines_of(analysis: Analysis, rule: str, line: int) -> int | str:
-    """The line if the rule flags it, else ``clean``. A loaded machine may add findings at other lines."""
+    """Return the line if the rule flags it, else ``clean``.
+
+    Findings at other lines, due to machine load, are ignored.
+    """
     (outcome,) = (outcome for outcome in analysis.outcomes if outcome.rule == rule)
     if outcome.status == "abstained":
         return "not evaluated"
@@ -233,7 +237,7 @@ def _planted_line(file: Path, rule: str) -> int:
 
 
 def _slices(trace: Trace, name: str) -> list[int]:
-    """Rows of the host spans of a name inside the recorded steps."""
+    """Return the rows of the host spans with this name inside the recorded steps."""
     slices, steps = trace.rows["slices"], trace.rows["steps"]
     return [
         row
@@ -243,7 +247,7 @@ def _slices(trace: Trace, name: str) -> list[int]:
 
 
 def _executions(trace: Trace, module: str) -> int:
-    """Runs of a compiled program: its most frequent instruction runs once in each."""
+    """Count the runs of a compiled program: its most frequent instruction runs once per run."""
     rows = trace.rows["hlo_ops"]
     names = [trace.text(code) for code in rows["name"].tolist()]
     modules = [trace.text(code) for code in rows["module"].tolist()]

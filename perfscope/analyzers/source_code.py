@@ -1,9 +1,9 @@
-"""The code that findings name: the line itself for reports, and the comments that silence a finding.
+"""Source code at the places of findings: the excerpt for reports, and comments that silence a finding.
 
-A line is shown where its file can be read here and was last changed before the recording, so that it is the line that
-ran. ``# perfscope: ignore[host_sync] printed on purpose`` at the end of the line that a finding names silences that
-rule there; several rules are separated by commas. A path of the configuration silences all findings in its files. A
-silenced finding stays in its outcome, with the reason.
+A line is shown if its file is readable here and was last changed before the recording, so that it is the line that ran.
+``# perfscope: ignore[host_sync] printed on purpose`` at the end of a finding's line silences that rule there; several
+rules are separated by commas. A path in the configuration silences all findings in its files. A silenced finding stays
+in its outcome, with the reason.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ COMMENT = re.compile(r"#\s*perfscope:\s*ignore\[([A-Za-z0-9_\-,\s]+)\](.*)")
 NO_REASON = "no reason given"
 
 MOST_FILE_BYTES = 4 << 20
-"""Of a source file: what is larger was written by a program."""
+"""Maximum size of a source file; larger files are generated."""
 
 
 AROUND = 2
-"""Lines before and after that of the finding."""
+"""Number of lines before and after the finding's line."""
 
 
 def with_code(
     outcomes: Sequence[Outcome], sources: Sequence[str] = (), ignore: Sequence[str] = ()
 ) -> tuple[Outcome, ...]:
-    """Return the outcomes with the excerpt and the line of the fix at each finding, and why it is silenced, if it is.
+    """Return the outcomes with an excerpt, the line of the fix, and the reason for silencing at each finding.
 
-    ``sources``: paths of the recordings; a relative path of a finding is looked up in the working directory and
-    beside the folder of runs that a recording lies in. ``ignore``: patterns as ``third_party/*``.
+    ``sources``: paths of the recordings; a relative path of a finding is searched in the working directory and next to
+    the folder of runs that contains a recording. ``ignore``: patterns such as ``third_party/*``.
     """
     code = _Code(sources)
     return tuple(
@@ -61,7 +61,7 @@ def with_code(
 
 
 def excerpts(places: Iterable[str], sources: Sequence[str]) -> dict[str, Excerpt]:
-    """Of places as ``train.py:88`` the code there, where it can be shown (see `_Code.excerpt`)."""
+    """Return the code at places such as ``train.py:88``, if it can be shown (see `_Code.excerpt`)."""
     code = _Code(sources)
     result = {}
     for place in places:
@@ -86,7 +86,7 @@ def _reason(rule: str, finding: Finding, code: _Code, ignore: Sequence[str]) -> 
 
 
 def _matches(file: str, pattern: str) -> bool:
-    """Whether the path, or its end from any folder on, matches; a pattern of a folder matches all in it."""
+    """Whether the path or a trailing part of it matches; a pattern of a folder matches all files in it."""
     parts = PurePath(file).parts
     ends = ["/".join(parts[index:]) for index in range(len(parts))]
     wanted = pattern.rstrip("/")
@@ -104,14 +104,15 @@ class _Code:
         self._scripts = [folder for source in sources if (folder := _script_folder(Path(source))) is not None]
 
     def line(self, file: str, line: int) -> str:
-        """A line, numbered from 1; ``""`` where there is no such file or line."""
+        """Return a line, numbered from 1; ``""`` if the file or line does not exist."""
         known = self._file(file)
         return known.lines[line - 1] if known is not None and 0 < line <= len(known.lines) else ""
 
     def excerpt(self, where: Where) -> Excerpt | None:
-        """The line and those around it; ``None`` where it cannot be read, or its file is newer than the recording.
+        """Return the line and its neighbours; ``None`` if the file is unreadable or newer than the recording.
 
-        Nor of a file outside these folders: a recording is untrusted and names any path, and reports are passed on.
+        Also ``None`` for a file outside these folders, because an untrusted recording can name any path and reports are
+        shared.
         """
         if where.file is None or where.line is None:
             return None
@@ -127,7 +128,7 @@ class _Code:
         return Excerpt(path=known.path, first=first, lines=known.lines[first - 1 : where.line + AROUND])
 
     def recorded_text(self, file: str) -> str:
-        """The text of a file that was last changed before the recording; ``''`` where it cannot be read."""
+        """Return the text of a file that was last changed before the recording; ``''`` if it is unreadable."""
         beside = (_read(folder, file) for folder in self._scripts if file.endswith(".py"))
         known = self._file(file) or next(filter(None, beside), None)
         return "" if known is None or known.changed_s > self._recorded_s else "\n".join(known.lines)
@@ -148,7 +149,7 @@ class _File(Struct, frozen=True):
 
 
 def _script_folder(run: Path) -> Path | None:
-    """The folder of the program that a run is of; ``None``: not a run, or not known."""
+    """Return the folder of the program of a run; ``None`` if ``run`` is not a run or the folder is unknown."""
     try:
         script = json.loads((run / RUN_FILE).read_text(encoding="utf-8"))["script"]
         return Path(run.absolute().parent.parent, script).parent
@@ -169,7 +170,10 @@ def _read(folder: Path, name: str) -> _File | None:
 
 
 def _changed_s(path: str) -> float:
-    """When a recording was written; of a folder its newest file directly in it. 0 where that is not known."""
+    """Return the time at which a recording was written; for a folder, that of the newest file directly in it.
+
+    0 if unknown.
+    """
     try:
         place = Path(path)
         return max(

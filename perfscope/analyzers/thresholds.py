@@ -1,4 +1,4 @@
-"""Thresholds of rules: the documented numeric constants of a rule's file, and other values for them."""
+"""Thresholds of rules: the documented numeric constants of a rule's file, and overrides for them."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from perfscope.analyzers.registry import load_rule
 from perfscope.model.finding import Rule
 
 Thresholds = Mapping[str, Mapping[str, float]]
-"""Values by rule and name of the threshold."""
+"""Rule -> name of the threshold -> value."""
 
 
 class Threshold(Struct, frozen=True):
-    """A named constant that decides whether a rule finds something."""
+    """A named constant that determines whether a rule has a finding."""
 
     name: str
     written: str
-    """The value as the file has it: ``0.05``, ``1 << 20``, or the name of a constant that rules share."""
+    """Value as written in the file: ``0.05``, ``1 << 20``, or the name of a constant that several rules use."""
     reason: str
-    """Why it has this value."""
+    """Reason for this value."""
     value: float | None = None
-    """What it is now; ``None`` where only the file was read."""
+    """Current value; ``None`` if only the file was read."""
 
 
 def thresholds_of(rule: Rule) -> tuple[Threshold, ...]:
-    """The thresholds of a rule with their values, in the order of its file."""
+    """Return the thresholds of a rule with their values, in the order of its file."""
     module = importlib.import_module(rule.check.__module__)
     origin = getattr(module, "__file__", None)
     source = "" if origin is None else Path(origin).read_text(encoding="utf-8")
@@ -42,7 +42,7 @@ def thresholds_of(rule: Rule) -> tuple[Threshold, ...]:
 
 @contextmanager
 def changed(values: Thresholds) -> Iterator[None]:
-    """While this is open the rules judge with other thresholds; names that a rule has are not checked again."""
+    """Context manager in which rules use other thresholds; the names are not checked again."""
     modules = {rule: importlib.import_module(load_rule(rule).check.__module__) for rule in values}
     previous = [(modules[rule], name, getattr(modules[rule], name)) for rule in values for name in values[rule]]
     try:
@@ -56,7 +56,7 @@ def changed(values: Thresholds) -> Iterator[None]:
 
 
 def thresholds_in(source: str) -> tuple[Threshold, ...]:
-    """Public numeric constants with a docstring, in the order of the file."""
+    """Return the public numeric constants with a docstring, in the order of the file."""
     return tuple(
         Threshold(name, ast.get_source_segment(source, value) or ast.unparse(value), reason)
         for name, value, reason in constants(ast.parse(source))
@@ -65,7 +65,7 @@ def thresholds_in(source: str) -> tuple[Threshold, ...]:
 
 
 def constants(tree: ast.Module) -> Iterator[tuple[str, ast.expr, str]]:
-    """Name, value and docstring (or ``''``) of every public constant."""
+    """Yield name, value and docstring (or ``''``) of every public constant."""
     for statement, after in zip_longest(tree.body, tree.body[1:]):
         if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
             name, value = statement.targets[0].id, statement.value
@@ -78,7 +78,7 @@ def constants(tree: ast.Module) -> Iterator[tuple[str, ast.expr, str]]:
 
 
 def _is_number(value: ast.expr) -> bool:
-    """A number, a name that stands for one, or arithmetic of them; not a table of words."""
+    """Whether the expression is a number, a name of one, or arithmetic with numbers; False for a table of words."""
     if isinstance(value, ast.BinOp):
         return _is_number(value.left) and _is_number(value.right)
     return isinstance(value, ast.Name) or (isinstance(value, ast.Constant) and isinstance(value.value, int | float))

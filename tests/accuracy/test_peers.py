@@ -82,7 +82,7 @@ def test_kernels_and_copies_of_an_mtia(peers: Path) -> None:
     assert Counter(map(CopyKind, copies["kind"].tolist())) == directions
     assert int(copies["bytes"].sum()) == 6_555_763_456
     products = analyze([trace], rules=["full_precision_matmul"])["full_precision_matmul"]
-    assert "fc-dtype_Float do not tell in which precision" in (products.reason or "")
+    assert "fc-dtype_Float lack the precision" in (products.reason or "")
 
 
 GOLDEN_STEPS_US = {

@@ -93,7 +93,7 @@ def test_a_sharded_function(tmp_path: Path) -> None:
 
 def test_no_such_target() -> None:
 
-    with pytest.raises(UsageError, match="no such device"):
+    with pytest.raises(UsageError, match="unknown device"):
         perfscope.compile_for(len, target="h1000")
 
 

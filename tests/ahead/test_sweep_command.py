@@ -84,7 +84,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["--sweep", "n"], "write NAME=VALUES"),
         (["--sweep", "n=1..9/0"], "must rise"),
         (["--sweep", "target=h100,h1000"], "did you mean h100"),
-        (["--sweep", "memory=40"], "it may be 1 MiB"),
+        (["--sweep", "memory=40"], "must be from 1 MiB"),
         (["--sweep", "n=1..100/1", "--sweep", "m=1..9/1"], "more than 64 values"),
         (["--sweep", "n=128", "--fail-on", "high"], "--fail-on"),
         (["--fit", "act=tanh,gelu"], "only whole numbers"),

@@ -177,7 +177,7 @@ def test_a_folder_of_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         (["{folder}/broken"], 4, "perfscope: {folder}/broken: cut off\n"),
         (["{folder}/t.json", "{folder}/broken"], 4, "perfscope: {folder}/broken: cut off\n"),
         (["{folder}/text"], 4, "perfscope: {folder}/text: text; perfscope reads: fake\n"),
-        (["{folder}/t.json", "--rule", "x"], 2, "perfscope: x: no such rule; `perfscope rules` lists them\n"),
+        (["{folder}/t.json", "--rule", "x"], 2, "perfscope: x: unknown rule; `perfscope rules` lists them\n"),
         (["{folder}/t.json", "-o", "{folder}/no/r.json"], 4,
          "perfscope: {folder}/no/r.json: cannot be written: no such file or directory\n"),
         (["{folder}/t.json", "-o", "{folder}/r.json"], 4,

@@ -57,16 +57,16 @@ def test_it_holds_in_the_processes_that_judge_many_ranks(project: Path, capsys: 
     ("text", "hint"),
     [
         ("[tool.perfscope]\nfail_onn = 'low'", "did you mean fail-on?"),
-        ("[tool.perfscope]\nfail-on = 'worst'", "is none of low, medium, high"),
-        ("[tool.perfscope]\nignore = 'a'", "is not a list of texts"),
-        ("[tool.perfscope]\ndevice = 3", "is not a text"),
+        ("[tool.perfscope]\nfail-on = 'worst'", "must be one of low, medium, high"),
+        ("[tool.perfscope]\nignore = 'a'", "must be a list of strings"),
+        ("[tool.perfscope]\ndevice = 3", "must be a string"),
         ("[tool.perfscope.rules.host_bond]\noff = 'x'", "did you mean host_bound"),
-        ("[tool.perfscope.rules.host_sync]\noff = true", "is not the reason, as text"),
+        ("[tool.perfscope.rules.host_sync]\noff = true", "must be a string: the reason"),
         ("[tool.perfscope.rules.host_sync]\nIDLE_SHAR = 1", "did you mean IDLE_SHARE"),
-        ("[tool.perfscope.rules.host_sync]\nIDLE_SHARE = 'x'", "is not a number of 0 or more"),
+        ("[tool.perfscope.rules.host_sync]\nIDLE_SHARE = 'x'", "must be a number of at least 0"),
         ("[tool.perfscope.rules]\nhost_sync = 'off'", "is not a table"),
         ("[tool]\nperfscope = 3", "is not a table"),
-        ("[tool.perfscope", "no TOML"),
+        ("[tool.perfscope", "invalid TOML"),
     ],
 )
 def test_a_mistake_is_one_line(project: Path, text: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:

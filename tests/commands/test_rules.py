@@ -80,7 +80,7 @@ def test_the_real_rules_have_a_page_each(monkeypatch: pytest.MonkeyPatch, capsys
 @pytest.mark.parametrize("name", ["hostwait", "host_wiat", "wait"])
 def test_a_rule_that_is_misspelled(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["explain", name]) == 2
-    assert capsys.readouterr() == ("", f"perfscope: {name}: no such rule; did you mean host_wait?\n")
+    assert capsys.readouterr() == ("", f"perfscope: {name}: unknown rule; did you mean host_wait?\n")
 
 
 def test_paragraphs_are_filled_and_code_and_lists_keep_their_lines() -> None:

@@ -380,7 +380,7 @@ def test_a_machine_that_others_use_is_told() -> None:
         return JUDGE.result(Pairs(calibration=CALIBRATION, measured=found, confirming=())).remarks
 
     (said,) = remarks(0.5)
-    assert said.startswith("other programs used 50% of the processors' time meanwhile")
+    assert said.startswith("other programs used 50% of the processors' time")
     assert remarks(0.1) == ()
 
 

@@ -170,7 +170,7 @@ def test_a_run_that_recorded_nothing_keeps_its_steps(tmp_path: Path) -> None:
             file.unlink()
     record = record_of(run)
     assert [one.name for one in record.metrics] == ["step time"]
-    assert "nothing recorded that can be read" in record.notes[-1]
+    assert "no readable recording" in record.notes[-1]
     assert record.kind == "no recording"
 
 

@@ -106,7 +106,7 @@ def test_an_all_reduce_that_was_added_is_named_with_its_line(tmp_path: Path) -> 
     }  # fmt: skip
     assert row.said[0] == "the device waits for it: no kernel can run beside it"
     assert found.gates(("blocking-collectives",)) == (
-        "blocking-collectives: 1 collective blocks and did not: train.py:41",
+        "blocking-collectives: 1 collective blocks now: train.py:41",
     )  # fmt: skip
     back = compare_jobs(tmp_path, new, BUCKETS)
     assert (only_row(back).change, only_row(back).is_worse, failed(back)) == ("collective gone", False, [])
@@ -191,11 +191,11 @@ def test_buckets_that_are_cut_otherwise_beside_them(tmp_path: Path) -> None:
 def test_a_program_that_failed_is_named(tmp_path: Path) -> None:
     whole, part = job(tmp_path / "base", *BUCKETS), job(tmp_path / "head", *BUCKETS[:1], failure="it raised")
     found = compare([whole], [part])
-    assert only_program(found).notes[0].startswith("head failed while it was planned: ")
+    assert only_program(found).notes[0].startswith("planning of head failed: ")
     assert (only_program(found).rows, only_program(found).totals, only_program(found).identical) == ((), {}, False)
     assert found.headline != "improvement"
     assert {(lost.reason, lost.sides) for lost in found.not_looked} >= {
-        ("the program failed while it was planned", ("head",))
+        ("the planning of the program failed", ("head",))
     }
     assert [gate.partition(":")[0] for gate in found.gates(("programs",))] == ["programs"]
     mended = compare([part], [whole])
@@ -210,7 +210,7 @@ def test_gathers_that_lost_what_ran_beside_them(tmp_path: Path) -> None:
     assert set(row.amounts) == {PLAN_BLOCKED, PLAN_BLOCKED_WIRE}
     assert row.said[0] == "the device waits for 4 of them: no kernel can run beside it"
     assert found.gates(("blocking-collectives",)) == (
-        "blocking-collectives: 4 collectives block and did not: train.py:20",
+        "blocking-collectives: 4 collectives block now: train.py:20",
     )  # fmt: skip
     back = compare_jobs(tmp_path, late, GATHERS)
     assert (only_row(back).change, back.headline) == ("collective no longer blocks", "improvement")

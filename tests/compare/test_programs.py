@@ -121,7 +121,7 @@ class TestCollectives:
         ("head", "why"),
         [
             (gathers(sync=True), "marked synchronous"),
-            (gathers(beside=False), "nothing scheduled beside it"),
+            (gathers(beside=False), "nothing scheduled between start and done"),
         ],
     )
     def test_it_blocks_now(self, head: HloModule, why: str) -> None:
@@ -296,7 +296,7 @@ class TestMet:
 
     def test_a_collective_that_blocks_now(self) -> None:
         assert compared(gathers(), gathers(sync=True), "h100x8").gates(("programs",)) == (
-            "blocking-collectives: 1 collective blocks and did not: model.py:20",
+            "blocking-collectives: 1 collective blocks now: model.py:20",
         )
         assert compared(gathers(sync=True), gathers(sync=True), "h100x8").gates(("programs",)) == ()
 

@@ -137,7 +137,7 @@ def test_clean_needs_every_rank_to_be_looked_at(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_unknown_rules_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"no_such: no such rule"):
+    with pytest.raises(UsageError, match=r"no_such: unknown rule"):
         analyze(trace(), rules=["no_such"])
 
 

@@ -47,7 +47,7 @@ def test_a_module_without_donation_has_none() -> None:
 
 def test_what_is_no_alias_is_refused_in_one_line() -> None:
     head = "HloModule m, input_output_alias={ {0}: 5 }"
-    with pytest.raises(DataError, match=r"m\.txt: line 5: donated parameters") as refused:
+    with pytest.raises(DataError, match=r"m\.txt: line 5: invalid donated parameters") as refused:
         module_of([head, *PROGRAM.splitlines()], "m.txt")
     assert "\n" not in str(refused.value)
 

@@ -122,7 +122,7 @@ def test_tensors_that_the_allocator_does_not_count_are_added():
     (timeline,) = memory_timelines(b.build())
     assert timeline.blocks["address"].tolist() == [2, 3, 1, 9]  # the last one went before the recording began
     assert timeline.live().bytes.tolist() == [208, 108, 116]
-    assert any("leaves out 200 B of the program's tensors" in note for note in timeline.notes)
+    assert any("excludes 200 B of the program's tensors" in note for note in timeline.notes)
 
 
 def test_by_the_op_that_asked():

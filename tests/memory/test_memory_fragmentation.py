@@ -226,7 +226,7 @@ def test_one_moment_with_free_pieces_cannot_be_judged() -> None:
               state=int(state), segment=0, frame=-1, kind=-1)  # fmt: skip
     outcome = judge(RULE, b.build())
     assert outcome.status == "abstained"
-    assert "one moment" in (outcome.reason or "")
+    assert "single moment" in (outcome.reason or "")
 
 
 @pytest.mark.corpus

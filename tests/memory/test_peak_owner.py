@@ -301,7 +301,7 @@ def unread_value(*, reads: bool) -> MemoryBuilder:
 
 
 def test_what_no_op_reads_again() -> None:
-    finding = finding_of_kind(outcome_of(unread_value(reads=False)), "values that nobody reads")
+    finding = finding_of_kind(outcome_of(unread_value(reads=False)), "values that are not read any more")
     assert finding.cost_bytes == 8 * MIB
     assert (finding.where.op, finding.where.line) == ("aten::mul", 5)
 

@@ -63,7 +63,7 @@ def test_a_total_that_leaves_out_what_was_held_is_told():
     (timeline,) = event_timelines(b.build())
     assert timeline.unseen_bytes == 0
     assert timeline.peak()[1] == 140
-    assert any("leaves out 40 B" in note for note in timeline.notes)
+    assert any("excludes 40 B" in note for note in timeline.notes)
 
 
 def test_totals_that_contradict_their_events_are_told():

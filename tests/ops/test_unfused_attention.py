@@ -468,7 +468,7 @@ def test_what_cannot_be_judged_abstains() -> None:
         """
     )
     kernels = _judge(unknown)
-    assert (kernels.status, "not known" in (kernels.reason or "")) == ("abstained", True)
+    assert (kernels.status, "unknown" in (kernels.reason or "")) == ("abstained", True)
     nothing = judge(RULE, TraceBuilder(recorded=EVERYTHING - {"hlo", "shapes"}).build())
     assert (nothing.status, "XLA" in (nothing.reason or "")) == ("abstained", True)
 

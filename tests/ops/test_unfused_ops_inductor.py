@@ -215,7 +215,7 @@ def test_a_frame_that_was_compiled_again_counts_once() -> None:
 
 def test_an_unknown_reason_stands_for_itself() -> None:
     finding = only_finding(judged(log(reason="the moon is full")))
-    assert 'inductor says "the moon is full"' in finding.detail
+    assert 'inductor gives "the moon is full"' in finding.detail
     assert fusion_reason("memory deps did not match").fix
 
 

@@ -49,7 +49,7 @@ def test_a_start_whose_done_comes_at_once_is_flagged():
     assert finding.cost_bytes == 8 * 65536 * 4
     assert finding.where.label() == "/home/me/train.py:7"
     row = finding.evidence[0]
-    assert (row["because"], row["group_size"], row["groups"]) == ("nothing scheduled beside it", 8, 1)
+    assert (row["because"], row["group_size"], row["groups"]) == ("nothing scheduled between start and done", 8, 1)
     assert (row["independent"], row["could_overlap"]) == (1, "work")
     assert "latency_hiding" in finding.advice
 
@@ -123,7 +123,7 @@ def test_marked_with_nothing_between_is_the_schedulers_choice():
     assert "disable_async" not in finding.advice
 
 
-@pytest.mark.parametrize(("config", "cause"), [(GPU, "nothing independent near it"), (SYNC, "turned off by a flag")])
+@pytest.mark.parametrize(("config", "cause"), [(GPU, "no independent work near it"), (SYNC, "turned off by a flag")])
 def test_one_op_on_a_gpu_was_joined_again_or_marked_by_a_flag(config: str, cause: str):
     (finding,) = _judge(LOOP.replace(GPU, config).replace("KNOWN", TWELVE)).findings
     assert (finding.evidence[0]["because"], finding.evidence[0]["cause"]) == ("never split into start and done", cause)
@@ -156,7 +156,7 @@ PRODUCT = "convolution(%w, %w), dim_labels=bf_io->bf"
         ("all-reduce", PRODUCT, "off unless flags say otherwise",
          "xla_tpu_enable_async_collective_fusion_fuse_all_reduce"),
         ("all-reduce", "tanh(%w)", "no matrix product near it", "beside matrix products alone"),
-        ("all-reduce", "copy(%w)", "nothing independent near it", "two half batches"),
+        ("all-reduce", "copy(%w)", "no independent work near it", "two half batches"),
         ("all-gather", PRODUCT, "independent work was left elsewhere", "hides the exchange by default"),
         ("all-gather", "tanh(%w)", "no matrix product near it", "beside matrix products alone"),
         ("all-to-all", "tanh(%w)", "off unless flags say otherwise", '"xla_tpu_enable_async_all_to_all": "true"'),

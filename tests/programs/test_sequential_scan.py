@@ -92,7 +92,7 @@ def test_a_linear_recurrence_of_tiny_steps_is_flagged():
     # 256 steps of 4 launches, against up and down sweeps of 8 rounds and twice a work that hardly counts
     assert finding.cost_ns == pytest.approx((256 - 2 * 8) * 4 * 2_000, rel=0.001)
     assert finding.cost_ns_per_step is None
-    assert "per run of the program, on H100 SXM (assumed) sooner" in finding.detail
+    assert "per run of the program, on H100 SXM (assumed) less time" in finding.detail
     row = finding.evidence[0]
     assert (row["steps"], row["kernels_a_step"], row["launches"]) == (256, 4, 1024)
     assert finding.severity == "medium"

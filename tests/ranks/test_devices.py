@@ -101,7 +101,9 @@ def test_groups_are_apart_and_which_device_is_which_is_said() -> None:
         (0, 2): {0: 0, 2: 20_000},
         (1, 3): {1: 0, 3: 20_000},
     }
-    assert found.notes == ("which device is which partition is not recorded: the n-th is taken as the n-th",)
+    assert found.notes == (
+        "the mapping from devices to partitions is not recorded; the n-th device is assumed to be the n-th partition",
+    )
 
 
 def test_where_the_place_of_each_device_is_recorded_it_is_not_guessed() -> None:
@@ -138,7 +140,7 @@ def test_what_cannot_be_held_against_others_is_counted() -> None:
     assert found is not None
     assert (found.matched, found.unmatched) == (1, 5)
     assert [note.split(":")[1].strip() for note in found.notes] == [
-        "2 runs of collectives on a device, between two devices (permute)",
+        "2 runs of collectives on a device, between two devices (permute), which are not matched",
         "3 runs of collectives on a device, not on all recorded devices of their group",
     ]
 

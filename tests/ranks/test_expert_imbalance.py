@@ -72,7 +72,7 @@ def test_little_of_the_steps_is_clean() -> None:
 def test_without_sizes_or_ranks_it_abstains() -> None:
     assert "is not recorded, or a rank is missing" in (outcome_of(job([[-1] * 4] * 3)).reason or "")
     assert "is not recorded, or a rank is missing" in (outcome_of(job([[900, 900, 1300, 900]] * 3)[1:]).reason or "")
-    assert "one rank alone" in (outcome_of(job([[900, 900, 1300, 900]])[:1]).reason or "")
+    assert "a single rank" in (outcome_of(job([[900, 900, 1300, 900]])[:1]).reason or "")
     assert outcome_of([TraceBuilder().build()]).reason == f"not recorded: {RECORDED['collectives']}"
 
 

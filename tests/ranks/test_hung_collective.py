@@ -91,7 +91,7 @@ class Call:
 def test_what_asks_for_a_function_is_refused_and_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "nccl_trace_rank_0"
     path.write_bytes(pickle.dumps({**dump(), "more": Call()}, protocol=4))
-    with pytest.raises(DataError, match="it asks for a class"):
+    with pytest.raises(DataError, match="it needs a class"):
         load(path)
     assert capsys.readouterr().out == ""
 
@@ -171,7 +171,7 @@ def judged(folder: Path, dumps: dict[int, dict[str, Any]]) -> Outcome:
 
 
 def test_the_rank_that_never_came_is_named_and_its_victims_are_not(tmp_path: Path) -> None:
-    """0 waits for 1 in a pair, 1 waits for 3 in the world, 2 waits for 3: 3 waits for no rank."""
+    """0 waits for 1 in a pair, 1 waits for 3 in the world, 2 waits for 3: 3 waits for no other rank."""
     dumps = {
         0: dump([entry(sequence=7, group="1"), entry(sequence=9)], TWO),
         1: dump([entry(sequence=9, frames=[{"filename": "/home/user/train.py", "line": 5, "name": "f"}])], TWO),

@@ -91,7 +91,7 @@ def test_where_there_is_nothing_to_compare_it_abstains() -> None:
     assert "no kind of collective ran both beside another and alone" in (always.reason or "")
     few = outcome_of(job(spread(2_000, 4), spread(ALONE)))
     assert (few.status, "5 times each" in (few.reason or "")) == ("abstained", True)
-    assert "one rank alone" in (outcome_of(job(spread(2_000), spread(ALONE))[:1]).reason or "")
+    assert "a single rank" in (outcome_of(job(spread(2_000), spread(ALONE))[:1]).reason or "")
     assert outcome_of([TraceBuilder().build()]).reason == f"not recorded: {RECORDED['collectives']}"
 
 

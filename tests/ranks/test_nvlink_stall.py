@@ -231,13 +231,13 @@ def test_little_of_the_steps_is_clean() -> None:
 
 def test_where_it_cannot_be_told_it_abstains() -> None:
     traces = job_with_core(10_000)
-    assert "one rank alone" in (outcome_of(traces[:1]).reason or "")
+    assert "a single rank" in (outcome_of(traces[:1]).reason or "")
     assert "ranks of the groups are missing" in (outcome_of(traces[:7]).reason or "")
     assert "groups span nodes with different numbers of ranks" in (
         outcome_of(job_with_core(10_000, first=4, size=7)).reason or ""
     )
-    assert "what joins the nodes is not recorded" in (outcome_of(job_with_core(10_000, first=4)).reason or "")
-    assert "links between these devices are not known" in (
+    assert "the network between them is not recorded" in (outcome_of(job_with_core(10_000, first=4)).reason or "")
+    assert "links between these devices are unknown" in (
         outcome_of(job_with_core(10_000, device="NVIDIA L4")).reason or ""
     )
     assert "sizes of the collectives are not recorded" in (outcome_of(sizeless()).reason or "")
@@ -274,4 +274,6 @@ def test_over_nodes_it_is_held_to_the_network() -> None:
 def test_over_nodes_the_network_must_be_known() -> None:
     outcome = outcome_of(job_with_core(10_000, size=16))
     assert outcome.status == "abstained"
-    assert "what joins the nodes is not recorded: name it (--topology FILE with [network]" in (outcome.reason or "")
+    assert "the network between them is not recorded: specify it (--topology FILE with [network]" in (
+        outcome.reason or ""
+    )

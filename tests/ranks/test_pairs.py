@@ -87,10 +87,10 @@ def test_a_group_of_two_needs_no_peer() -> None:
 def test_where_no_peer_is_recorded_it_is_said_and_not_guessed(group: Sequence[int] | None) -> None:
     found = one_set(rank(0, [("send", 300, 400, None)], group=group), rank(1, [("recv", 0, 400, None)], group=group))
     assert (found.pairing.pairs, found.pairing.without_peer, found.pairing.unpaired) == ((), 2, 2)
-    assert any(note.startswith("2 sends and receives do not say with whom") for note in found.notes)
+    assert any(note.startswith("2 sends and receives have an unknown peer") for note in found.notes)
     judged = analyze([member.trace for member in found.job.members], ["straggler"])
     assert judged.collectives.jobs[0].unmatched == 2
-    assert "2 sends and receives do not say with whom" in " ".join(render(judged, "text").split())
+    assert "2 sends and receives have an unknown peer" in " ".join(render(judged, "text").split())
 
 
 def test_a_side_that_nobody_recorded_is_counted() -> None:

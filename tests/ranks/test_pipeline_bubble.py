@@ -94,7 +94,7 @@ def job(
 def test_a_bubble_is_found_with_what_its_microbatches_cannot_avoid() -> None:
     (finding,) = outcome_of(job([4_000, 4_200, 4_200, 4_400])).findings
     assert finding.subject == "bubble of the schedule"
-    assert "4 microbatches cannot do with less than 43%" in finding.detail
+    assert "4 microbatches need at least 43%" in finding.detail
     assert (finding.basis, finding.severity, finding.cost_ns) == ("measured", "high", 4_200_000)
     assert finding.ranks == (0, 1, 2, 3)
     assert finding.evidence[0]["rank"] == 3
@@ -137,7 +137,7 @@ def test_a_ring_is_a_pipeline_only_if_the_program_says_so() -> None:
 
 def test_where_it_cannot_be_told_it_abstains() -> None:
     traces = job([4_000] * 4)
-    assert "one rank alone does not show a pipeline" in (outcome_of(traces[:1]).reason or "")
+    assert "a single rank does not show a pipeline" in (outcome_of(traces[:1]).reason or "")
     assert "3 of 4 stages of a pipeline are here" in (outcome_of(traces[:3]).reason or "")
     assert outcome_of([TraceBuilder().build()]).reason == f"not recorded: {RECORDED['collectives']}"
     nameless = [TraceBuilder(rank=rank) for rank in range(2)]

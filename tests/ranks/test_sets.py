@@ -66,7 +66,7 @@ def test_a_world_that_no_job_has_is_bounded() -> None:
     traces = [named(trace, world=2**63 - 1) for trace in rank_set(LATE)]
     (found,) = rank_sets(traces)
     assert len(found.job.missing) == MOST_RANKS - 4
-    assert "9,223,372,036,854,775,807 ranks are more than any job has" in found.notes[0]
+    assert "9,223,372,036,854,775,807 ranks exceed any real job" in found.notes[0]
     assert (
         missing_ranks({0, 1}, 2**62)
         == f"ranks 2, 3, 4, 5, 6, 7, 8, 9 and {2**62 - 10:,} more of {2**62:,} left nothing here"
@@ -79,14 +79,14 @@ def test_of_two_files_of_a_rank_the_one_beside_the_others_is_used() -> None:
     collective(later, 900_000, 900_500, ranks=range(4), sequence=0)
     (found,) = rank_sets([*traces[:1], named(later.build(), world=4, path="later.json"), *traces[1:]])
     assert found.job.members[1].trace is traces[1]
-    assert found.notes == ("2 files are of rank 1; rank1.json is used: it lies beside the other ranks",)
+    assert found.notes == ("2 files are of rank 1; rank1.json is used because it overlaps the other ranks in time",)
 
 
 def test_mixed_jobs_are_judged_apart() -> None:
     small, large = rank_set([row[:2] for row in LATE]), rank_set(LATE)
     sets = rank_sets([*small, *large])
     assert [item.job.ranks for item in sets] == [(0, 1, 2, 3), (0, 1)]
-    assert "traces of 2 jobs were mixed: world sizes 2, 4; each is judged by itself" in sets[0].notes
+    assert "traces of 2 jobs are mixed: world sizes 2, 4; each job is analyzed separately" in sets[0].notes
     hours = rank_set(LATE, clock_us=[3600e6] * 4)
     sets = rank_sets([*large, *hours])
     assert [len(item.matching.matched) for item in sets] == [4, 4]
@@ -103,12 +103,12 @@ def test_groups_of_one_name_with_other_members_are_no_job() -> None:
 
 def test_nothing_to_compare_with_is_said() -> None:
     traces = rank_set(LATE)
-    with pytest.raises(AbstainError, match="one rank alone"):
+    with pytest.raises(AbstainError, match="a single rank"):
         comparable(traces[:1])
     unknown = [TraceBuilder(rank=None), TraceBuilder(rank=None)]
     for build in unknown:
         collective(build, 0, 100)
-    with pytest.raises(AbstainError, match="do not tell their ranks"):
+    with pytest.raises(AbstainError, match="lack their ranks"):
         comparable([build.build() for build in unknown])
     assert comparable([TraceBuilder().build()]) == ()
     assert rank_sets([]) == ()
@@ -355,7 +355,7 @@ def test_caveats_stand_beside_the_bandwidth() -> None:
 
     assert kinds(KERNEL, "NVIDIA H100 80GB HBM3") == ()
     assert "NVLS reduces in the switch" in kinds("ncclDevKernel_AllReduce_Sum_bf16_NVLS_SIMPLE", "NVIDIA H200")[0]
-    assert "no links but PCIe" in kinds(KERNEL, "NVIDIA L4")[0]
+    assert "only PCIe is known" in kinds(KERNEL, "NVIDIA L4")[0]
     assert "members of the group are missing" in kinds(KERNEL, "NVIDIA H100 80GB HBM3", members=4)[0]
 
 
@@ -364,7 +364,7 @@ def test_a_group_that_nobody_recorded_has_no_factor_while_ranks_are_missing() ->
     (kind,) = table_of(found).kinds
     assert kind.algorithm_bandwidth is not None
     assert kind.bus_bandwidth is None
-    assert "who is in the group is not recorded" in kind.caveats[0]
+    assert "the group's members are not recorded" in kind.caveats[0]
 
 
 def test_what_computing_hides_is_not_exposed() -> None:

@@ -132,8 +132,8 @@ def _cpu_time(built: Any) -> None:
     ("change", "said"),
     [
         (_another_string, "string 99 of"),
-        (_another_place, "place 99, which is not in it"),
-        (_another_function, "function 99, which is not in it"),
+        (_another_place, "location 99, which is missing"),
+        (_another_function, "function 99, which is missing"),
         (_negative, "without a number and a size"),
         (_cpu_time, "its samples count samples, space"),
     ],

@@ -205,7 +205,7 @@ def test_names_with_bare_quotes_are_read_and_counted(tmp_path: Path) -> None:
         assert trace.source.events_read == len(found)
         assert trace.source.repairs == {"unescaped quotes in a name": 2}
         assert 'a "b" \\ "c' in trace.strings
-        assert "mended" in trace.source.notes[-1]
+        assert "repaired" in trace.source.notes[-1]
 
 
 def test_nan_and_control_characters_are_read_and_counted(tmp_path: Path) -> None:
@@ -414,8 +414,8 @@ def read_or_refused(folder: Path, content: bytes) -> Trace | str:
     ("content", "said"),
     [
         (b"", "empty file"),
-        (b"{}", 'no "traceEvents" in it: not a trace of torch.profiler'),
-        (b"hello", 'no "traceEvents" in it: not a trace of torch.profiler'),
+        (b"{}", 'no "traceEvents" in it, so not a trace of torch.profiler'),
+        (b"hello", 'no "traceEvents" in it, so not a trace of torch.profiler'),
         (b'{"traceEvents": []}', "0 events, but none of torch.profiler"),
         (b'{"traceEvents": [{"ph": "X"', "cut off or corrupt: the event array does not end (read 27 bytes)"),
         (b'{"traceEvents": [1, 2]}', "cut off or corrupt: the event array does not end (read 23 bytes)"),

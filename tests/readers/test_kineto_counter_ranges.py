@@ -95,7 +95,7 @@ def test_ranges_stay_alone_and_say_why(tmp_path: Path, case: str) -> None:
 def test_ranges_of_two_devices_stay_alone(tmp_path: Path) -> None:
     ranges = [counted("k", number, device=number % 2, cycles=number) for number in range(4)]
     trace = read(tmp_path, text([*program(4), *ranges]))
-    assert basis(trace) == "not joined: the ranges are of 2 devices, and a launch does not tell its device"
+    assert basis(trace) == "not joined: the ranges are of 2 devices, and a launch does not record its device"
     assert trace.kernel_counters["ordinal"].tolist() == [0, 0, 1, 1]
     assert trace.kernel_counters["value"].tolist() == [0, 2, 1, 3]
 

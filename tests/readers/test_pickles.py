@@ -154,9 +154,9 @@ def begin(*parts: bytes) -> bytes:
 
 
 HOSTILE = {
-    "global": (begin(b"cos\nsystem\n"), "asks for a class"),
-    "stack global": (begin(b"\x8c\x02os\x8c\x06system\x93"), "asks for a class"),
-    "inst": (begin(b"(ios\nsystem\n"), "asks for a class"),
+    "global": (begin(b"cos\nsystem\n"), "needs a class"),
+    "stack global": (begin(b"\x8c\x02os\x8c\x06system\x93"), "needs a class"),
+    "inst": (begin(b"(ios\nsystem\n"), "needs a class"),
     "reduce": (begin(b"NNR"), "call something"),
     "build": (begin(b"}}b"), "build an object"),
     "newobj": (begin(b"N)\x81"), "build an object"),
@@ -169,9 +169,9 @@ HOSTILE = {
     "a place of a billion": (begin(b"Nr\x00\xca\x9a\x3b"), "memo index 1,000,000,000"),
     "a get of a billion": (begin(b"j\x00\xca\x9a\x3b"), "Memo value not found at index 1000000000"),
     "bytes of an exabyte": (begin(b"\x8e" + struct.pack("<Q", 2**60)), "no memory snapshot"),
-    "text of an exabyte": (begin(b"\x8d" + struct.pack("<Q", 2**60)), "ends before"),
-    "text of two GiB": (begin(b"X\xff\xff\xff\x7f"), "ends before"),
-    "a frame of an exabyte": (begin(b"\x95" + struct.pack("<Q", 2**60)), "ends before"),
+    "text of an exabyte": (begin(b"\x8d" + struct.pack("<Q", 2**60)), "does not contain completely"),
+    "text of two GiB": (begin(b"X\xff\xff\xff\x7f"), "does not contain completely"),
+    "a frame of an exabyte": (begin(b"\x95" + struct.pack("<Q", 2**60)), "does not contain completely"),
     "a bytearray": (begin(b"\x96" + struct.pack("<Q", 2**60)), "no memory snapshot"),
     "a long of two GiB": (begin(b"\x8b\xff\xff\xff\x7f"), "no memory snapshot"),
     "a frozen set": (begin(b"(\x91"), "no memory snapshot"),
@@ -214,7 +214,7 @@ def test_what_would_run_is_not_run(tmp_path: Path) -> None:
     for protocol in (2, 3, 4, 5):
         path = tmp_path / "snapshot.pickle"
         path.write_bytes(pickle.dumps(snapshot, protocol=protocol))
-        with pytest.raises(DataError, match="asks for a class"):
+        with pytest.raises(DataError, match="needs a class"):
             load(path)
     assert not trap.exists()
 

@@ -119,7 +119,7 @@ def test_a_run_that_was_killed_opens_and_says_so(tmp_path: Path) -> None:
     process = replace(PROCESS, captures=(captured("detail", DETAIL),))
     trace = read_only_process(make(tmp_path / "run", process, state="killed", exit_code=None))
     assert trace.detail is None
-    assert "the run is killed: what had been captured by then is shown" in trace.source.notes
+    assert "the run is killed: the captures up to then are shown" in trace.source.notes
     assert any("no timing pass" in note for note in trace.source.notes)
 
 

@@ -163,7 +163,7 @@ def test_out_of_memory_expandable_segments_and_new_keys(tmp_path: Path) -> None:
     assert memory["reserved_bytes"].tolist() == [2048, 2048, 2048]
     assert memory["allocated_bytes"].tolist() == [0, 1000, 1000]
     assert trace.source.unplaced == {"entries of the action snapshot": 1, "entries of the action new in 2030": 1}
-    assert any("1,000,000,000,000 bytes were asked for, 77 bytes were free" in note for note in trace.source.notes)
+    assert any("1,000,000,000,000 bytes were requested, 77 bytes were free" in note for note in trace.source.notes)
     assert trace.rows["segments"]["expandable"].tolist() == [True]
     assert trace.rows["held"]["address"].tolist() == [4096, 5120]
 

@@ -93,12 +93,12 @@ def test_both_sides_have_the_same_words() -> None:
     ("changed", "reason"),
     [
         ({"name": [0]}, "different length"),
-        ({"module": [99, None, None, None]}, "a text that is not there"),
+        ({"module": [99, None, None, None]}, "a missing text"),
         ({"bytes": [1 << 70, 1, 1, 1]}, ""),
         ({"bytes": [-1, 1, 1, 1]}, ">= 0"),
-        ({"bytes": [1 << 61, 1 << 61, 1, 1]}, "more bytes than there can be"),
+        ({"bytes": [1 << 61, 1 << 61, 1, 1]}, "an impossible number of bytes"),
         ({"address": [1 << 65, 1, 1, 1]}, ""),
-        ({"freed_ns": [1 << 62, None, None, None]}, "more bytes than there can be"),
+        ({"freed_ns": [1 << 62, None, None, None]}, "an impossible number of bytes"),
     ],
 )
 def test_what_cannot_be(tmp_path: Path, changed: dict[str, Any], reason: str) -> None:

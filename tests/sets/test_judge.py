@@ -95,7 +95,7 @@ def test_a_rank_whose_reader_is_killed_is_said(megatron_files: Path, monkeypatch
     judged = judge_paths([megatron_files], jobs=2)
     (lost,) = judged.loaded.skipped
     assert (Path(lost.path).name, lost.broken) == ("astra-sim__megatron_kineto_2.json.gz", True)
-    assert lost.reason == "what read it was killed by signal 9, twice (out of memory?)"
+    assert lost.reason == "the process that read it was killed by signal 9, twice (out of memory?)"
     assert [trace.source.rank for trace in judged.loaded.traces] == [0, 1, 3]
     assert judged.analysis.collectives.jobs[0].missing == (2, 4, 5, 6, 7)
 
@@ -294,7 +294,10 @@ def test_a_rank_of_a_run_whose_reader_is_killed_is_said(
     monkeypatch.setattr(judging, "JudgeTask", KilledAtRankTwo)
     assert command(["analyze", str(megatron_run), "--jobs", "2", "--format", "json"]) == 0
     out, err = capsys.readouterr()
-    assert f"{megatron_run}/rank00002: not read: what read it was killed by signal 9, twice (out of memory?)" in err
+    assert (
+        f"{megatron_run}/rank00002: not read: the process that read it was killed by signal 9, twice (out of memory?)"
+        in err
+    )
     told = json.loads(out)
     assert [source["rank"] for source in told["sources"]] == [0, 1, 3]
     assert any(note.startswith("rank00002 was not read: ") for note in told["sources"][0]["notes"])
@@ -372,5 +375,5 @@ def test_no_report_shows_a_login(corpus: Path) -> None:
 
 def test_files_that_only_secrets_tell_apart() -> None:
     pytest.importorskip("fsspec")
-    with pytest.raises(UsageError, match=r"\?id=\*\*\*: named twice"):
+    with pytest.raises(UsageError, match=r"\?id=\*\*\*: two URLs differ"):
         judge_paths(["https://127.0.0.1:9/x?id=1", "https://127.0.0.1:9/x?id=2"])

@@ -133,7 +133,7 @@ def test_flagged_with_what_no_kernel_covers():
     assert finding.where.kernel == "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
     assert finding.evidence[0]["exposed_ns"] == 200_000
     assert finding.evidence[0]["duration_ns"] == 700_000
-    assert "One rank cannot tell transfer from waiting" in finding.detail
+    assert "A single rank cannot separate transfer from waiting" in finding.detail
 
 
 def test_the_threshold_is_a_twentieth_of_the_devices_span():
@@ -239,8 +239,8 @@ def test_ranks_are_one_finding_whose_parts_sum_to_what_one_rank_measured():
     # what is straggler's is not counted again
     assert finding.cost_ns == 3_000_000
     assert "4.00 ms waiting for rank 1, which came late, 3.00 ms the transfer itself" in finding.detail
-    assert finding.advice.startswith("Make the late rank come in time: `straggler` says which")
-    assert "One rank cannot tell" not in finding.detail
+    assert finding.advice.startswith("Make the late rank come in time: `straggler` names it")
+    assert "A single rank cannot separate" not in finding.detail
 
 
 def test_ranks_in_time_are_told_to_overlap():
@@ -275,7 +275,7 @@ def test_a_kind_that_no_other_rank_shows_is_said_to_be_unmatched():
 
 def test_one_rank_alone_keeps_its_own_finding_and_a_clean_one_stays_clean():
     (finding,) = analyze(_ranks()[:1], ["exposed_communication"])["exposed_communication"].findings
-    assert "One rank cannot tell" in finding.detail
+    assert "A single rank cannot separate" in finding.detail
     b = TraceBuilder()
     b.kernel("gemm", 0, 1000)
     b.kernel(NAME, 100, 1000, stream=20, communication=True)
@@ -286,7 +286,7 @@ def test_one_rank_alone_keeps_its_own_finding_and_a_clean_one_stays_clean():
 def test_a_trace_outside_of_the_job_still_has_its_say():
     other = named(_ranks()[0], world=2, path="other.json")
     found = analyze([*_ranks(), other], ["exposed_communication"])["exposed_communication"].findings
-    assert [(finding.subject, "One rank cannot tell" in finding.detail) for finding in found] == [
+    assert [(finding.subject, "A single rank cannot separate" in finding.detail) for finding in found] == [
         ("all_reduce", True), ("all_reduce", False),
     ]  # fmt: skip
 
@@ -426,7 +426,7 @@ def test_devices_of_one_recording_are_held_against_each_other():
     assert "30.0 us waiting for device 3, which came late, 20.0 us the transfer itself" in finding.detail
     # `straggler` does not look at devices of an accelerator, so the waiting is in this cost
     assert "compare what it does before with the other devices" in finding.advice
-    assert "One rank cannot tell" not in finding.detail
+    assert "A single rank cannot separate" not in finding.detail
 
 
 def test_devices_that_show_no_collective_of_another_keep_what_one_says():
@@ -434,7 +434,7 @@ def test_devices_that_show_no_collective_of_another_keep_what_one_says():
     trace = devices_of([("all-reduce-start", 0, 1, 0.0, 50.0), ("gathered", 1, 1, 0.0, 50.0)])
     (finding,) = _judge(trace).findings
     assert finding.cost_ns == 50_000
-    assert "One rank cannot tell" in finding.detail
+    assert "A single rank cannot separate" in finding.detail
 
 
 def test_devices_that_are_not_in_the_recording_may_have_come_later():

@@ -144,7 +144,7 @@ def test_reads_of_ready_arrays_are_low_and_other_threads_and_set_up_are_left_out
 
 
 def test_without_a_word_of_reads_it_abstains() -> None:
-    with pytest.raises(AbstainError, match="nothing else that tells"):
+    with pytest.raises(AbstainError, match="no other evidence"):
         host_sync.check(trace(recorded=frozenset()))
 
 
@@ -306,7 +306,7 @@ def test_abstains_where_the_profiler_records_launches_only():
     b.launched("b", 500, 510, 520, correlation=2)
     outcome = _judge(b)
     assert outcome.status == "abstained"
-    assert "none that wait" in (outcome.reason or "")
+    assert "no calls that wait" in (outcome.reason or "")
 
 
 def test_abstains_without_device_work_and_without_an_op_graph():
@@ -337,8 +337,8 @@ def test_on_cpu_reads_are_structural_and_one_finding_a_line():
     assert all(f.basis == "structural" and f.cost_ns is None and f.cost_ns_per_step is None for f in by_line.values())
     assert "8 times per step" in by_line[41].title
     assert (by_line[41].severity, by_line[60].severity) == ("medium", "low")
-    assert "when the step is over" in by_line[60].detail
-    assert "when the step is over" not in by_line[41].detail
+    assert "read after the step" in by_line[60].detail
+    assert "read after the step" not in by_line[41].detail
     assert by_line[41].evidence[0]["reads_per_step"] == 8
 
 

@@ -142,7 +142,7 @@ def test_steps_that_only_dispatch_are_cut_at_their_completions(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("selection", "said"),
     [
-        (Selection(steps=(7, 9)), "recorded are steps 0 to 1"),
+        (Selection(steps=(7, 9)), "the recording has steps 0 to 1"),
         (Selection(time_ns=(10**9, None)), "the recording ends after"),
     ],
 )

@@ -89,7 +89,7 @@ def test_without_phases_the_metrics_count() -> None:
 
 def test_no_cache_at_all_is_said() -> None:
     (finding,) = judged(log(100, caches={})).findings
-    assert "No cache was asked" in finding.advice
+    assert "No cache was queried" in finding.advice
 
 
 def test_a_repeated_block_is_worth_compiling_once() -> None:
@@ -101,7 +101,7 @@ def test_a_repeated_block_is_worth_compiling_once() -> None:
     )
     graph = Graph(compile_id="0/0", direction="forward", nodes=nodes)
     (finding,) = judged(replace(log(100), graphs=(graph,))).findings
-    assert "83% of the graphs' ops are a block made again" in finding.advice
+    assert "83% of the graphs' ops repeat a block" in finding.advice
     once = replace(graph, nodes=nodes[:3])
     assert "made again" not in judged(replace(log(100), graphs=(once,))).findings[0].advice
 

@@ -133,7 +133,7 @@ def test_kernels_of_an_accelerator_count_while_nothing_else_runs():
     # the rule's bound is 170: kernels 30 + 40 + 60, 30 of the 60 us idle after the embedding (its host time), and 10
     # from 420 to the norm; replayed, the block is launched at 170 and ends the device's work at 390 instead of 530
     assert finding.cost_ns == finding.path_ns == 140_000
-    assert "the device loses" in finding.detail
+    assert "lost time of the device" in finding.detail
 
 
 def test_inner_frames_are_those_reached_through_it():

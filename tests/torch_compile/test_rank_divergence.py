@@ -142,7 +142,7 @@ def test_caches_matter_from_a_second_on() -> None:
 def test_one_rank_or_unknown_ranks_cannot_be_compared() -> None:
     assert compared(log()).reason == "one rank: nothing to compare it with"
     unknown = outcome_of([log_trace(log()), log_trace(log(again=True))])
-    assert (unknown.status, unknown.reason) == ("abstained", "the logs do not tell their ranks")
+    assert (unknown.status, unknown.reason) == ("abstained", "the logs lack their ranks")
     twice = outcome_of([log_trace(log(), rank=1), log_trace(log(again=True), rank=1)])
     assert twice.status == "abstained"
     assert "several logs are of rank 1" in (twice.reason or "")

@@ -357,7 +357,7 @@ def test_guards_on_one_thing_are_one_row_with_their_values() -> None:
     assert [(row.count, row.guard, row.values) for row in found.recompile_rows] == [
         (2, "rate == 0.1", ("0.1", "0.2")),
         (1, "tensor 'x' size mismatch at index 0. expected 4, actual 5", ("4", "5")),
-        (1, "the log names no guard", ()),
+        (1, "the log has no guard", ()),
     ]
 
 

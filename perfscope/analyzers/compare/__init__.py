@@ -1,1 +1,1 @@
-"""Two versions of a program compared: statistics that give a verdict per metric, and say when they cannot."""
+"""Comparisons of two versions of a program: statistics with a verdict per metric, or why there is none."""

@@ -1,19 +1,20 @@
-"""What waited for what: host pieces and device work of the steps as nodes, and what each could not begin before.
+"""The dependency graph of a step: host pieces and device work as nodes, with what each node waits for.
 
-A node begins when the last of what it depends on has ended, plus a lag. Up to three dependencies are known of a node:
+A node begins when the last of its dependencies has ended, plus a lag. A node has up to three dependencies:
 
-- *order*: the piece of the host lane before it, or the work before it on its stream,
+- *order*: the previous piece of the host lane, or the previous work on the stream,
 - *launch*: the host piece that ended when the call that launched the work began,
-- *dependency*: of work, other work of the device whose end explains its begin (an event between streams, or a launch
-  within a CUDA graph); of a wait for the device, the work that it waited for.
+- *dependency*: for device work, other device work whose end explains its begin (an event between streams, or a launch
+  within a CUDA graph); for a wait of the host, the work that it waited for.
 
-The dependency that ended last *binds*: its lag is what the recording shows. Lags of the others are what such a
-dependency takes at least. So the begin of each node follows from the ends of others exactly, and playing the graph
-again without a change gives the recording. Every dependency begins before its node does: there are no cycles.
+The dependency that ended last *binds*: its lag is the one in the recording. The lag of the other dependencies is the
+shortest that is usual for their kind. The begin of each node therefore follows exactly from the ends of other nodes,
+and replaying the graph without a change reproduces the recording. Every dependency begins before its node does, so
+there are no cycles.
 
 A wait for the device is two nodes: the call itself, which takes ``WAIT_CALL_NS``, and its return, which depends on the
-work; with one more for each further stream that it waits for. Of a wait for a stream that is not known the work that
-ended last before it returned is taken.
+work. It has one more node for each further stream that it waits for. If the stream of a wait is unknown, the wait is
+assumed to be for the work that ended last before it returned.
 """
 
 from __future__ import annotations
@@ -37,36 +38,37 @@ from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, Trace
 
 WAIT_CALL_NS = 2_000
-"""What a call that waits for the device takes at least when there is nothing to wait for."""
+"""Shortest time of a call that waits for the device when there is nothing to wait for."""
 DEPENDENCY_NS = 25_000
-"""Work that begins within this of the end of other work, and not of its own launch or stream, depended on it: an event
-takes 2 to 5 us from one stream to another with CUDA, and 10 to 20 us between queues with ROCm."""
+"""Work that begins within this time of the end of other work, and not of its own launch or stream, depends on that
+work. An event takes 2 to 5 us from one stream to another with CUDA, and 10 to 20 us between queues with ROCm.
+"""
 ORDER_LAG_NS = 1_000
-"""Between two kernels of a stream that are both queued."""
+"""Delay between two kernels of a stream that are both queued."""
 LAUNCH_LAG_NS = 5_000
-"""From a launch call to an idle device, where the trace shows no such launch."""
+"""Delay from a launch call to the start of its work on an idle device, if the trace shows no such launch."""
 MOST_CANDIDATES = 8
-"""Works that are looked at to find one that had been launched when a wait began."""
+"""Maximum number of works considered when searching for one that had been launched when a wait began."""
 
 RECORDING_WORK = frozenset({"device_work", "host_ops", "python_stack"})
-"""What shows that something worked; a memory snapshot has none of it."""
+"""Keys of ``Trace.recorded`` for recordings that contain work; a memory snapshot has none of them."""
 
 _NO_END = np.iinfo(np.int64).min
 
 
 class NodeKind(IntEnum):
-    """What a node is."""
+    """Kind of a node."""
 
     HOST = 0
     RETURN = 1
-    """The end of a call that waited for the device, after the work had ended."""
+    """End of a call that waited for the device, after the work had ended."""
     KERNEL = 2
     COMMUNICATION = 3
     COPY = 4
 
 
 class Via(IntEnum):
-    """Which dependency: its place in ``Graph.before`` and ``Graph.lag``."""
+    """Kind of a dependency: its index in ``Graph.before`` and ``Graph.lag``."""
 
     ORDER = 0
     LAUNCH = 1
@@ -74,7 +76,7 @@ class Via(IntEnum):
 
 
 class Graph(Struct, frozen=True, kw_only=True):
-    """Nodes in order of their begin, as equally long arrays; times in ns on the trace's clock."""
+    """Nodes in order of their begin, as arrays of equal length; times in ns on the trace's clock."""
 
     windows: Windows
     starts: Int64
@@ -82,23 +84,23 @@ class Graph(Struct, frozen=True, kw_only=True):
     kind: np.ndarray
     """``NodeKind``."""
     row: Int64
-    """Row of ``slices`` (host; ``MISSING`` outside all spans), ``kernels`` or ``copies``."""
+    """Row of ``slices`` (host nodes; ``MISSING`` outside all spans), ``kernels`` or ``copies``."""
     call: Int64
-    """Row of ``calls``: the call that the host is in, or that launched the work; ``MISSING``."""
+    """Row of ``calls``: the call that contains the host node, or that launched the work; ``MISSING`` if unknown."""
     thread: Int64
-    """Row of ``threads`` of host nodes, of ``devices`` of device nodes; ``MISSING``."""
+    """Row of ``threads`` for host nodes, of ``devices`` for device nodes; ``MISSING`` if unknown."""
     before: Int64
-    """(3, nodes): the nodes it depends on, by ``Via``; ``MISSING``."""
+    """(3, nodes): the dependencies of each node, by ``Via``; ``MISSING`` if there is none."""
     lag: Int64
-    """(3, nodes): ns from their end to the node's earliest begin."""
+    """(3, nodes): ns from the end of each dependency to the node's earliest begin."""
     binds: Int64
-    """The ``Via`` that bound it in the recording; ``MISSING``: nothing known did."""
+    """The ``Via`` that bound the node in the recording; ``MISSING`` if no dependency is known."""
     finish: Int64
-    """Per window the node that ends it."""
+    """Last node of each window."""
     sequence: Int64
-    """The host nodes in order, then the device nodes of each stream in order of their begin."""
+    """The host nodes in order, followed by the device nodes of each stream in order of their begin."""
     position: Int64
-    """Per node its place in ``sequence``."""
+    """Index of each node in ``sequence``."""
 
     def __len__(self) -> int:
         """Number of nodes."""
@@ -106,7 +108,7 @@ class Graph(Struct, frozen=True, kw_only=True):
 
     @property
     def on_host(self) -> np.ndarray:
-        """Per node whether it is a piece of the host lane."""
+        """Mask of the nodes that are pieces of the host lane."""
         return self.kind <= NodeKind.RETURN
 
     @property
@@ -116,7 +118,7 @@ class Graph(Struct, frozen=True, kw_only=True):
 
 
 class _Work(Struct, frozen=True, kw_only=True):
-    """Kernels and copies, in order of begin."""
+    """Kernels and copies in order of begin."""
 
     starts: Int64
     ends: Int64
@@ -131,7 +133,10 @@ class _Work(Struct, frozen=True, kw_only=True):
 
 
 def dependency_graph(trace: Trace) -> Graph | None:
-    """The graph of all steps (of the capture where there are none); ``None`` where no host thread or device worked."""
+    """Return the graph of all steps (of the whole capture without steps).
+
+    ``None`` if no host thread or device worked.
+    """
     windows = trace.fact(account_windows)
     if not len(windows.starts) or windows.whole_ns <= 0 or not trace.recorded & RECORDING_WORK:
         return None
@@ -172,9 +177,9 @@ def _work(trace: Trace, low: int, high: int) -> _Work:
 
 
 def _awaited(trace: Trace, lane: Lane, work: _Work) -> dict[int, list[int]]:
-    """Per piece of the lane that ends as a wait for the device does: works it waited for, as indices of ``work``.
+    """Return, per lane piece that ends a wait for the device, the works that it waited for (indices of ``work``).
 
-    One a stream where it waited for the whole device, in order of their end.
+    A wait for the whole device has one work per stream, in order of their end.
     """
     calls = trace.rows["calls"]
     waits = np.union1d(trace.fact(blocking_calls), profiler_syncs(trace))
@@ -206,7 +211,7 @@ def _awaited(trace: Trace, lane: Lane, work: _Work) -> dict[int, list[int]]:
 
 
 def _last_launched(trace: Trace, work: _Work, candidates: Int64, waits: Int64, begins: Int64) -> Int64:
-    """Per wait the one of ``candidates`` that ended last when it returned and was launched when it began."""
+    """Return, per wait, the candidate that ended last before it returned and was launched before it began."""
     calls = trace.rows["calls"]
     result = np.full(len(waits), MISSING, np.int64)
     if not len(candidates):
@@ -223,7 +228,7 @@ def _last_launched(trace: Trace, work: _Work, candidates: Int64, waits: Int64, b
 
 
 def _streams_of_waits(trace: Trace) -> dict[int, int]:
-    """Stream of each call that waits for one stream, where the driver recorded it."""
+    """Return the stream of each call that waits for one stream, if the driver recorded it."""
     records = trace.rows["sync_records"]
     named = [code for code, text in enumerate(trace.strings) if text == "Stream Sync"]
     rows = np.flatnonzero(np.isin(records["name"], named) & (records["call"] != MISSING))
@@ -231,13 +236,13 @@ def _streams_of_waits(trace: Trace) -> dict[int, int]:
 
 
 def _assembled(trace: Trace, windows: Windows, lane: Lane, work: _Work, awaited: dict[int, list[int]]) -> Graph:
-    """Nodes in one order, and their dependencies."""
+    """Put the nodes into one order and set their dependencies."""
     host = _host_nodes(lane, work, awaited)
     hosts, size = len(host["starts"]), len(host["starts"]) + len(work)
     ends = np.concatenate((host["ends"], work.ends))
     on_streams = np.lexsort((work.starts, work.stream, work.device))
     work_before, work_lag, work_binds = _work_dependencies(trace, lane, work, host, on_streams)
-    # host nodes and works are each in order already; at one moment the host is first
+    # host nodes and works are each in order already; at equal times the host is first
     on_lane = np.arange(hosts) + np.searchsorted(work.starts, host["starts"], side="left")
     on_device = np.arange(len(work)) + np.searchsorted(host["starts"], work.starts, side="right")
     place = np.concatenate((on_lane, on_device, [MISSING]))
@@ -246,7 +251,7 @@ def _assembled(trace: Trace, windows: Windows, lane: Lane, work: _Work, awaited:
     waited = host["awaits"][returns] + hosts
     before[Via.ORDER, on_lane[1:]] = on_lane[:-1]
     lag[Via.ORDER, on_lane[1:]] = host["starts"][1:] - host["ends"][:-1]
-    lag[Via.ORDER, on_lane[returns]] = 0  # the return of a wait is bound by the work
+    lag[Via.ORDER, on_lane[returns]] = 0  # the work binds the return of a wait
     before[Via.DEPENDENCY, on_lane[returns]] = place[waited]
     lag[Via.DEPENDENCY, on_lane[returns]] = host["starts"][returns] - ends[waited]
     before[:, on_device], lag[:, on_device] = place[work_before], work_lag
@@ -281,7 +286,10 @@ def _assembled(trace: Trace, windows: Windows, lane: Lane, work: _Work, awaited:
 def _work_dependencies(
     trace: Trace, lane: Lane, work: _Work, host: dict[str, Int64], on_streams: Int64
 ) -> tuple[Int64, Int64, Int64]:
-    """Per work (nodes before it, lags, which binds): host nodes count from 0, works after them."""
+    """Return (dependencies, lags, binding dependency) per work.
+
+    Nodes are numbered host nodes first, works after them.
+    """
     hosts = len(host["starts"])
     starts, ends = np.concatenate((host["starts"], work.starts)), np.concatenate((host["ends"], work.ends))
     before = np.full((3, len(work)), MISSING, np.int64)
@@ -293,9 +301,9 @@ def _work_dependencies(
 
 
 def _host_nodes(lane: Lane, work: _Work, awaited: dict[int, list[int]]) -> dict[str, Int64]:
-    """The lane's pieces as nodes; ``awaits``: index of ``work``.
+    """Return the lane's pieces as nodes; ``awaits`` holds indices of ``work``.
 
-    A wait is its call, a node without a length at the end of each work that it waited for, and its return.
+    A wait becomes its call, one node without length at the end of each work that it waited for, and its return.
     """
     counts = np.ones(len(lane), np.int64)
     counts[list(awaited)] = [1 + len(works) for works in awaited.values()]
@@ -324,7 +332,7 @@ def _host_nodes(lane: Lane, work: _Work, awaited: dict[int, list[int]]) -> dict[
 
 
 def _before_on_stream(work: _Work, order: Int64, offset: int) -> Int64:
-    """The work before each on its stream that had ended when it began; ``MISSING`` where none had."""
+    """Return, per work, the previous work on its stream if that had ended when it began; else ``MISSING``."""
     result = np.full(len(work), MISSING, np.int64)
     if len(work) > 1:
         earlier, later = order[:-1], order[1:]
@@ -335,7 +343,7 @@ def _before_on_stream(work: _Work, order: Int64, offset: int) -> Int64:
 
 
 def _launching(trace: Trace, lane: Lane, work: _Work, host: dict[str, Int64]) -> Int64:
-    """The host node before the piece that launched each work, where the lane followed the launching thread then."""
+    """Return the host node before the piece that launched each work, if the lane followed the launching thread then."""
     calls = trace.rows["calls"]
     result = np.full(len(work), MISSING, np.int64)
     known = np.flatnonzero(work.call != MISSING)
@@ -352,12 +360,12 @@ def _launching(trace: Trace, lane: Lane, work: _Work, host: dict[str, Int64]) ->
 
 
 def _begun_before(before: Int64, starts: Int64, own: Int64) -> Int64:
-    """``before`` without nodes that did not begin before the work itself: clocks differ by some microseconds."""
+    """Return ``before`` without nodes that began after the work itself, because clocks differ by some microseconds."""
     return np.where((before != MISSING) & (starts[np.maximum(before, 0)] < own), before, MISSING)
 
 
 def _infer_dependencies(before: Int64, ends: Int64, work: _Work, hosts: int) -> None:
-    """Work whose own launch and stream do not explain its begin depends on what ended last before it on its device."""
+    """Make work depend on the previous work of its device if its own launch and stream do not explain its begin."""
     known = np.where(before == MISSING, _NO_END, ends[before]).max(axis=0)
     unexplained = np.flatnonzero((known == _NO_END) | (work.starts - np.maximum(known, 0) > DEPENDENCY_NS))
     for device in np.unique(work.device[unexplained]).tolist():
@@ -373,7 +381,10 @@ def _infer_dependencies(before: Int64, ends: Int64, work: _Work, hosts: int) -> 
 
 
 def _lags(before: Int64, starts: Int64, ends: Int64) -> tuple[Int64, Int64]:
-    """(lag of each dependency, which one binds): exact for the one that binds, the least usual one for the others."""
+    """Return (lag of each dependency, index of the binding one).
+
+    Exact for the binding one, the usual lag for the others.
+    """
     end = np.where(before == MISSING, _NO_END, ends[before])
     binds = np.where((before == MISSING).all(axis=0), MISSING, np.argmax(end, axis=0))
     after = starts - end
@@ -387,10 +398,10 @@ def _lags(before: Int64, starts: Int64, ends: Int64) -> tuple[Int64, Int64]:
 
 
 def _finishing(trace: Trace, windows: Windows, lane: Lane, work: _Work, host: dict[str, Int64]) -> Int64:
-    """Per window the node it ends with: work that the device is at or has queued then, else the host piece.
+    """Return the last node of each window: work that is running or queued at its end, else the host piece.
 
-    A host that runs ahead of its device waits for it sooner or later: the device bounds such steps. Where the host has
-    nothing recorded at the end, or no launch is recorded, it is the work that ended last.
+    A host that runs ahead of its device waits for it eventually, so the device bounds such steps. If the host recorded
+    nothing at the end, or no launch is recorded, the node is the work that ended last.
     """
     last_host = np.searchsorted(host["piece"], lane.at(windows.ends - 1), side="right") - 1
     if not len(work):

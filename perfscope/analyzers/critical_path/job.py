@@ -1,9 +1,9 @@
-"""The critical path of a job's step: from rank to rank over its collectives.
+"""The critical path of a job's step, from rank to rank over its collectives.
 
-A collective ends on all ranks when the last one has come and the data has moved. Walking back from the end of the step,
-a kernel of a collective is on the path from the begin of the last rank's kernel on: before that its rank only waited,
-and the path goes on with what made the last rank late. Times are on the clock of the lowest rank, put right by the ends
-of collectives (``Clocks``). Collectives on the host (gloo) are not followed.
+A collective ends on all ranks when the last rank has arrived and the data has moved. Walking back from the end of the
+step, the kernel of a collective is on the path only from the begin of the last rank's kernel. Before that its rank only
+waited, and the path continues with the work that made the last rank late. Times are on the clock of the lowest rank,
+corrected by the ends of collectives (``Clocks``). Collectives on the host (gloo) are not followed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from perfscope.analyzers.ranks import Matched, RankSet
 
 MOST_NODES = 8_000_000
-"""Of all ranks together: above that, about 1 GB, the path is not walked."""
+"""Limit on the nodes of all ranks together. The path of larger jobs is not computed, because it needs more than 1 GB.
+"""
 
 
 class JobPiece(Struct, frozen=True, kw_only=True):
@@ -34,7 +35,7 @@ class JobPiece(Struct, frozen=True, kw_only=True):
     end_ns: int
     kind: NodeKind
     waits: bool
-    """Time until the node could begin, and not its own."""
+    """Time until the node could begin, as opposed to its own time."""
     row: int
     """Row of ``slices``, ``kernels`` or ``copies`` of the rank's trace; ``MISSING``."""
 
@@ -43,16 +44,16 @@ class JobPath(Struct, frozen=True, kw_only=True):
     """The path of one step of a job."""
 
     step: int | None
-    """Number of the step; ``None``: the whole capture."""
+    """Number of the step; ``None`` for the whole capture."""
     start_ns: int
     end_ns: int
-    """The step of the rank that ended last."""
+    """End of the step on the rank that ended last."""
     pieces: tuple[JobPiece, ...]
-    """In order of time, without a hole; their lengths sum to the step exactly."""
+    """Pieces in order of time, without gaps; their lengths sum to the step exactly."""
     jumps: int
-    """How often the path goes to another rank."""
+    """Number of times the path changes to another rank."""
     uncertainty_ns: int
-    """Of the clocks, at worst."""
+    """Largest uncertainty of the clocks."""
 
     @property
     def by_rank(self) -> Mapping[int, int]:
@@ -64,7 +65,7 @@ class JobPath(Struct, frozen=True, kw_only=True):
 
     @property
     def by_kind(self) -> Mapping[str, int]:
-        """Time of the path by kind of node, and ``waiting`` until nodes could begin; ns."""
+        """Time of the path by kind of node, with ``waiting`` for the time until nodes could begin; ns."""
         total: dict[str, int] = defaultdict(int)
         for piece in self.pieces:
             total["waiting" if piece.waits else piece.kind.name.lower()] += piece.end_ns - piece.start_ns
@@ -72,9 +73,12 @@ class JobPath(Struct, frozen=True, kw_only=True):
 
 
 def job_paths(traces: Sequence[Trace]) -> tuple[JobPath, ...]:
-    """The paths of all steps of the first job whose ranks share collectives on devices; none where there is no job.
+    """Return the paths of all steps of the first job whose ranks share collectives on devices.
 
-    Steps are those that every rank has; where ranks have none, the capture of the rank that ended last.
+    Empty without such a job.
+
+    Only steps that every rank has count. If ranks have no steps, the path covers the capture of the rank that ended
+    last.
     """
     from perfscope.analyzers.ranks import rank_sets
 
@@ -94,7 +98,7 @@ def _common_steps(graphs: Mapping[int, Graph]) -> list[int | None]:
 
 
 class _JobWalk:
-    """Walks the graphs of all ranks."""
+    """Walk the graphs of all ranks backwards."""
 
     def __init__(self, ranks: RankSet, graphs: Mapping[int, Graph]) -> None:
         self._graphs = graphs
@@ -103,7 +107,9 @@ class _JobWalk:
         self._uncertainty = ranks.clocks.worst_ns
         nodes = {rank: _kernel_nodes(graph) for rank, graph in graphs.items()}
         self.sides: dict[tuple[int, int], tuple[int, int, int]] = {}
-        """(rank, node) of each side but the last one's: that side's (rank, node, begin on the common clock)."""
+        """Sides of each collective except the last: (rank, node) -> (rank, node, begin on the common clock) of the last
+        side.
+        """
         for collective in ranks.matching.matched:
             self._add(collective, nodes)
 
@@ -122,7 +128,7 @@ class _JobWalk:
                 self.sides[rank, node] = (last, places[last], begins[last])
 
     def of(self, number: int | None) -> JobPath:
-        """The path of one step."""
+        """Return the path of one step."""
         windows = {}
         for rank, graph in self._graphs.items():
             index = 0 if number is None else graph.windows.numbers.index(number)
@@ -168,6 +174,6 @@ class _JobWalk:
 
 
 def _kernel_nodes(graph: Graph) -> dict[int, int]:
-    """Row of ``kernels`` -> node, of kernels of collectives."""
+    """Map rows of ``kernels`` to nodes, for kernels of collectives."""
     nodes = np.flatnonzero(graph.kind == NodeKind.COMMUNICATION)
     return dict(zip(graph.row[nodes].tolist(), nodes.tolist(), strict=True))

@@ -1,12 +1,12 @@
-"""The graphs of a job's ranks as one: a collective goes on, on every rank, once the last rank has come.
+"""The graphs of a job's ranks joined into one: a collective proceeds on every rank once the last rank has arrived.
 
-The kernel of a matched collective is two nodes: its rank's arrival, which has no length and the kernel's own
-dependencies, and the transfer, from the moment that all ranks have arrived to the kernel's end. Between them are
-joins without a length, which depend on up to three nodes each. Times are on the clock of the lowest rank, put right by
-the ends of collectives (``Clocks``). Where these put a transfer's end before the last arrival, it has no length and a
-negative lag: playing the graph without a change gives the recording all the same.
+The kernel of a matched collective is two nodes: the arrival of its rank, which has no length and the kernel's own
+dependencies, and the transfer, from the moment that all ranks have arrived to the kernel's end. Between them are joins
+without length, each with up to three dependencies. Times are on the clock of the lowest rank, corrected by the ends of
+collectives (``Clocks``). If the corrected end of a transfer is before the last arrival, the transfer has no length and
+a negative lag, so that replaying the graph without a change still reproduces the recording.
 
-Sends and receives, and collectives on the host (gloo), join no ranks.
+Sends and receives, and collectives on the host (gloo), do not join ranks.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, Trace
 
 MOST_RANKS = 16
-"""Of one job: each finding replays all of them, and their dependencies take up to 20 MB each."""
+"""Limit on the ranks of one job: each finding replays all of them, and their dependencies take up to 20 MB per rank."""
 MOST_NODES = 2_000_000
-"""Of all ranks together: above that a replay takes seconds for each finding."""
+"""Limit on the nodes of all ranks together: a larger graph takes seconds to replay for each finding."""
 
 TOO_LARGE = f"the ranks have more than {MOST_NODES:,} events together"
 NOT_KEPT = "the events of all ranks are not kept together (too many ranks, or too many events in one)"
@@ -38,34 +38,37 @@ NO_ORDER = "the matched collectives of the ranks contradict the order of their w
 
 
 class JobGraph(Struct, frozen=True, kw_only=True):
-    """The ranks of a job in one graph, or why there is none. Its windows are the recorded time of each rank."""
+    """The ranks of a job in one graph, or the reason for its absence.
+
+    Its windows are the recorded time of each rank.
+    """
 
     ranks: frozenset[int]
     reason: str | None = None
     graph: Graph | None = None
     rank: Int64
-    """Per node; ``MISSING`` of joins."""
+    """Rank of each node; ``MISSING`` for joins."""
     joined: np.ndarray
-    """Per node whether it is the transfer of a matched collective."""
+    """Mask of the nodes that are transfers of a matched collective."""
     before_joining: Int64
-    """``Graph.before`` of such a node if it waited for its own rank alone."""
+    """``Graph.before`` of such a node if it waited for its own rank only."""
     offsets: Mapping[int, int]
-    """By rank what its clock is ahead, ns."""
+    """Offset of each rank's clock from the common clock, ns."""
 
     @property
     def whole_ns(self) -> int:
-        """The steps of the rank whose steps are longest."""
+        """Length of the steps on the rank whose steps are longest, ns."""
         return 0 if self.graph is None else int((self.graph.windows.ends - self.graph.windows.starts).max())
 
     def on_clock(self, removed: Removed) -> Removed:
-        """The same with intervals on the clock of the graph."""
+        """Return ``removed`` with its intervals on the graph's clock."""
         if removed.table not in ("idle", "work") or removed.rank is None:
             return removed
         return replace(removed, rows=removed.rows - self.offsets.get(removed.rank, 0))
 
 
 def job_graphs(traces: Sequence[Trace]) -> tuple[JobGraph, ...]:
-    """One for each job of several ranks that the traces are of; made once."""
+    """Return the graph of each job with several ranks among the traces. Cached."""
     return over(traces, _job_graphs) if traces else ()
 
 
@@ -93,7 +96,7 @@ def _job_graph(ranks: RankSet) -> JobGraph:
 
 
 class _Joining:
-    """Puts the nodes of all ranks into one set of arrays: those of the ranks, then arrivals and joins."""
+    """Merge the nodes of all ranks into one set of arrays: nodes of the ranks, followed by arrivals and joins."""
 
     def __init__(self, ranks: RankSet, graphs: Mapping[int, Graph]) -> None:
         self._graphs = dict(sorted(graphs.items()))
@@ -103,7 +106,7 @@ class _Joining:
         self._sides = list(self._matched(ranks.matching.matched))
 
     def _matched(self, collectives: Sequence[Matched]) -> Iterator[Int64]:
-        """Nodes of the kernels of each collective that several ranks show."""
+        """Yield the kernel nodes of each collective that appears on several ranks."""
         at = {}
         for rank, graph in self._graphs.items():
             nodes = np.flatnonzero(graph.kind == NodeKind.COMMUNICATION)
@@ -118,7 +121,7 @@ class _Joining:
                 yield np.array(sides, np.int64)
 
     def result(self, nothing: JobGraph) -> JobGraph:
-        """The graph with its nodes in an order in which none comes before what it depends on."""
+        """Return the graph with every node after its dependencies."""
         if not self._sides:
             return replace(nothing, reason=NO_JOINS)
         columns = self._ranks()
@@ -146,7 +149,7 @@ class _Joining:
         )
 
     def _ranks(self) -> dict[str, np.ndarray]:
-        """The columns of all ranks' nodes, one after the other."""
+        """Concatenate the columns of all ranks' nodes."""
         parts: dict[str, list[np.ndarray]] = {}
         for rank, graph in self._graphs.items():
             offset, base = self._offsets[rank], self._base[rank]
@@ -168,7 +171,7 @@ class _Joining:
     def _with_joins(
         self, columns: dict[str, np.ndarray], kernels: Int64, joins: Sequence[int]
     ) -> dict[str, np.ndarray]:
-        """Arrivals take over what the kernels depend on; kernels depend on the last join of their collective."""
+        """Give arrivals their kernels' dependencies; make kernels depend on the last join of their collective."""
         before, lag, starts, ends, binds = (columns[name] for name in ("before", "lag", "starts", "ends", "binds"))
         arrivals = self._size + np.arange(len(kernels))
         before[:, arrivals], lag[:, arrivals], binds[arrivals] = before[:, kernels], lag[:, kernels], binds[kernels]
@@ -196,7 +199,7 @@ class _Joining:
         return columns
 
     def _ordered(self, columns: dict[str, np.ndarray], order: Int64, kernels: Int64) -> Graph:
-        """Nodes in that order; lanes and streams of the ranks stay sequences of their own."""
+        """Return the nodes in ``order``; the lane and the streams of each rank remain separate sequences."""
         place = np.empty(len(order), np.int64)
         place[order] = np.arange(len(order))
         arrival = np.full(len(order), MISSING, np.int64)
@@ -243,7 +246,7 @@ def _renamed(before: np.ndarray, order: Int64) -> np.ndarray:
 
 
 def _order(starts: Int64, before: Int64) -> Int64 | None:
-    """Nodes by begin, none before what it depends on; ``None`` where they depend on each other in a circle."""
+    """Return the nodes by begin, each after its dependencies; ``None`` if the dependencies have a cycle."""
     order = np.argsort(starts, kind="stable")
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))

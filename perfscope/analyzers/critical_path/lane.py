@@ -1,8 +1,7 @@
-"""The host as one lane: what the program's own thread did, or the thread that it waited for.
+"""The host as one lane: the work of the program's own thread, or of the thread that it waited for.
 
-A program has one thread that drives it. While that thread is in no op and no call, another thread may do its work:
-autograd runs the backward pass on a thread of its own. The lane follows the work. It covers all of the time that it is
-asked for without a hole.
+One thread drives a program. While that thread is in no op and no call, another thread may work for it: autograd runs
+the backward pass on a separate thread. The lane follows the work and covers the requested time without gaps.
 """
 
 from __future__ import annotations
@@ -16,28 +15,28 @@ from perfscope.model.trace import MISSING, CallKind, SliceKind, Trace
 
 
 class Lane(Struct, frozen=True, kw_only=True):
-    """Pieces of host time in order, each beginning where the one before ends. Times in ns."""
+    """Pieces of host time in order, each beginning at the end of the previous one. Times in ns."""
 
     starts: Int64
     ends: Int64
     thread: Int64
-    """Row of ``threads``; ``MISSING`` where no thread is recorded."""
+    """Row of ``threads``; ``MISSING`` if no thread is recorded."""
     slice: Int64
-    """Row of ``slices``: the innermost host span; ``MISSING`` outside all."""
+    """Row of ``slices``: the innermost host span; ``MISSING`` outside all spans."""
     call: Int64
-    """Row of ``calls``: the outermost runtime call; ``MISSING`` outside all."""
+    """Row of ``calls``: the outermost runtime call; ``MISSING`` outside all calls."""
 
     def __len__(self) -> int:
         """Number of pieces."""
         return len(self.starts)
 
     def at(self, times: Int64) -> Int64:
-        """The piece that holds each moment; the first or last one for moments outside."""
+        """Return the piece that contains each time; the first or last piece for times outside the lane."""
         return np.clip(np.searchsorted(self.starts, times, side="right") - 1, 0, max(len(self) - 1, 0))
 
 
 def host_lane(trace: Trace, low: int, high: int, cuts: Int64) -> Lane:
-    """The lane of ``[low, high)`` ns; pieces also end at each of ``cuts``."""
+    """Return the lane of ``[low, high)`` ns; pieces also end at each of ``cuts``."""
     main = trace.fact(main_thread)
     threads = [main, *(thread for thread in helper_threads(trace) if thread != main)] if main != MISSING else []
     spans = {thread: _thread_pieces(trace, thread) for thread in threads}
@@ -61,7 +60,7 @@ def host_lane(trace: Trace, low: int, high: int, cuts: Int64) -> Lane:
 
 
 def helper_threads(trace: Trace) -> list[int]:
-    """Threads that the program hands its work to: they launch kernels or run the backward pass. Most launches first."""
+    """Return the threads that work for the program (launch kernels or run the backward pass), most launches first."""
     calls, slices = trace.rows["calls"], trace.rows["slices"]
     launching = np.isin(calls["kind"], [CallKind.KERNEL, CallKind.GRAPH])
     backward = slices["forward_thread"] > 0
@@ -73,7 +72,7 @@ def helper_threads(trace: Trace) -> list[int]:
 
 
 class _Pieces(Struct, frozen=True, kw_only=True):
-    """When one thread is inside a span or a call. ``works``: inside an op or a call, and not in Python alone."""
+    """Times at which one thread is inside a span or a call. ``works``: inside an op or a call, not only in Python."""
 
     starts: Int64
     ends: Int64
@@ -102,7 +101,7 @@ def _thread_pieces(trace: Trace, thread: int) -> _Pieces:
 
 
 def outermost_calls(trace: Trace, thread: int) -> Int64:
-    """Rows of ``calls`` of a thread that take time and lie in no other call, in order of start."""
+    """Return the rows of ``calls`` of a thread that have a duration and are in no other call, in order of start."""
     calls = trace.rows["calls"]
     rows = np.flatnonzero((calls["thread"] == thread) & (calls["end_ns"] > calls["start_ns"]))
     rows = rows[np.lexsort((-calls["end_ns"][rows], calls["start_ns"][rows]))]
@@ -112,7 +111,7 @@ def outermost_calls(trace: Trace, thread: int) -> Int64:
 
 
 def _covering(starts: Int64, ends: Int64, rows: Int64, times: Int64) -> Int64:
-    """Of disjoint sorted intervals the row of the one that holds each moment; ``MISSING`` where none does."""
+    """Return, per time, the row of the disjoint sorted interval that contains it; ``MISSING`` if none does."""
     if not len(starts):
         return np.full(len(times), MISSING, np.int64)
     index = np.searchsorted(starts, times, side="right") - 1
@@ -121,7 +120,7 @@ def _covering(starts: Int64, ends: Int64, rows: Int64, times: Int64) -> Int64:
 
 
 def _joined(lane: Lane, cuts: Int64) -> Lane:
-    """Neighbours with the same thread, span and call as one piece, but for cuts between them."""
+    """Merge neighbours with the same thread, span and call, except across a cut."""
     if not len(lane):
         return lane
     begins = np.isin(lane.starts, cuts)

@@ -1,7 +1,7 @@
-"""The critical path of each step: the chain of host pieces, device work and waits between them that bound it.
+"""The critical path of each step: the chain of host pieces, device work and waits that determines its length.
 
-It is walked from the end of the step backwards, at each node to the dependency that bound it. Its pieces cover the
-step without a hole and without an overlap, so their lengths sum to the step exactly.
+The path is computed backwards from the end of the step, from each node to its binding dependency. Its pieces cover the
+step without gaps or overlaps, so their lengths sum to the step exactly.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from perfscope.model.intervals import EMPTY, Int64, difference, intersection_tot
 from perfscope.model.trace import MISSING, Trace
 
 UNKNOWN_GAP = 3
-"""``CriticalPath.gap`` of time before work whose dependencies are not recorded."""
+"""``CriticalPath.gap`` for time before work whose dependencies are not recorded."""
 
 PARTS = (
     "compute",
@@ -39,8 +39,10 @@ PARTS = (
     "other_host",
     "unexplained",
 )
-"""What a piece of the path is, in the order of a report. ``host_op``: an op on the host that launches nothing;
-``dependency``: between two works of a device; ``launch``: launching, and from a launch to the begin of its work."""
+"""Category of a piece of the path, in the order of a report. ``host_op``: an op on the host that launches nothing;
+``dependency``: the gap between two works of a device; ``launch``: launch calls, and the delay from a launch to the
+begin of its work.
+"""
 
 _PART_OF_ACTIVITY = {
     HostActivity.INPUT: "input",
@@ -58,19 +60,22 @@ _PART_OF_ACTIVITY = {
 _PART_OF_WORK = {NodeKind.KERNEL: "compute", NodeKind.COMMUNICATION: "communication", NodeKind.COPY: "copy"}
 _PART_OF_GAP = {Via.ORDER: "dependency", Via.LAUNCH: "launch", Via.DEPENDENCY: "dependency"}
 
+Piece = tuple[int, int, int, int]
+"""Begin and end in ns, node, gap: as in ``CriticalPath``."""
+
 
 class CriticalPath(Struct, frozen=True, kw_only=True):
-    """Pieces of the paths of all steps in order of time, as equally long arrays."""
+    """Pieces of the paths of all steps in order of time, as arrays of equal length."""
 
     graph: Graph
     starts: Int64
     ends: Int64
     window: Int64
-    """Which of ``graph.windows``."""
+    """Index in ``graph.windows``."""
     node: Int64
-    """The node that the piece is of, or that it led to where it is a gap."""
+    """Node of the piece; for a gap, the node after it."""
     gap: Int64
-    """``MISSING``: the node's own time. Else the ``Via`` that the node began late by, or ``UNKNOWN_GAP``."""
+    """``MISSING`` for the node's own time; else the ``Via`` that delayed the node, or ``UNKNOWN_GAP``."""
 
     def __len__(self) -> int:
         """Number of pieces."""
@@ -78,7 +83,7 @@ class CriticalPath(Struct, frozen=True, kw_only=True):
 
 
 def critical_path(trace: Trace) -> CriticalPath | None:
-    """The paths of all steps; ``None`` where there is nothing to walk."""
+    """Return the paths of all steps; ``None`` if the trace has no dependency graph."""
     graph = trace.fact(dependency_graph)
     if graph is None:
         return None
@@ -90,18 +95,19 @@ def critical_path(trace: Trace) -> CriticalPath | None:
 
 
 def _pieces(graph: Graph) -> tuple[Int64, ...]:
-    """Begin, end, window, node and gap of each piece of all paths, as ``Walk.back`` gives them."""
+    """Return begin, end, window, node and gap of each piece of all paths, as in ``Walk.back``."""
     walk = Walk(graph)
     nodes, window = walk.nodes()
     first = np.ones(len(nodes), bool)
     first[1:] = window[1:] != window[:-1]
     low, high = graph.windows.starts[window], graph.windows.ends[window]
-    following = np.where(first, high, np.roll(graph.starts[nodes], 1))  # what each node led to
+    # begin of the node that follows each node on the path
+    following = np.where(first, high, np.roll(graph.starts[nodes], 1))
     arrives = np.clip(np.minimum(graph.ends[nodes], following), low, high)
     begins = np.clip(graph.starts[nodes], low, high)
     led_to = np.where(first, nodes, np.roll(nodes, 1))
     gaps = np.where(first | (graph.binds[led_to] == MISSING), UNKNOWN_GAP, graph.binds[led_to])
-    last = np.append(first[1:], np.True_)[: len(nodes)]  # nothing is known before it
+    last = np.append(first[1:], np.True_)[: len(nodes)]  # nothing before it is known
     columns = (
         (begins, arrives, window, nodes, np.broadcast_to(MISSING, len(nodes))),
         (arrives, np.minimum(following, high), window, led_to, gaps),
@@ -114,15 +120,10 @@ def _pieces(graph: Graph) -> tuple[Int64, ...]:
     )
 
 
-Piece = tuple[int, int, int, int]
-"""Begin and end in ns, the node, the gap: as in ``CriticalPath``."""
-
-
 class Walk:
-    """Walks a graph backwards."""
+    """Walk a graph backwards."""
 
     def __init__(self, graph: Graph) -> None:
-        """Of one trace."""
         self._graph = graph
         every, bound = np.arange(len(graph)), graph.binds != MISSING
         self._earlier = np.where(bound, graph.before[np.maximum(graph.binds, 0), every], MISSING)
@@ -136,12 +137,12 @@ class Walk:
         self._work_ends = graph.ends[self._work]
 
     def back(self, node: int, time: int, low: int) -> tuple[list[Piece], int, int]:
-        """(pieces of ``node`` up to ``time`` and of the gap before it, what bound it, the time where that ended).
+        """Return (pieces of ``node`` up to ``time`` and of the gap before it, binding dependency, end of that).
 
-        Nothing reaches below ``low``.
+        Pieces are clipped at ``low``.
         """
         pieces: list[Piece] = []
-        if self._ends[node] < time:  # after the last thing that is known
+        if self._ends[node] < time:  # after the end of the last recorded event
             end = max(self._ends[node], low)
             pieces.append((end, time, node, UNKNOWN_GAP))
             time = end
@@ -160,7 +161,7 @@ class Walk:
         return pieces, earlier, end
 
     def nodes(self) -> tuple[Int64, Int64]:
-        """(nodes on the paths of all windows, each from its end back; number of the window)."""
+        """Return (nodes on the paths of all windows, each path from its end backwards; number of the window)."""
         runs, windows, starts = Runs(self._graph, self._earlier), self._graph.windows, self.starts
         begins = self._graph.starts[self._graph.sequence].data
         pieces: list[tuple[int, int]] = []
@@ -171,7 +172,7 @@ class Walk:
             before = len(pieces)
             while node != MISSING and low < high:
                 first, last, head, earlier = runs.back(node)
-                if starts[head] <= low:  # the run goes on before the window
+                if starts[head] <= low:  # the run begins before the window
                     first = max(bisect_right(begins, low, first, last + 1) - 1, first)
                     pieces.append((first, last))
                     break
@@ -182,7 +183,7 @@ class Walk:
         return nodes, np.repeat(np.arange(len(counts)), counts)[piece]
 
     def _at(self, node: int, time: int) -> int:
-        """What went on before work with unknown dependencies: the host then, else the work that ended last."""
+        """Return the node active before work with unknown dependencies: the host piece or the work that ended last."""
         if len(self._host_starts) and not self._on_host[node]:
             index = int(np.searchsorted(self._host_starts, time, side="left")) - 1
             if index >= 0 and self._graph.thread[self._lane[index]] != MISSING:
@@ -194,7 +195,10 @@ class Walk:
 
 
 def path_parts(trace: Trace) -> dict[str, int]:
-    """The paths of all steps by part in ns, parts that do not occur left out; they sum to the steps exactly."""
+    """Return the paths of all steps by part, ns; parts without time are omitted.
+
+    The values sum to the steps exactly.
+    """
     path = trace.fact(critical_path)
     if path is None:
         return {}
@@ -215,7 +219,10 @@ def path_parts(trace: Trace) -> dict[str, int]:
 
 
 def _host_parts(trace: Trace, path: CriticalPath, chosen: np.ndarray) -> dict[str, int]:
-    """Host pieces of the path by what their thread did; ops and XLA programs are compute where no device worked."""
+    """Return the host pieces of the path by activity of their thread.
+
+    If no device worked, ops and XLA programs are compute.
+    """
     totals: dict[str, int] = {}
     threads = path.graph.thread[path.node]
     computes = bool(path.graph.on_host.all())

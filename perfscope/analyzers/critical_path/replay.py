@@ -1,4 +1,4 @@
-"""Playing a graph again with other durations or without some dependencies, and how late each node could have been."""
+"""Replaying a graph with other durations or fewer dependencies, and how late each node could have ended."""
 
 from __future__ import annotations
 
@@ -12,51 +12,52 @@ from perfscope.analyzers.critical_path.runs import Runs
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING
 
+_NEVER = -(2**62)
+
 
 class Change(Struct, frozen=True, kw_only=True):
-    """What is other than in the recording; arrays as in ``Graph``."""
+    """Differences from the recording; arrays as in ``Graph``."""
 
     durations: Int64
-    """ns a node."""
+    """Duration of each node, ns."""
     before: Int64
     lag: Int64
 
 
 def unchanged(graph: Graph) -> Change:
-    """The recording as it is; copies that may be written to."""
+    """Return a change without effect; its arrays are copies that may be modified."""
     return Change(durations=graph.ends - graph.starts, before=graph.before.copy(), lag=graph.lag.copy())
 
 
 class Replay:
-    """A graph that is played again with a change.
+    """Replay of a graph with a change.
 
-    Neighbours on the host lane and on streams that depend on each other alone are one piece of fixed length; only the
-    heads of such pieces wait for something else.
+    Neighbours on the host lane and on streams that depend only on each other form one run of fixed length; only the
+    head of a run waits for something else.
     """
 
     def __init__(self, graph: Graph, change: Change) -> None:
-        """Nothing is played yet."""
         self._graph, self._change = graph, change
         order, sequence = change.before[Via.ORDER], graph.sequence
         alone = (order != MISSING) & (change.before[1:] == MISSING).all(axis=0) & (graph.binds != MISSING)
         self._follows = alone[sequence]
-        """By place in the sequence: the node depends on its neighbour alone."""
+        """By index in the sequence: whether the node depends only on its neighbour."""
         self._follows[:1] = False
         self._follows[1:] &= order[sequence[1:]] == sequence[:-1]
         self._heads = np.sort(sequence[~self._follows])
 
     def ends(self) -> Int64:
-        """When each node ends, ns. Without a change: when it ended in the recording.
+        """Return the end of each node, ns. Without a change it equals the recorded end.
 
-        Nodes whose dependencies are not known begin when they did.
+        Nodes whose dependencies are unknown begin at their recorded time.
         """
         graph, change, sequence = self._graph, self._change, self._graph.sequence
-        number = np.cumsum(~self._follows) - 1  # of the head in the sequence
+        number = np.cumsum(~self._follows) - 1  # index of the head in the sequence
         together = np.cumsum((change.lag[Via.ORDER] + change.durations)[sequence])
         after_head = together - together[~self._follows][number]
         rank = np.empty(len(self._heads), np.int64)
         rank[np.argsort(sequence[~self._follows], kind="stable")] = np.arange(len(rank))
-        of_head = rank[number][graph.position]  # per node, of the heads in order
+        of_head = rank[number][graph.position]  # per node: rank of its head
         behind = after_head[graph.position]
         before, durations = change.before[:, self._heads], change.durations[self._heads]
         waits = np.where(before == MISSING, 0, of_head[before] + 1)
@@ -68,9 +69,9 @@ class Replay:
         return result
 
     def path(self, ends: Int64, last: int) -> tuple[Int64, Int64]:
-        """(nodes from ``last`` back, each after what it waited for last; lags after these, ns).
+        """Return (nodes from ``last`` backwards, each after its binding dependency; lags after these, ns).
 
-        ``ends``: of the replay. It ends with a node whose dependencies are not recorded.
+        ``ends``: ends of the replay. The path stops at a node whose dependencies are not recorded.
         """
         graph, change, heads = self._graph, self._change, self._heads
         earlier, lag = change.before[Via.ORDER].copy(), change.lag[Via.ORDER].copy()
@@ -85,11 +86,8 @@ class Replay:
         return nodes, np.append(lag[nodes[:-1]], 0)
 
 
-_NEVER = -(2**62)
-
-
 def _heads_played(earliest: Sequence[int], waits: Sequence[Sequence[int]], lags: Sequence[Sequence[int]]) -> Int64:
-    """When each head ends; ``waits``: per ``Via`` one more than the number of a head before, 0 for none."""
+    """Return the end of each head; ``waits``: per ``Via``, the number of a previous head plus one, 0 for none."""
     ends = [2 * _NEVER]
     for end, order, order_lag, launch, launch_lag, other, other_lag in zip(
         earliest, waits[0], lags[0], waits[1], lags[1], waits[2], lags[2], strict=True
@@ -104,20 +102,23 @@ def _heads_played(earliest: Sequence[int], waits: Sequence[Sequence[int]], lags:
 
 
 def replay(graph: Graph, change: Change) -> Int64:
-    """When each node ends with ``change``, ns: ``Replay.ends``."""
+    """Return the end of each node with ``change``, ns: ``Replay.ends``."""
     return Replay(graph, change).ends()
 
 
 def replayed_ns(graph: Graph, change: Change) -> int:
-    """Length of all windows together with ``change``, ns: they are longer by as much as the last one ends later."""
+    """Return the length of all windows together with ``change``, ns.
+
+    It changes by as much as the end of the last node.
+    """
     last = int(graph.finish[np.argmax(graph.windows.ends)])
     return max(graph.windows.whole_ns + int(replay(graph, change)[last] - graph.ends[last]), 0)
 
 
 def slack(graph: Graph) -> Int64:
-    """By how many ns each node could have ended later without any window ending later; 0 on a critical path.
+    """Return by how many ns each node could have ended later without delaying any window; 0 on a critical path.
 
-    What no window's end depends on could have ended with the last node of all.
+    Nodes that no window's end depends on could have ended together with the last node of all.
     """
     latest = [max(int(graph.ends.max()), int(graph.windows.ends.max()))] * len(graph)
     for window, node in enumerate(graph.finish.tolist()):

@@ -1,6 +1,6 @@
-"""Runs: neighbours on the host lane or on a stream, each of which waited for the one before it.
+"""Runs: neighbours on the host lane or on a stream, each of which waited for the previous node.
 
-Most nodes are in one. A chain of dependencies is followed from run to run and not from node to node.
+Most nodes are in a run. A chain of dependencies is followed from run to run instead of from node to node.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from perfscope.model.trace import MISSING
 
 
 class Runs:
-    """Chains of dependencies, backwards."""
+    """Chains of dependencies, followed backwards."""
 
     def __init__(self, graph: Graph, earlier: Int64) -> None:
-        """``earlier``: per node the one that it waited for, ``MISSING`` where that is not known."""
+        """``earlier``: per node, the node that it waited for; ``MISSING`` if unknown."""
         self._sequence = sequence = graph.sequence
         begins = np.ones(len(sequence), bool)
         begins[1:] = earlier[sequence[1:]] != sequence[:-1]
@@ -29,14 +29,14 @@ class Runs:
         self._position = graph.position.data
 
     def back(self, node: int) -> tuple[int, int, int, int]:
-        """(place in ``Graph.sequence`` of the run's first node, of ``node``, that first node, what it waited for)."""
+        """Return (index in ``Graph.sequence`` of the run's first node, index of ``node``, first node, dependency)."""
         position = self._position[node]
         run = self._run[position]
         first = self._first[run]
         return first, position, int(self._sequence[first]), self._leads_to[run]
 
     def chain(self, node: int) -> Int64:
-        """``node`` and all that its begin depended on, the latest first."""
+        """Return ``node`` and everything that its begin depended on, the latest first."""
         pieces = []
         while node != MISSING:
             position = self._position[node]
@@ -46,7 +46,7 @@ class Runs:
         return self.nodes(pieces)[0]
 
     def nodes(self, pieces: Sequence[tuple[int, int]]) -> tuple[Int64, Int64]:
-        """(nodes at the positions from the second of each piece back to its first, number of the piece)."""
+        """Return (nodes from the second index of each piece back to its first, number of the piece)."""
         firsts, lasts = np.array(pieces, np.int64).reshape(-1, 2).T
         counts = lasts - firsts + 1
         piece = np.repeat(np.arange(len(pieces)), counts)

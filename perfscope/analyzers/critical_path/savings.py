@@ -1,16 +1,17 @@
-"""Savings of findings by the critical path: the graph is played again without what a fix takes away.
+"""Savings of findings by the critical path: the graph is replayed without the work that a fix removes.
 
-A rule names that (``Finding.removes``). What other work hides, or what nothing waits for, is then no saving: one that
-touches no node of the critical path is 0. Of the rule's own bound and this saving the smaller one is the cost.
+A rule declares that work (``Finding.removes``). Removing work that other work hides, or that nothing waits for, saves
+nothing: a finding without a node on the critical path saves 0. The cost of a finding is the smaller of the rule's own
+bound and this saving.
 
-The saving has to be an upper bound, too, so it is not given where dependencies are missing: of programs of XLA, of
-several devices of one process, and where the path of the replay begins after the first thing that is taken away, at
-work with no known dependency. The finding then says why. A host piece on the path that ends with device work may have
-waited for it in a way that is not recorded (a loop that polls), and work that begins late for something on another
-stream: such time counts as saved.
+The saving must be an upper bound too, so it is unknown if dependencies are missing: for XLA programs, for several
+devices of one process, and if the replayed path begins after the first removed event, at work without known
+dependencies. The finding then has the reason. Two kinds of time count as saved although they may have waited: a host
+piece on the path that ends with device work (a polling loop, whose wait is not recorded), and work that begins late
+because of another stream.
 
-What rules find by comparing ranks is taken from the graph of the job (``job_graph``), in which a collective ends on all
-ranks once the last one has come.
+Savings of findings that compare ranks come from the graph of the job (``job_graph``), in which a collective ends on all
+ranks once the last rank has arrived.
 """
 
 from __future__ import annotations
@@ -39,10 +40,13 @@ from perfscope.model.severity import SEVERITIES, severity_of
 from perfscope.model.trace import MISSING, Trace
 
 AGREES = 0.95
-"""A replay that gives this part of the rule's bound says the same: the rule's bound, which may be measured, stays."""
+"""Smallest ratio of the replayed saving to the rule's bound at which the two agree; the rule's bound, which may be
+measured, is then kept.
+"""
 POLLED_NS = 100_000
-"""A host piece of this length that ends soon after device work may have waited for it: within ``POLL_NS`` and a
-hundredth of its own length."""
+"""Host pieces of at least this length may poll the device if they end within ``POLL_NS``, and a hundredth of their
+length, after device work.
+"""
 POLL_NS = 50_000
 
 HIDDEN = "The saving is the part of its time that is on the critical path; the rest is hidden behind other work."
@@ -58,14 +62,17 @@ BEGINS_LATER = "the path begins later, at work whose dependencies are not record
 
 
 class PathSaving(Struct, frozen=True, kw_only=True):
-    """What all steps together are shorter by, or why that is not known."""
+    """Time saved in all steps together, or the reason why it is unknown."""
 
     ns: int | None = None
     reason: str | None = None
 
 
 def bounded_by_path(trace: Trace, finding: Finding) -> Finding:
-    """The finding with costs of at most what the path saves, or with why that is not known; without ``removes``."""
+    """Return the finding with its cost limited to the path's saving, or with the reason why that is unknown.
+
+    ``removes`` is cleared.
+    """
     if not finding.cost_ns or finding.run_ns is not None or not trace.recorded & RECORDING_WORK:
         return replace(finding, removes=())
     graph = trace.fact(dependency_graph)
@@ -73,7 +80,7 @@ def bounded_by_path(trace: Trace, finding: Finding) -> Finding:
 
 
 def bounded_by_job(traces: Sequence[Trace], finding: Finding) -> Finding:
-    """The same of a finding that compares the ranks of a job."""
+    """Return the same for a finding that compares the ranks of a job."""
     if not finding.cost_ns or finding.run_ns is not None or not any(t.recorded & RECORDING_WORK for t in traces):
         return replace(finding, removes=())
     ranks = {removed.rank for removed in finding.removes}
@@ -104,7 +111,7 @@ def _bounded(finding: Finding, saving: PathSaving, whole_ns: int) -> Finding:
 
 
 def saved_on_path(trace: Trace, removes: tuple[Removed, ...]) -> PathSaving:
-    """What all steps of one process are shorter by without what ``removes`` takes away."""
+    """Return the time saved in all steps of one process by removing ``removes``."""
     graph = trace.fact(dependency_graph)
     if not removes or graph is None:
         return PathSaving(reason=NOT_NAMED if graph is not None else NO_GRAPH)
@@ -131,13 +138,13 @@ def saved_on_path(trace: Trace, removes: tuple[Removed, ...]) -> PathSaving:
 
 
 def _inside(graph: Graph, rows: Int64) -> bool:
-    """Whether intervals lie within the recorded steps."""
+    """Whether all intervals are within the recorded steps."""
     spans = union(*rows.reshape(-1, 2).T)
     return int(covered(spans, graph.windows.starts, graph.windows.ends).sum()) == spans.total()
 
 
 def _after(graph: Graph, last: int, removes: tuple[Removed, ...]) -> int:
-    """Time that is taken away between the last node and the end of the recording, where no host work is recorded."""
+    """Return the removed time between the last node and the end of the recording, where no host work is recorded."""
     end = int(graph.windows.ends.max())
     idle = [removed.rows.reshape(-1, 2) for removed in removes if removed.table == "idle"]
     if not idle or graph.ends[last] >= end:
@@ -146,7 +153,7 @@ def _after(graph: Graph, last: int, removes: tuple[Removed, ...]) -> int:
 
 
 def saved_in_job(job: JobGraph, removes: tuple[Removed, ...]) -> PathSaving:
-    """What all steps of a job are shorter by, from the last rank's end to the last rank's end."""
+    """Return the time saved in all steps of a job, measured between the ends of the rank that ends last."""
     graph = job.graph
     if graph is None:
         return PathSaving(reason=job.reason)
@@ -171,7 +178,7 @@ def _recording(graph: Graph) -> Change:
 def _saved(
     graph: Graph, change: Change, finish: Int64, recorded_path: Int64, may_poll: np.ndarray, times: float
 ) -> PathSaving:
-    """By how much the last of ``finish`` ends earlier with the change, ``times`` as much where it is only a part."""
+    """Return how much earlier the last node of ``finish`` ends with the change, multiplied by ``times``."""
     shorter = change.durations != graph.ends - graph.starts
     changed = shorter | (change.lag != graph.lag).any(axis=0) | (change.before != graph.before).any(axis=0)
     if not changed.any():
@@ -202,7 +209,7 @@ def _may_poll(trace: Trace) -> np.ndarray:
 
 
 def polling(graph: Graph) -> np.ndarray:
-    """Per node: it is long host time that ends with device work, and may have waited for it."""
+    """Mask of the nodes that are long host pieces ending with device work, and so may have waited for it."""
     if graph.on_host.all():
         return np.zeros(len(graph), bool)
     ends = np.sort(graph.ends[~graph.on_host])
@@ -213,7 +220,10 @@ def polling(graph: Graph) -> np.ndarray:
 
 
 def _applied(graph: Graph, change: Change, removed: Removed, mine: np.ndarray | None = None) -> tuple[Change, float]:
-    """(the change without what is removed, what its saving has to be multiplied by). ``mine``: nodes it may be of."""
+    """Return (the change without the removed work, factor for its saving).
+
+    ``mine``: mask of the nodes that may change.
+    """
     here = np.ones(len(graph), bool) if mine is None else mine
     if removed.table == "waits":
         return _without_waits(graph, change, removed.rows)
@@ -229,7 +239,7 @@ def _applied(graph: Graph, change: Change, removed: Removed, mine: np.ndarray | 
 
 
 def _without_spans(trace: Trace, graph: Graph, change: Change, removed: Removed) -> Change:
-    """Host time inside spans."""
+    """Return the change without host time inside spans."""
     left = np.ones(len(trace.rows["slices"]))
     left[removed.rows] = removed.left
     here = graph.on_host & (graph.row != MISSING)
@@ -240,7 +250,7 @@ def _without_spans(trace: Trace, graph: Graph, change: Change, removed: Removed)
 
 
 def _without_waits(graph: Graph, change: Change, calls: np.ndarray) -> tuple[Change, float]:
-    """Calls that wait no longer. The last wait of all stays, and ends the recording."""
+    """Return the change without these waits. The last wait of all stays, because it ends the recording."""
     returns = np.flatnonzero(graph.kind == NodeKind.RETURN)
     mine = returns[np.isin(graph.call[returns], calls)]
     last = graph.call[returns[-1]] if len(returns) else MISSING
@@ -254,7 +264,7 @@ def _without_waits(graph: Graph, change: Change, calls: np.ndarray) -> tuple[Cha
 
 
 def _without_time(graph: Graph, change: Change, removed: Removed, here: np.ndarray) -> Change:
-    """Intervals of time: of the host and of delays, or of kernels and copies."""
+    """Return the change without intervals of time: of the host and delays, or of kernels and copies."""
     spans = union(*removed.rows.reshape(-1, 2).T)
     at_work = (graph.kind == NodeKind.KERNEL) | (graph.kind == NodeKind.COPY)
     taken = here & (graph.on_host if removed.table == "idle" else at_work)

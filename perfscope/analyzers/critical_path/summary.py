@@ -1,4 +1,4 @@
-"""What the critical path is made of: by part, and by kernel, op or function with its place in the code."""
+"""Composition of the critical path: by part, and by kernel, op or function with its source line."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
 MOST_ROWS = 30
-"""Rows kept of each trace."""
+"""Maximum number of rows kept per trace."""
 
 OUTSIDE = "(outside every recorded span)"
 
+_WORK = {NodeKind.KERNEL: "kernel", NodeKind.COMMUNICATION: "collective", NodeKind.COPY: "copy"}
+
 
 class PathRow(Struct, frozen=True, kw_only=True):
-    """Time on the path in work of one name."""
+    """Time on the path in work with one name."""
 
     where: str
-    """``host``, ``kernel``, ``collective``, ``copy``, or ``before`` one of these: time until it could begin."""
+    """``host``, ``kernel``, ``collective`` or ``copy``; or ``before`` one of these: time until it could begin."""
     name: str
     total_ns: int
     pieces: int
     op: str = ""
-    """The op that launched it, of device work."""
+    """Op that launched device work."""
     line: str = ""
     module: str = ""
 
@@ -40,17 +42,17 @@ class PathSummary(Struct, frozen=True, kw_only=True):
 
     rank: int | None
     steps: int
-    """0: the path is of the whole capture."""
+    """Number of steps; 0 if the path covers the whole capture."""
     whole_ns: int
-    """All steps together: the length of their paths."""
+    """Length of the paths of all steps together, ns."""
     parts_ns: dict[str, int]
     """By ``PARTS``; they sum to ``whole_ns``."""
     rows: tuple[PathRow, ...]
-    """The largest first, not all of them."""
+    """Largest rows first, at most ``MOST_ROWS``."""
 
 
 def path_summary(trace: Trace) -> PathSummary | None:
-    """``None`` where there is no path."""
+    """Return the composition of the path; ``None`` without a path."""
     path = trace.fact(critical_path)
     if path is None:
         return None
@@ -65,16 +67,13 @@ def path_summary(trace: Trace) -> PathSummary | None:
 
 
 def path_rows(trace: Trace) -> list[PathRow]:
-    """All rows, one per name and kind; they sum to the steps."""
+    """Return all rows, one per name and kind; they sum to the steps."""
     path = trace.fact(critical_path)
     return [] if path is None else _rows(trace, path)
 
 
-_WORK = {NodeKind.KERNEL: "kernel", NodeKind.COMMUNICATION: "collective", NodeKind.COPY: "copy"}
-
-
 def _rows(trace: Trace, path: CriticalPath) -> list[PathRow]:
-    """One a name and kind, with the place of its largest member."""
+    """Return one row per name and kind, with the source line of its largest member."""
     slices, is_op = trace.rows["slices"], trace.rows["slices"]["kind"] == SliceKind.OP
     kinds, rows, lengths = path.graph.kind[path.node], path.graph.row[path.node], path.ends - path.starts
     waits, known = path.gap != MISSING, path.gap != UNKNOWN_GAP
@@ -94,7 +93,10 @@ def _rows(trace: Trace, path: CriticalPath) -> list[PathRow]:
 def _by_name(
     trace: Trace, where: str, rows: Int64, lengths: Int64, names: np.ndarray, ops: np.ndarray
 ) -> list[PathRow]:
-    """Rows of a table by ``names``; ``ops``: per row of the table the row of ``slices`` that its place is that of."""
+    """Return the rows of a table by ``names``.
+
+    ``ops``: row of ``slices`` with the source line, per row of the table.
+    """
     result = []
     slices = trace.rows["slices"]["name"]
     for code, (total, pieces, row) in _grouped(rows, lengths, names).items():
@@ -115,7 +117,7 @@ def _by_name(
 
 
 def _grouped(rows: Int64, lengths: Int64, names: np.ndarray) -> dict[int, tuple[int, int, int]]:
-    """Code of the name -> (summed length, pieces, row with most of it); ``MISSING`` of rows that are missing."""
+    """Return name code -> (total length, number of pieces, row with the most time); ``MISSING`` for missing rows."""
     if not len(rows):
         return {}
     order = np.argsort(rows, kind="stable")
@@ -137,7 +139,7 @@ def _grouped(rows: Int64, lengths: Int64, names: np.ndarray) -> dict[int, tuple[
 
 
 def merge_rows(rows: Iterable[PathRow]) -> list[PathRow]:
-    """Rows of one kind and name as one, with the places of the largest."""
+    """Merge rows of one kind and name, with the source line of the largest."""
     merged: dict[tuple[str, str], PathRow] = {}
     for row in sorted(rows, key=lambda row: -row.total_ns):
         key = (row.where, row.name)
@@ -149,6 +151,6 @@ def merge_rows(rows: Iterable[PathRow]) -> list[PathRow]:
 
 
 def path_share(summary: PathSummary, parts: Sequence[str]) -> float:
-    """Which share of the steps some parts of the path are, 0 to 1."""
+    """Return the share of the steps taken by the given parts of the path, 0 to 1."""
     time = sum(summary.parts_ns.get(part, 0) for part in parts)
     return time / summary.whole_ns if summary.whole_ns else 0.0

@@ -1,15 +1,15 @@
-"""What a change would make of the step: the graph is played again with it.
+"""Effect of a change on the step, by replaying the graph with the change.
 
-A change is ``TARGET xFACTOR``: time of the target is multiplied. ``x0`` takes it away. Targets:
+A change is ``TARGET xFACTOR``: time of the target is multiplied by the factor; ``x0`` removes it. Targets:
 
-- a name: of an op (with all inside it and all work that it launched), of a host span, or a part of a kernel's name,
+- a name: an op (with everything inside it and all work that it launched), a host span, or a part of a kernel's name,
 - ``launch``: launch calls and the delay from a launch to an idle device,
-- ``sync`` (x0 alone): waits for the device but the last one, which ends the recording; what the host read is taken to
-  be needed later, or never,
-- ``communication``: kernels of collectives; 0 is infinite bandwidth and peers that are never late,
+- ``sync`` (x0 only): waits for the device except the last one, which ends the recording; values that the host read are
+  assumed to be needed later, or never,
+- ``communication``: kernels of collectives; 0 means infinite bandwidth and peers that are never late,
 - ``copy``: copies and memsets.
 
-What is modelled: everything else takes as long as it did, and waits for what it waited for.
+Everything else keeps its recorded duration and dependencies.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GENERAL_TARGETS = ("launch", "sync", "communication", "copy")
 
 
 class Hypothesis(Struct, frozen=True, kw_only=True):
-    """A change that somebody asks about."""
+    """A change requested by the user."""
 
     text: str
     target: str
@@ -39,30 +39,30 @@ class Hypothesis(Struct, frozen=True, kw_only=True):
 
 
 class WhatIf(Struct, frozen=True, kw_only=True):
-    """What a change makes of the steps: modelled, by playing the recorded dependencies again."""
+    """Effect of a change on the steps, modelled by replaying the recorded dependencies."""
 
     text: str
     """The change."""
     rank: int | None
     nodes: int
-    """Host pieces and works that the change is of."""
+    """Number of host pieces and works that change."""
     changed_ns: int
-    """Their own time, all steps together, as it was recorded."""
+    """Recorded time of those nodes, all steps together, ns."""
     before_ns: int
-    """All steps together; the capture where there are none."""
+    """Length of all steps together, ns; of the capture without steps."""
     after_ns: int
     """The same with the change."""
     steps: int
-    """1 where there are none."""
+    """Number of steps; 1 without steps."""
 
     @property
     def saved_ns(self) -> int:
-        """Of all steps together."""
+        """Time saved in all steps together, ns."""
         return self.before_ns - self.after_ns
 
 
 def parse_hypothesis(text: str) -> Hypothesis:
-    """``'aten::mm x0.5'``; ``UsageError`` for anything else."""
+    """Parse ``'aten::mm x0.5'``. ``UsageError`` for invalid text."""
     match = _CHANGE.fullmatch(text.strip())
     if match is None:
         raise UsageError(f"--what-if {text}: give TARGET xFACTOR, such as 'aten::mm x0.5', 'sync x0' or 'launch x0'")
@@ -73,9 +73,9 @@ def parse_hypothesis(text: str) -> Hypothesis:
 
 
 def what_if(trace: Trace, hypothesis: Hypothesis) -> WhatIf | None:
-    """The steps with the change; ``None`` where the trace has no dependencies to play again.
+    """Return the steps with the change; ``None`` if the trace has no dependencies to replay.
 
-    ``UsageError`` if nothing in the trace has the target's name.
+    ``UsageError`` if nothing in the trace matches the target.
     """
     graph = trace.fact(dependency_graph)
     if graph is None:
@@ -96,7 +96,7 @@ def what_if(trace: Trace, hypothesis: Hypothesis) -> WhatIf | None:
 
 
 def _apply(trace: Trace, graph: Graph, change: Change, hypothesis: Hypothesis) -> np.ndarray:
-    """Write the change; per node whether it is of it."""
+    """Apply the change in place; return a mask of the changed nodes."""
     target, factor = hypothesis.target, hypothesis.factor
     chosen: np.ndarray
     if target == "sync":
@@ -119,13 +119,13 @@ def _apply(trace: Trace, graph: Graph, change: Change, hypothesis: Hypothesis) -
 
 
 def _last_call(graph: Graph, returns: np.ndarray) -> int:
-    """Row of ``calls`` of the wait that returned last; ``MISSING`` without one."""
+    """Return the row of ``calls`` of the wait that returned last; ``MISSING`` without waits."""
     rows = np.flatnonzero(returns)
     return int(graph.call[rows[np.argmax(graph.starts[rows])]]) if len(rows) else MISSING
 
 
 def _named(trace: Trace, graph: Graph, name: str) -> np.ndarray:
-    """Host pieces inside spans of that name, work launched inside them, and kernels with the name in theirs."""
+    """Mask of host pieces inside spans of that name, work launched inside them, and kernels whose name contains it."""
     slices, kernels, copies = (trace.rows[table] for table in ("slices", "kernels", "copies"))
     of_name = np.array([code for code, text in enumerate(trace.strings) if text == name], np.int64)
     spans = np.isin(slices["name"], of_name)
@@ -145,5 +145,5 @@ def _named(trace: Trace, graph: Graph, name: str) -> np.ndarray:
 
 
 def _launched_in(inside: np.ndarray, ops: np.ndarray) -> np.ndarray:
-    """Whether the op of each work is one of the spans; ops that are not known are not."""
+    """Mask of the works whose op is one of the spans; False for unknown ops."""
     return (ops != MISSING) & inside[np.maximum(ops, 0)] if len(inside) else np.zeros(len(ops), bool)

@@ -10,27 +10,27 @@ from perfscope.analyzers.devices.tpus import GOOGLE
 
 DEVICES: tuple[Device, ...] = (*NVIDIA, *AMD, *GOOGLE)
 
+_AMD_ARCHITECTURES = {(9, 4): "gfx942", (9, 5): "gfx950"}
+"""Architecture by compute capability as HIP reports it. (9, 0) is omitted because MI210 and half an MI250 look alike.
+"""
+
 
 def find_device(name: str) -> Device | None:
-    """The device a driver or framework, or the tables themselves, call ``name``; None if it is not in the tables.
+    """Return the device that a driver, a framework or our tables call ``name``; None if it is unknown.
 
-    ``NVIDIA H100 80GB HBM3``, ``AMD Instinct MI300X VF``, ``TPU v5 lite``.
+    Examples: ``NVIDIA H100 80GB HBM3``, ``AMD Instinct MI300X VF``, ``TPU v5 lite``.
     """
     by_driver = next((device for device in DEVICES if re.search(device.match, name, re.IGNORECASE)), None)
     return by_driver or next((device for device in DEVICES if device.name == name), None)
 
 
-_AMD_ARCHITECTURES = {(9, 4): "gfx942", (9, 5): "gfx950"}
-"""By compute capability as HIP reports it. (9, 0) is left out: MI210 and a half of an MI250 look alike."""
-
-
 def device_of_chip(
     vendor: str, capability: tuple[int, int], cores: int, *, memory_bytes: int = 0, clock_hz: int = 0
 ) -> Device | None:
-    """The device with these properties, for recordings that leave out its name; 0: not recorded.
+    """Return the device with these properties, for recordings that lack its name; 0 means not recorded.
 
-    ``vendor``: ``AMD`` or ``NVIDIA``, ``""`` where it was not recorded. ``capability``: compute capability, major and
-    minor. ``None`` where none of the tables fits, or several do.
+    ``vendor``: ``AMD``, ``NVIDIA`` or ``""`` if it was not recorded. ``capability``: compute capability, major and
+    minor. ``None`` if no device or several devices fit.
     """
     architectures = []
     if vendor in ("AMD", ""):
@@ -45,25 +45,25 @@ def device_of_chip(
 
 
 def of_architecture(architecture: str) -> tuple[Device, ...]:
-    """Devices whose cores compilers call ``gfx950``, ``sm_90`` (or ``sm_90a``), those of the table first."""
+    """Return the devices of an architecture in compiler terms (``gfx950``, ``sm_90`` or ``sm_90a``), in table order."""
     return tuple(
         device for device in DEVICES if architecture and (device.architecture or "").removesuffix("a") == architecture
     )
 
 
 def _near(wanted: int, known: int | None) -> bool:
-    """Within 2%; a device of which the tables do not say it may be any."""
+    """Whether the values differ by at most 2 %; True if the tables lack the value of a device."""
     return known is None or abs(wanted - known) <= 0.02 * known
 
 
 def named_device(name: str) -> Device | None:
-    """The device a person calls ``name``: as the tables print it, in any case and spacing, or as a driver does."""
+    """Return the device called ``name`` by a user: as in the tables, in any case and spacing, or as a driver does."""
     spelled = _plain(name)
     return next((device for device in DEVICES if _plain(device.name) == spelled), None) or find_device(name)
 
 
 def close_names(name: str) -> tuple[str, ...]:
-    """Devices whose names hold ``name`` or look like it, the best first; empty if none does."""
+    """Return the devices whose names contain or resemble ``name``, best match first; empty without a match."""
     from difflib import get_close_matches
 
     spelled, names = _plain(name), {_plain(device.name): device.name for device in DEVICES}

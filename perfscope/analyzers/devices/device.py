@@ -1,4 +1,4 @@
-"""A device, what it can do at most, how it is joined to others of its node, and what usually joins nodes of it."""
+"""A device: its peaks, its links to other devices of the node, and the usual network between nodes."""
 
 from __future__ import annotations
 
@@ -15,80 +15,89 @@ Joined = Literal["switch", "mesh", "torus"]
 
 
 class Node(Struct, frozen=True, kw_only=True):
-    """The largest set of devices that the fast links join."""
+    """The largest set of devices that are joined by fast links."""
 
     joined: Joined
-    """``switch``: each reaches each at full rate. ``mesh``: a link from each to each, so a pair has one of the
-    ``ports``. ``torus``: neighbours along each axis; a ring closes where an axis is as long as the vendor wraps."""
+    """``switch``: every pair communicates at full rate. ``mesh``: one link per pair, so a pair has one of the
+    ``ports``. ``torus``: neighbours along each axis; an axis closes to a ring at the length at which the vendor wraps
+    it.
+    """
     devices: int
-    """Devices in it at most: 8 of an HGX board, 72 of NVL72, those of a whole pod."""
+    """Maximum number of devices: 8 for an HGX board, 72 for NVL72, the whole pod for TPUs."""
     host_devices: int
-    """Devices that one host drives, as usually sold."""
+    """Devices driven by one host, as usually sold."""
     ports: int
-    """Links of a device."""
+    """Number of links per device."""
     source: str
     axes: int = 0
-    """Of a torus: 2 or 3."""
+    """Number of axes of a torus: 2 or 3."""
     reduces: bool = False
-    """The switch adds up what passes through it (NVLink SHARP)."""
+    """Whether the switch sums the data that passes through it (NVLink SHARP)."""
 
 
 class UsualNetwork(Struct, frozen=True, kw_only=True):
-    """What usually joins nodes of a device. An assumption of every report that uses it: buyers choose their network."""
+    """The usual network between nodes of a device.
+
+    Every report that uses it names it as an assumption: buyers choose their network.
+    """
 
     link: str
-    """A name of the table of links."""
+    """Name in the table of links."""
     cards: int
-    """Of a node."""
+    """Network cards per node."""
     source: str
 
 
 class Device(Struct, frozen=True, kw_only=True):
-    """Peaks of one product as its vendor states them: dense (never with sparsity), at boost clock."""
+    """Peaks of one product as its vendor states them: dense (without sparsity), at boost clock."""
 
     name: str
     vendor: str
     match: str
-    """Regular expression over the name the driver reports."""
+    """Regular expression for the name that the driver reports."""
     peak_flops: Mapping[str, int]
-    """FLOP/s of dense matrix products by operand dtype; ``float32`` is without TF32 (``tf32``).
+    """Dense matrix FLOP/s by operand dtype; ``float32`` excludes TF32 (``tf32``).
 
-    A dtype that is left out has no matrix unit on this device, or its vendor does not state it (``float32`` on
-    TPU, whose matrix units multiply bfloat16).
+    A missing dtype has no matrix unit on this device, or its vendor does not state the rate (``float32`` on TPU, whose
+    matrix units multiply bfloat16).
     """
     memory_bandwidth: int
     """Bytes/s between memory and chip."""
     source: str
-    """The vendor's document."""
+    """Document of the vendor."""
     link: str | None = None
-    """Name of the links to other devices of the same node or slice; None if there are none but PCIe."""
+    """Name of the links to other devices of the same node or slice; None if there is only PCIe."""
     link_bandwidth: int | None = None
-    """Bytes/s a device can send over all these links together, one direction: half of what vendors print as
-    bidirectional. A collective over fewer links reaches less."""
+    """Bytes/s that a device can send over all these links together, in one direction: half of the bidirectional rate
+    that vendors print. A collective that uses fewer links is slower.
+    """
     memory_bytes: int | None = None
-    """Bytes a program finds on the device: what the driver reports where that is known, else as the data sheet says.
+    """Memory available to a program, bytes: as the driver reports it if known, else as in the data sheet.
 
-    None where products of one name differ in it."""
+    None if products with this name have different amounts.
+    """
     cores: int | None = None
-    """SMs, compute units, or TensorCores of what a program sees as one device."""
+    """SMs, compute units, or TensorCores of the unit that a program sees as one device."""
     clock_hz: int | None = None
     """Boost clock of the cores."""
     l2_bytes: int | None = None
-    """Cache that all cores share; AMD: the L2 of all XCDs together, each of which serves its own cores."""
+    """Bytes of the cache that all cores share; for AMD, the L2 of all XCDs together, each of which serves its own
+    cores.
+    """
     architecture: str | None = None
-    """What compilers call the cores: ``sm_90a``, ``gfx942``; None for TPUs."""
+    """Compiler name of the cores: ``sm_90a``, ``gfx942``; None for TPUs."""
     chip_source: str | None = None
-    """Where memory_bytes, cores, clock_hz and l2_bytes are from; None where none of them is known."""
+    """Source of memory_bytes, cores, clock_hz and l2_bytes; None if all of these are unknown."""
     node: Node | None = None
-    """What its links join; None where there are no links but PCIe, or unknown."""
+    """Devices joined by its links; None if there is only PCIe, or if unknown."""
     network: UsualNetwork | None = None
-    """What usually joins nodes of it: an assumption, never a fact of the device."""
+    """Usual network between nodes of this device: an assumption, not a property of the device."""
 
     @property
     def matrix_dtypes(self) -> tuple[str, ...]:
-        """dtypes for training that are faster than ``float32`` here, the closest to it in precision first.
+        """Return the training dtypes that are faster than ``float32`` on this device, closest in precision first.
 
-        None where ``float32`` has no peak to compare with.
+        Empty if ``float32`` has no peak to compare with.
         """
         plain = self.peak_flops.get("float32")
         if plain is None:

@@ -1,14 +1,14 @@
-"""NVIDIA's and AMD's devices: peaks, chip, links and node of each in one row, with their sources.
+"""NVIDIA and AMD devices: peaks, chip, links and node of each in one row, with their sources.
 
-Data sheets print tensor-core numbers with sparsity from Ampere on: halved here. Links count one direction, half of the
-totals that are printed. Cores times boost clock times lanes gives the float32 rate that the vendor prints: tests hold
-the rows to that. A source that ends in ``UNSEEN`` was entered from memory and could not be looked up again; the others
-were, in the document itself or in a page that quotes its table.
+From Ampere on, data sheets print tensor-core rates with sparsity; the table has half of them. Link rates are for one
+direction, half of the printed totals. Cores times boost clock times lanes equals the vendor's float32 rate; tests check
+the rows for that. A source that ends in ``UNSEEN`` was entered from memory and could not be verified; the other sources
+were verified in the document itself or in a page that quotes its table.
 
-AMD's ``float32`` is the matrix rate; MI250 and MI250X are two devices to a program: halved. Looked up when entered:
-Infinity Fabric of CDNA 2 (ROCm documentation) and CDNA 3; the MI355X's and MI350X's products with 16 bits (2.5 and 2.3
-PFLOP/s) and 8 TB/s; the MI300X's 1.3 PFLOP/s and 5.3 TB/s; the GCD's 1.6 TB/s. Rates of other dtypes follow from those
-by the vendor's proportions; MI300A and MI210 are from memory.
+AMD's ``float32`` is the matrix rate. MI250 and MI250X appear as two devices to a program, so their values are halved.
+Verified: Infinity Fabric of CDNA 2 (ROCm documentation) and CDNA 3; 16-bit matrix rates of MI355X and MI350X (2.5 and
+2.3 PFLOP/s) and 8 TB/s; MI300X with 1.3 PFLOP/s and 5.3 TB/s; 1.6 TB/s per GCD. Rates of other dtypes follow from those
+by the vendor's ratios; MI300A and MI210 are from memory.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ def _gpu(
     node: Node | None = None,
     network: UsualNetwork | None = None,
 ) -> Device:
-    """A device of the table.
+    """Return a device of the table.
 
-    ``chip``: bytes of memory as programs find it (None: products differ), cores (SMs or compute units), boost clock in
-    GHz, MiB of the shared cache, and their source. ``link``: name and GB/s in one direction.
+    ``chip``: bytes of memory available to programs (None: products differ), cores (SMs or compute units), boost clock
+    in GHz, MiB of the shared cache, and their source. ``link``: name and GB/s in one direction.
     """
     memory_bytes, cores, gigahertz, l2_mebibytes, chip_source = chip
     return Device(
@@ -164,10 +164,10 @@ NVIDIA: tuple[Device, ...] = (
         "NVIDIA Turing GPU architecture white paper, table 1 (reference clocks, FP32 accumulate)" + UNSEEN,
         chip=(11 * GIGA, 68, 1.545, 5.5, "NVIDIA Turing GPU architecture white paper" + UNSEEN), architecture="sm_75"),
 )  # fmt: skip
-"""Narrower names stand before wider ones: the first match counts. ``A100 40GB`` stands for the SXM and the PCIe card:
-no link is stated. ``V100 SXM2`` stands for the DGX Station's card (``V100-DGXS``), too: the same chip, memory and
-links, of which its station holds four. Bridges between two PCIe cards that buyers may leave out are not listed; that of
-H100 NVL is."""
+"""Narrower names are listed before wider ones, because the first match counts. ``A100 40GB`` covers the SXM and the
+PCIe card, so no link is stated. ``V100 SXM2`` also covers the DGX Station's card (``V100-DGXS``): the same chip, memory
+and links, four per station. Optional bridges between two PCIe cards are not listed, except that of H100 NVL.
+"""
 
 AMD: tuple[Device, ...] = (
     _amd("MI355X", r"\bMI355X\b", peaks(float32=157.3, bfloat16=2516.6, float16=2516.6, fp8=5033.2), 8000,
@@ -188,7 +188,8 @@ AMD: tuple[Device, ...] = (
     _amd("MI210", r"\bMI210\b", peaks(float32=45.3, bfloat16=181, float16=181), 1638.4, _SHEET.format("MI210") + UNSEEN,
         chip=(64 * _GIB, 104, 1.7, 8, _ROCM), architecture="gfx90a"),
 )  # fmt: skip
-"""``MI250X / MI250`` is what the driver calls both; the larger one's peaks are taken. Links: over all to other devices
-of the node, seven of 76.8 GB/s (CDNA 4) or 64 (CDNA 3), of which the data sheets print both directions of a link
-(153.6, 128); MI300A has six of 64 in a node of four. Between GCDs of MI250X lie one, two or four links of 50, by
-where they sit: no number fits all of them, so none is stated. MI300A's memory is its host's, too."""
+"""The driver calls both MI250X and MI250 ``MI250X / MI250``; the peaks are those of MI250X. Links: over all links to
+other devices of the node, seven of 76.8 GB/s (CDNA 4) or 64 (CDNA 3); data sheets print both directions of a link
+(153.6, 128). MI300A has six of 64 in a node of four. Two GCDs of MI250X are joined by one, two or four links of 50,
+depending on their position, so no rate is stated. MI300A shares its memory with the host.
+"""

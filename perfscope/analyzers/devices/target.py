@@ -1,4 +1,4 @@
-"""What a program is compiled for on a machine that has none of it: devices, how many, and how they are joined."""
+"""A compilation target that need not be present: devices, their number, and the links between them."""
 
 from __future__ import annotations
 
@@ -18,53 +18,58 @@ Platform = Literal["gpu", "tpu"]
 GENERATIONS = {
     "TPU v4": "v4", "TPU v5e": "v5e", "TPU v5p": "v5p", "TPU v6e": "v6e", "TPU7x (one of two)": "TPU7x",
 }  # fmt: skip
-"""What libtpu takes in front of the colon (0.0.42.1: ``v7x`` and ``v5litepod`` are no names)."""
+"""libtpu's name of each generation, the part of a topology name before the colon (libtpu 0.0.42.1 rejects ``v7x`` and
+``v5litepod``).
+"""
 
 
 class Target(Struct, frozen=True, kw_only=True):
-    """Devices to compile for. What was not specified and is assumed is in ``assumptions``, a sentence each."""
+    """Devices to compile for.
+
+    ``assumptions`` has a sentence for each value that was assumed because it was not specified.
+    """
 
     asked: str
-    """As the user wrote it."""
+    """Text that the user wrote."""
     device: Device
     count: int
-    """Devices as a program sees them: a chip of TPU7x is two."""
+    """Devices as a program sees them: a TPU7x chip is two."""
     topology: tuple[int, ...]
-    """GPUs: (nodes, devices of a node). TPUs: chips along each axis, (2, 4) for ``v5e:2x4``."""
+    """GPUs: (nodes, devices per node). TPUs: chips along each axis, (2, 4) for ``v5e:2x4``."""
     platform: Platform
     memory_bytes: int | None
-    """Of one device; None where unknown."""
+    """Memory of one device; None if unknown."""
     network: Network | None = None
-    """Between nodes; None where there is one node, or unknown what joins them."""
+    """Network between nodes; None for one node, or if unknown."""
     host_shape: tuple[int, ...] | None = None
-    """TPUs: chips of one host along x, y and z: (2, 4, 1) of ``v5e:2x4``. None where not specified (and of GPUs)."""
+    """TPUs: chips of one host along x, y and z: (2, 4, 1) for ``v5e:2x4``. None for GPUs, or if not specified."""
     source: str = ""
-    """Where the numbers are from: the tables' sources, or the user's file."""
+    """Source of the numbers: the sources of the tables, or the user's file."""
     assumptions: tuple[str, ...] = field(default=())
 
     @property
     def nodes(self) -> int:
-        """Groups of devices that fast links join: nodes of GPUs, racks of NVL72; one for a slice of TPUs."""
+        """Number of groups joined by fast links: nodes of GPUs, racks of NVL72; one for a slice of TPUs."""
         return self.topology[0] if self.platform == "gpu" else 1
 
     @property
     def node_devices(self) -> int:
-        """Devices in each of them."""
+        """Devices per node."""
         return self.count // self.nodes
 
     @property
     def chips(self) -> int:
-        """Chips of a TPU slice; for GPUs the devices."""
+        """Chips of a TPU slice; devices for GPUs."""
         return prod(self.topology)
 
     @property
     def hosts(self) -> int | None:
-        """Hosts of a TPU slice, each a process of the program; None where not specified, and of GPUs."""
+        """Hosts of a TPU slice, each a process of the program; None for GPUs, or if not specified."""
         return None if self.host_shape is None else self.chips // prod(self.host_shape)
 
     @property
     def shown(self) -> str:
-        """``H100 SXM``, ``8 H100 SXM``, ``16 H100 SXM in 2 nodes``, ``8 TPU v5e (2x4)``."""
+        """Name for reports: ``H100 SXM``, ``8 H100 SXM``, ``16 H100 SXM in 2 nodes``, ``8 TPU v5e (2x4)``."""
         if self.count == 1:
             return self.device.name
         several = f"{self.count} {self.device.name}"
@@ -74,14 +79,14 @@ class Target(Struct, frozen=True, kw_only=True):
 
     @property
     def layout(self) -> str:
-        """``1x8``, ``2x4``: how artifacts write ``topology``."""
+        """``topology`` as artifacts write it: ``1x8``, ``2x4``."""
         return "x".join(map(str, self.topology))
 
     @property
     def compiler_topology(self) -> str:
-        """What XLA is told: ``partitions x hosts x devices`` of GPUs (``1x1x8``), chips of a TPU slice (``2x4``).
+        """Topology for XLA: ``partitions x hosts x devices`` of GPUs (``1x1x8``), chips of a TPU slice (``2x4``).
 
-        A partition is what fast links join; a rack of NVL72 is one of many hosts.
+        A partition is a group that fast links join; a rack of NVL72 is one partition with many hosts.
         """
         if self.platform == "tpu":
             return self.layout
@@ -93,11 +98,11 @@ class Target(Struct, frozen=True, kw_only=True):
 
     @property
     def generation(self) -> str | None:
-        """What libtpu calls the chip: ``v5e``; None for GPUs."""
+        """libtpu's name of the chip, for example ``v5e``; None for GPUs."""
         return GENERATIONS.get(self.device.name)
 
     def description(self) -> dict[str, object]:
-        """Every number of it as plain data for JSON: ``described_target`` makes the same target of it again."""
+        """Return every value as plain data for JSON; ``described_target`` restores the same target."""
         device = msgspec.to_builtins(self.device)
         del device["match"]
         return {
@@ -114,14 +119,14 @@ class Target(Struct, frozen=True, kw_only=True):
         }
 
 
-# A target from the plain data that an artifact carries: a report needs no table, and the file is untrusted.
+# A target read from an artifact's plain data: a report then needs no table, and the file is untrusted.
 
 
 def described_target(description: object) -> Target:
-    """The target that ``Target.description()`` told. ``DataError`` in one line for whatever else.
+    """Return the target that ``Target.description()`` described. ``DataError`` in one line for invalid data.
 
-    The pattern of its device (``match``) is our table's, or matches nothing but the device's name: an untrusted file's
-    pattern is not run.
+    The device's pattern (``match``) is taken from our table, or matches only the device's name: a pattern from an
+    untrusted file is never run.
     """
     try:
         target: Target = msgspec.convert(_with_pattern(description), Target, strict=True)
@@ -144,7 +149,7 @@ def _with_pattern(description: object) -> object:
 
 
 def _fault(target: Target) -> str | None:
-    """What makes no sense in it."""
+    """Return an inconsistency of the target, or None."""
     device: Device = target.device
     numbers: list[tuple[str, Any]] = [
         ("count", target.count),

@@ -1,8 +1,9 @@
-"""The text proto that XLA's GPU compilers want of a device that is not there, written from plain numbers.
+"""The text proto that XLA's GPU compilers need for an absent device, written from plain numbers.
 
-Fields and their meaning: ``GpuTargetConfigProto`` and ``GpuDeviceInfoProto`` of XLA (stream_executor). Numbers of a
-product come in; limits of its generation are here: CUDA C++ Programming Guide, technical specifications per compute
-capability, and ROCm documentation, GPU hardware specifications. What is left out has XLA's own default.
+Fields and their meaning: ``GpuTargetConfigProto`` and ``GpuDeviceInfoProto`` of XLA (stream_executor). The numbers of a
+product are inputs; the limits of its generation are constants of this file, from the CUDA C++ Programming Guide
+(technical specifications per compute capability) and the ROCm documentation (GPU hardware specifications). Omitted
+fields have XLA's own default.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from perfscope.model.errors import UsageError
 
 KIB = 1 << 10
 CUDNN = (9, 10, 0)
-"""Version that the compiler may assume; jax 0.10 asks for 9.8 and later. No library is loaded."""
+"""Version that the compiler may assume; jax 0.10 requires at least 9.8. No library is loaded."""
 CUDA = "13.0.0"
 
 
@@ -23,19 +24,19 @@ class Generation(Struct, frozen=True, kw_only=True):
     """Limits of the cores of one architecture."""
 
     shared_core: int
-    """Bytes of shared memory of a core."""
+    """Bytes of shared memory per core."""
     shared_block: int
-    """Bytes that one block may have without asking, and ..."""
+    """Bytes of shared memory that one block may use by default."""
     shared_asked: int
-    """... with asking."""
+    """Bytes of shared memory that one block may use by request."""
     threads_core: int
     lanes: int
-    """Products and sums of float32 that a core begins in a clock."""
+    """Float32 multiply-adds that a core starts per clock."""
     registers: int = 1 << 16
-    """Of 32 bits, of a core."""
+    """32-bit registers per core."""
     warp: int = 32
     die_l2: int | None = None
-    """Bytes of the L2 of one die, where each die's cores have their own: what XLA is told in place of the sum."""
+    """Bytes of L2 per die, if the cores of each die have their own; XLA gets this value instead of the sum."""
 
 
 def _nvidia(shared_core: int, shared_asked: int, threads_core: int, lanes: int) -> Generation:
@@ -67,9 +68,11 @@ GENERATIONS: dict[str, Generation] = {
 
 
 def gpu_target_config(target: Target) -> str:
-    """XLA's target config of one GPU of a target as text. XLA recomputes values rather than plan for more memory.
+    """Return XLA's target config for one GPU of a target, as text.
 
-    ``UsageError`` where XLA must be told what is not known, and for an architecture whose limits are not known.
+    XLA recomputes values rather than plan for more memory.
+
+    ``UsageError`` if XLA requires a value that is unknown, or if the limits of the architecture are unknown.
     """
     device = target.device
     known = {
@@ -79,14 +82,16 @@ def gpu_target_config(target: Target) -> str:
     missing = [name for name, value in known.items() if value is None]
     if missing:
         raise UsageError(
-            f"--target {target.asked}: XLA must be told more than is known of {device.name}: {', '.join(missing)}; "
-            "a TOML file of your own can say it"
+            f"--target {target.asked}: XLA needs values that are unknown for {device.name}: {', '.join(missing)}; "
+            "set them in a TOML file"
         )
     architecture = str(device.architecture)
     limits = GENERATIONS.get(architecture)
     if limits is None:
         names = ", ".join(GENERATIONS)
-        raise UsageError(f"--target: no limits of {architecture} are known to compile for it; known: {names}")
+        raise UsageError(
+            f"--target: the limits of {architecture}, which its compiler needs, are unknown; known: {names}"
+        )
     amd = architecture.startswith("gfx")
     lines = [*_core_lines(limits, architecture), *_chip_lines(target, limits)]
     if not amd:
@@ -107,7 +112,7 @@ def gpu_target_config(target: Target) -> str:
 
 
 def _core_lines(limits: Generation, architecture: str) -> list[str]:
-    """What follows from the generation alone."""
+    """Return the lines that depend only on the generation."""
     amd = architecture.startswith("gfx")
     edge = 1 << 16 if amd else (1 << 16) - 1
     return [
@@ -134,7 +139,7 @@ def _core_lines(limits: Generation, architecture: str) -> list[str]:
 
 
 def _chip_lines(target: Target, limits: Generation) -> list[str]:
-    """What differs from product to product."""
+    """Return the lines that differ between products."""
     device = target.device
     return [
         f"core_count: {device.cores}",
@@ -166,7 +171,7 @@ def _capability(architecture: str) -> str:
 
 
 def _version(architecture: str) -> str:
-    """``9.0a`` of ``sm_90a``."""
+    """Return ``9.0a`` for ``sm_90a``."""
     digits = architecture.removeprefix("sm_")
     kind = "a" if digits.endswith("a") else ""
     digits = digits.rstrip("a")
@@ -174,14 +179,16 @@ def _version(architecture: str) -> str:
 
 
 def _quoted(name: str) -> str:
-    """A name that cannot end the text it stands in."""
+    """Return the name without characters that could end the quoted text."""
     return "".join(letter for letter in name if letter.isascii() and letter.isprintable() and letter not in '"\\')
 
 
 def target_request(target: Target, *, configured: bool) -> TargetRequest:
-    """What the child is told of a target. ``configured``: XLA will be, so it must be known what to tell it.
+    """Return the request for the compiling child.
 
-    ``UsageError`` for a device of which not enough is known to compile for it.
+    ``configured``: XLA gets a target config, so its values must be known.
+
+    ``UsageError`` for a device whose values are not sufficient for compiling.
     """
     return TargetRequest(
         asked=target.asked,

@@ -59,22 +59,10 @@ _UNITS = {
 }  # fmt: skip
 MOST_BYTES = 1 << 50
 
-
-def read_bytes_text(text: str, option: str) -> int:
-    """Bytes of a size. ``option`` stands in front of the error: ``UsageError`` for whatever is no size."""
-    match = re.fullmatch(r"\s*(\d{1,16}(?:\.\d{1,9})?)\s*([a-z]*)\s*", text.lower()) if len(text) < 64 else None
-    unit = None if match is None else _UNITS.get(match[2])
-    if match is None or unit is None:
-        raise UsageError(f"{option} {text[:40]}: no size; write it with its unit, e.g. 40GiB")
-    size = round(float(match[1]) * unit)
-    if not 1 << 20 <= size <= MOST_BYTES:
-        raise UsageError(f"{option} {text[:40]}: it may be 1 MiB to 1 PiB")
-    return size
-
-
 MOST_DEVICES = 1 << 16
+
 LONGEST = 200
-"""Characters: what is longer is no name."""
+"""Maximum number of characters of a name."""
 
 NAMES: dict[str, str] = {
     "a10": "A10", "a100": "A100 SXM 80GB", "a10040gb": "A100 40GB", "a10080gb": "A100 SXM 80GB",
@@ -86,21 +74,50 @@ NAMES: dict[str, str] = {
     "rtx2080ti": "RTX 2080 Ti", "rtx3090": "RTX 3090", "rtx4090": "RTX 4090", "t4": "T4", "v100": "V100 SXM2",
     "v100pcie": "V100 PCIe", "v100s": "V100S PCIe", "v100sxm": "V100 SXM2",
 }  # fmt: skip
-"""Of GPUs; an edition that nobody names is the one that most clusters have."""
+"""Default variant of each GPU model."""
 
 CHIPS: dict[str, str] = {
     "7x": "TPU7x (one of two)", "ironwood": "TPU7x (one of two)", "trillium": "TPU v6e", "tpu7x": "TPU7x (one of two)",
     "v4": "TPU v4", "v5e": "TPU v5e", "v5lite": "TPU v5e", "v5litepod": "TPU v5e", "v5p": "TPU v5p", "v6e": "TPU v6e",
     "v6lite": "TPU v6e", "v7x": "TPU7x (one of two)",
 }  # fmt: skip
+
 _BY_CORES = ("v4", "v5p")
 """``v5p-8``, an accelerator type of the cloud, counts TensorCores: four chips."""
 
+DTYPES = ("float32", "tf32", "bfloat16", "float16", "fp8", "int8")
+
+NUMBERS = ("memory_bandwidth_GB_per_s", "cores", "clock_GHz", "l2")
+
+KEYS = ("device", "name", "nodes", "devices", "slice", "hosts", "memory", *NUMBERS, "source", "peak_TFLOP_per_s",
+        "link", "network")  # fmt: skip
+
+_PLATFORM_KEYS = {
+    "gpu": (("slice", "hosts"), "GPUs are given by nodes and devices"),
+    "tpu": (("nodes", "devices", "network"), "TPUs are given by slice"),
+}
+"""Keys of the other platform, and the correct keys instead."""
+
+_NETWORK_ASSUMPTIONS = ("nodes are joined", "inter-node network not specified")
+"""Beginnings of the assumptions that the network of a file replaces."""
+
+
+def read_bytes_text(text: str, option: str) -> int:
+    """Return the bytes of a size. ``option`` begins the error: ``UsageError`` if ``text`` is not a size."""
+    match = re.fullmatch(r"\s*(\d{1,16}(?:\.\d{1,9})?)\s*([a-z]*)\s*", text.lower()) if len(text) < 64 else None
+    unit = None if match is None else _UNITS.get(match[2])
+    if match is None or unit is None:
+        raise UsageError(f"{option} {text[:40]}: not a size; write a number with its unit, e.g. 40GiB")
+    size = round(float(match[1]) * unit)
+    if not 1 << 20 <= size <= MOST_BYTES:
+        raise UsageError(f"{option} {text[:40]}: must be from 1 MiB to 1 PiB")
+    return size
+
 
 def parse_target(text: str, memory: str | None = None) -> Target:
-    """What ``--target`` (and ``--memory``) name: in any case and spacing, or the path of a TOML file of one's own.
+    """Parse ``--target`` (and ``--memory``): a name in any case and spacing, or the path of a TOML file.
 
-    ``UsageError`` in one line for whatever is no target, with the names that come close.
+    ``UsageError`` in one line for anything else, with the closest names.
     """
     asked = text.strip()
     target = read_target(asked) if asked.lower().endswith(".toml") else named_target(asked)
@@ -108,29 +125,29 @@ def parse_target(text: str, memory: str | None = None) -> Target:
 
 
 def named_target(asked: str) -> Target:
-    """The target of a name, with a number of devices or a topology behind it."""
+    """Return the target of a device name, optionally followed by a number of devices or a topology."""
     if not asked or len(asked) > LONGEST or not asked.isprintable():
         raise UsageError("--target: give the name of a device, e.g. h100, h100x8 or v5e:2x4")
     tight = re.sub(r"\s+", "", asked.lower())
     target = _tpu(asked, tight)
     if target is None and "@" in asked:
-        raise UsageError(f"--target {asked}: hosts are told of TPU slices alone; of GPUs: nodes x devices")
+        raise UsageError(f"--target {asked}: only TPU slices have hosts; for GPUs write nodes x devices")
     return target or _gpu(asked) or _refuse(asked)
 
 
 def with_memory(target: Target, memory: str) -> Target:
-    """The same devices with another amount of memory: a smaller edition, or what is left beside others."""
+    """Return the same devices with another amount of memory: a smaller variant, or the rest next to other programs."""
     text = f"each device has {memory.strip()} of memory, as --memory says"
     if target.platform == "tpu":
-        text += "; the compiler is not told: it plans for what the chip has"
+        text += "; the compiler does not use this value: it plans for the chip's memory"
     return replace(target, memory_bytes=read_bytes_text(memory, "--memory"), assumptions=(*target.assumptions, text))
 
 
 def gpus(asked: str, device: Device, nodes: int, each: int, texts: tuple[str, ...] = ()) -> Target:
-    """GPUs of nodes that are alike."""
+    """Return GPUs in equal nodes."""
     count = nodes * each
     if not 1 <= count <= MOST_DEVICES:
-        raise UsageError(f"--target {asked}: {count} devices; it may be 1 to {MOST_DEVICES:,}")
+        raise UsageError(f"--target {asked}: {count} devices; must be 1 to {MOST_DEVICES:,}")
     network, assumed = _network(device, nodes, each)
     return Target(
         asked=asked, device=device, count=count, topology=(nodes, each), platform="gpu",
@@ -141,16 +158,16 @@ def gpus(asked: str, device: Device, nodes: int, each: int, texts: tuple[str, ..
 def chips(
     asked: str, device: Device, shape: tuple[int, ...], texts: tuple[str, ...] = (), *, hosts: int | None = None
 ) -> Target:
-    """A slice of TPUs. ``hosts``: how many it is of, where somebody said."""
+    """Return a slice of TPUs. ``hosts``: number of hosts, if the user specified it."""
     platform: Platform = "tpu"
     each = devices_of_a_chip(device)
     count = prod(shape) * each
     if not 1 <= count <= MOST_DEVICES:
-        raise UsageError(f"--target {asked}: {count} devices; it may be 1 to {MOST_DEVICES:,}")
+        raise UsageError(f"--target {asked}: {count} devices; must be 1 to {MOST_DEVICES:,}")
     node = device.node
     if node is not None and count > node.devices:
         raise UsageError(
-            f"--target {asked}: {count} devices of {device.name}; a slice has {node.devices:,} at most, "
+            f"--target {asked}: {count} devices of {device.name}; a slice has at most {node.devices:,}, "
             "and several slices are not modelled"
         )
     host = host_shape(asked, device, shape, hosts)
@@ -174,12 +191,12 @@ def _hosts_said(shape: tuple[int, ...], host: tuple[int, ...]) -> str:
 
 
 def devices_of_a_chip(device: Device) -> int:
-    """Two of TPU7x; the TensorCores of other chips are one device."""
+    """Return 2 for TPU7x, else 1, because the TensorCores of other chips are one device."""
     return 2 if device.name == CHIPS["7x"] else 1
 
 
 def known_names() -> tuple[str, ...]:
-    """What ``--target`` takes in front of a number, for messages and help: GPUs, then TPUs."""
+    """Return the device names of ``--target``, for messages and help: GPUs, followed by TPUs."""
     return (*NAMES, *CHIPS)
 
 
@@ -191,7 +208,7 @@ def _tpu(asked: str, tight: str) -> Target | None:
     if match is None or name is None:
         return None
     if "@" in asked and said_hosts is None:
-        raise UsageError(f"--target {asked}: behind @ stands a number of hosts, e.g. v5e:2x4@2hosts")
+        raise UsageError(f"--target {asked}: write a number of hosts after @, e.g. v5e:2x4@2hosts")
     hosts = None if said_hosts is None else int(said_hosts[1])
     device = next(device for device in DEVICES if device.name == name)
     if match[3] is None:
@@ -203,7 +220,7 @@ def _tpu(asked: str, tight: str) -> Target | None:
     if match[2] == "-" and match[1] in _BY_CORES:
         if number % 2:
             raise UsageError(
-                f"--target {asked}: it counts TensorCores, two a chip; for chips write {match[1]}:{number}"
+                f"--target {asked}: the number counts TensorCores, two per chip; for chips write {match[1]}:{number}"
             )
         number, texts = number // 2, (f"{match[1]}-{sides[0]} counts TensorCores: {number // 2} chips",)
     shape = default_shape(device, number, asked)
@@ -230,7 +247,7 @@ def _gpu(asked: str) -> Target | None:
     if len(numbers) == 2:
         if device.node is not None and numbers[1] > device.node.devices:
             raise UsageError(
-                f"--target {asked}: {numbers[1]} devices a node; {device.name} comes in nodes of {device.node.devices}"
+                f"--target {asked}: {numbers[1]} devices per node; {device.name} has nodes of {device.node.devices}"
             )
         return gpus(asked, device, numbers[0], numbers[1], texts)
     count = numbers[0] if numbers else 1
@@ -249,7 +266,8 @@ def _device(name: str) -> Device | None:
     plain = _plain(name)
     table = NAMES.get(plain)
     if table is None and re.search(r"[x*:]\s*\d+$", name):
-        return None  # a number of devices: "h100 pcie x8" is no name, though a driver's pattern finds one in it
+        # a number of devices: "h100 pcie x8" is not a name, although a driver's pattern matches a part of it
+        return None
     wanted = plain if table is None else _plain(table)
     device = next((device for device in DEVICES if _plain(device.name) == wanted), None) or find_device(name)
     return None if device is None or device.vendor == "Google" else device
@@ -260,7 +278,7 @@ def _plain(name: str) -> str:
 
 
 def _in_a_node(device: Device) -> tuple[Device, tuple[str, ...]]:
-    """The edition of it that comes in nodes, where the table's line stands for several."""
+    """Return the variant that comes in nodes, if the table's row covers several variants."""
     if device.name != "A100 40GB":
         return device, ()
     sold = next(device for device in DEVICES if device.name == "A100 SXM 80GB")
@@ -269,7 +287,7 @@ def _in_a_node(device: Device) -> tuple[Device, tuple[str, ...]]:
 
 
 def _edition(name: str, device: Device) -> tuple[str, ...]:
-    """What was taken where a name stands for several products."""
+    """Return the assumption about the product, if a name covers several products."""
     plain = _plain(name)
     if plain in ("a100", "h100", "v100", "mi250", "mi300") and plain != _plain(device.name):
         return (f"{plain} is taken for {device.name}",)
@@ -310,23 +328,17 @@ def _refuse(asked: str) -> Target:
     hint = (
         f"did you mean {', '.join(close)}?" if close else "known: h100, h200, b200, gb200, a100, l4, mi300x, v5e, ..."
     )
-    raise UsageError(f"--target {asked[:60]}: no such device; {hint}")
-
-
-DTYPES = ("float32", "tf32", "bfloat16", "float16", "fp8", "int8")
-NUMBERS = ("memory_bandwidth_GB_per_s", "cores", "clock_GHz", "l2")
-KEYS = ("device", "name", "nodes", "devices", "slice", "hosts", "memory", *NUMBERS, "source", "peak_TFLOP_per_s",
-        "link", "network")  # fmt: skip
+    raise UsageError(f"--target {asked[:60]}: unknown device; {hint}")
 
 
 def read_target(path: str) -> Target:
-    """The target that a file tells. ``UsageError`` in one line for whatever is wrong with it."""
+    """Read a target from a TOML file. ``UsageError`` in one line for invalid content."""
     file = read_user_table(path, "--target", KEYS)
     base = file.text("device", 200)
     like = named_target(base)
     if like.chips > 1:
         raise UsageError(
-            f"{file.where}: device: {base[:40]}: a device without a number; nodes and devices tell how many"
+            f"{file.where}: device: {base[:40]}: give a device without a number; nodes and devices set the count"
         )
     device, texts = _file_device(file, like.device)
     shown = Path(path).name
@@ -351,21 +363,12 @@ def read_target(path: str) -> Target:
     return replace(target, assumptions=(*like.assumptions, *texts, *target.assumptions))
 
 
-_PLATFORM_KEYS = {
-    "gpu": (("slice", "hosts"), "GPUs are told by nodes and devices"),
-    "tpu": (("nodes", "devices", "network"), "TPUs are told by slice"),
-}
-"""Keys of the other platform, and what to write instead."""
-_NETWORK_ASSUMPTIONS = ("nodes are joined", "inter-node network not specified")
-"""Beginnings of assumptions that a network of the file replaces."""
-
-
 def _size(file: UserTable, key: str) -> int:
     return read_bytes_text(file.text(key, 60), f"{file.where}: {key}")
 
 
 def _file_device(file: UserTable, like: Device) -> tuple[Device, tuple[str, ...]]:
-    """The device with the file's numbers, and a sentence of what it is like."""
+    """Return the device with the file's numbers, and a sentence that names the base device."""
     changed: dict[str, Any] = {}
     if "memory_bandwidth_GB_per_s" in file:
         changed["memory_bandwidth"] = round(file.rate("memory_bandwidth_GB_per_s") * GIGA)
@@ -395,5 +398,5 @@ def _file_device(file: UserTable, like: Device) -> tuple[Device, tuple[str, ...]
     if "link" in file and like.node is None:
         each = file.count("devices", 1)
         changed["node"] = Node(joined="switch", devices=each, host_devices=each, ports=1, source=source)
-    text = f"{name} is {like.name} with numbers of the file ({', '.join(numbers)}); what it leaves out is {like.name}'s"
+    text = f"{name} is {like.name} with {', '.join(numbers)} from the file; other values are those of {like.name}"
     return replace(like, name=name, **changed), (text,)

@@ -11,7 +11,7 @@ from msgspec import Struct
 class Sizes(Struct, frozen=True, kw_only=True):
     """A product ``[batch, rows, inner] x [batch, inner, columns]``.
 
-    Of attention: ``batch`` sequences times heads, ``rows`` queries, ``columns`` keys, ``inner`` elements of a head.
+    For attention: ``batch`` is sequences times heads, ``rows`` queries, ``columns`` keys, ``inner`` elements of a head.
     """
 
     batch: int
@@ -21,14 +21,14 @@ class Sizes(Struct, frozen=True, kw_only=True):
 
     @property
     def flops(self) -> int:
-        """Two for each multiply-add."""
+        """FLOPs: two per multiply-add."""
         return 2 * self.batch * self.rows * self.columns * self.inner
 
 
 def wave_share(sizes: Sizes, *, tile: tuple[int, int], cores: int, split: int) -> float:
-    """Share of the cores' time that holds work, 0 to 1: tiles in whole waves, edges of tiles counted as work.
+    """Return the share of the cores' time with work, 0 to 1: tiles in whole waves, partial tiles counted as full.
 
-    ``split``: a contraction at least this long is divided among cores that would have no tile (0: never). NVIDIA,
+    ``split``: length from which a contraction is divided among cores that would have no tile (0: never). NVIDIA,
     'Matrix Multiplication Background User's Guide', tile and wave quantization.
     """
     tall, wide = tile
@@ -45,12 +45,12 @@ def wave_share(sizes: Sizes, *, tile: tuple[int, int], cores: int, split: int) -
 
 
 def _unit(size: int) -> int:
-    """The smallest tile, a power of two of 16 at least, that holds so many rows."""
+    """Return the smallest tile size that holds ``size`` rows: a power of two, at least 16."""
     return max(16, 1 << max(0, size - 1).bit_length())
 
 
 def padded_share(sizes: Sizes, unit: int) -> float:
-    """Share of a systolic unit's work that is no padding: columns and contraction in whole units, rows in eights."""
+    """Return the share of a systolic unit's work without padding: columns and inner in whole units, rows in eights."""
     return math.prod(
         size / (-(-size // whole) * whole)
         for size, whole in ((sizes.rows, 8), (sizes.columns, unit), (sizes.inner, unit))
@@ -58,7 +58,7 @@ def padded_share(sizes: Sizes, unit: int) -> float:
 
 
 def product_sizes(left: Sequence[int], right: Sequence[int]) -> Sizes | None:
-    """Of ``[.., rows, inner] x [.., inner, columns]``; ``None`` for vectors and for groups that share a dimension."""
+    """Return the sizes of ``[.., rows, inner] x [.., inner, columns]``; ``None`` for vectors and grouped dimensions."""
     if len(left) != len(right) or len(left) < 2 or left[-1] != right[-2]:
         return None
     return Sizes(batch=math.prod(left[:-2]), rows=left[-2], columns=right[-1], inner=left[-1])

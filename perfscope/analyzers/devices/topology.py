@@ -1,19 +1,19 @@
-"""What a person says of the links of their machines: which ranks share a node, what joins them, and the network. TOML.
+"""Links of a user's machines from a TOML file: ranks that share a node, the links inside it, and the network.
 
 ::
 
     [node]
-    ranks = 8                      # ranks that these links join: 0-7, 8-15, ...
-    members = [[0, 2], [1, 3]]     # or, in place of ``ranks``: the ranks of each node
-    link = "NVLink 4"              # the next three together, or none of them
-    bandwidth_GB_per_s = 450       # what one device can send over them, one direction
+    ranks = 8                      # ranks that these links connect: 0-7, 8-15, ...
+    members = [[0, 2], [1, 3]]     # instead of ``ranks``: the ranks of each node
+    link = "NVLink 4"              # these three keys belong together
+    bandwidth_GB_per_s = 450       # bandwidth of one device in one direction
     source = "data sheet of ..."
 
-    [network]                      # what joins the nodes; may be left out
-    link = "InfiniBand NDR"        # names in the table of links need neither of the last two
+    [network]                      # between the nodes; optional
+    link = "InfiniBand NDR"        # known names need neither of the last two keys
     cards = 8                      # network cards of a node that carry collectives
-    rails = 8                      # networks apart that the cards are spread over; may be left out
-    bandwidth_GB_per_s = 50        # what one card can send, one direction
+    rails = 8                      # separate networks of the cards; optional
+    bandwidth_GB_per_s = 50        # bandwidth of one card in one direction
     source = "data sheet of ..."
 """
 
@@ -30,15 +30,30 @@ from perfscope.analyzers.devices.device import GIGA, Device
 from perfscope.analyzers.devices.user_table import UserTable, read_user_table
 from perfscope.model.errors import UsageError
 
-# What links carry at most, by generation: one direction, in GB/s (10^9 bytes/s), each with its source.
-#
-# Vendors print both directions added, or bits: here it is always bytes one way. Each was looked up when it was
-# entered, in the source or in a page that quotes it, but for RoCE, whose rate is its name.
-
-
 _NVLINK = "nvidia.com/data-center/nvlink, specifications (both directions: "
 _PCIE = "PCI-SIG base specification: "
 _ETHERNET = "IEEE 802.3, rate in the name; RoCE v2 headers are in it"
+
+KEYS = ("ranks", "members", "link", "bandwidth_GB_per_s", "source")
+
+NETWORK_KEYS = ("link", "cards", "rails", "bandwidth_GB_per_s", "source")
+
+_TOGETHER = ("link", "bandwidth_GB_per_s", "source")
+
+_FLAT = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
+
+_DEEP = (
+    (1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4), (4, 4, 4), (4, 4, 8), (4, 8, 8), (8, 8, 8), (8, 8, 16),
+    (8, 16, 16), (16, 16, 16), (16, 16, 24),
+)  # fmt: skip
+
+_HOST = 4
+"""Chips per host, except for hosts with eight."""
+
+
+# Peak rate of links by generation: one direction, in GB/s (10^9 bytes/s), each with its source.
+# Vendors print the sum of both directions, or bits; these values are bytes in one direction. Each was verified in the
+# source or in a page that quotes it, except RoCE, whose rate is its name.
 
 
 class Link(Struct, frozen=True, kw_only=True):
@@ -46,9 +61,9 @@ class Link(Struct, frozen=True, kw_only=True):
 
     name: str
     bandwidth: int
-    """Bytes/s in one direction of one link, port or card."""
+    """Bytes/s of one link, port or card in one direction."""
     links: int | None
-    """Links of a device at most; None where machines differ (network cards, slots)."""
+    """Maximum number of links per device; None if machines differ (network cards, slots)."""
     source: str
 
 
@@ -85,11 +100,11 @@ LINKS: tuple[Link, ...] = (
     _link("ICI v6e", 100, "Google Cloud documentation, TPU7x, column v6e: 800 GB/s both ways, 2D torus", links=4),
     _link("ICI 7x", 100, "Google Cloud documentation, TPU7x: 1,200 GB/s both ways, 3D torus", links=6),
 )
-"""A node of EC2 P5 has four cards of ``EFA P5`` a GPU. Between two MI250X GCDs lie one, two or four links."""
+"""An EC2 P5 node has four ``EFA P5`` cards per GPU. Two MI250X GCDs are joined by one, two or four links."""
 
 
 def named_link(name: str) -> Link | None:
-    """The link a person calls ``name``, in any case and spacing; None if it is not in the table."""
+    """Return the link called ``name``, in any case and spacing; None if it is not in the table."""
     spelled = _plain(name)
     return next((link for link in LINKS if _plain(link.name) == spelled), None)
 
@@ -98,27 +113,22 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-KEYS = ("ranks", "members", "link", "bandwidth_GB_per_s", "source")
-NETWORK_KEYS = ("link", "cards", "rails", "bandwidth_GB_per_s", "source")
-_TOGETHER = ("link", "bandwidth_GB_per_s", "source")
-
-
 class Network(Struct, frozen=True, kw_only=True):
-    """What joins the nodes of a job."""
+    """Network between the nodes of a job."""
 
     link: str
     cards: int
-    """Of a node."""
+    """Network cards per node."""
     card_bandwidth: float
-    """Bytes/s that one card sends, one direction."""
+    """Bytes/s that one card sends in one direction."""
     source: str
     rails: int | None = None
-    """Networks apart, over which the cards and the ranks of a node are spread evenly; None: not told."""
+    """Number of separate networks over which the cards and ranks of a node are spread evenly; None if not specified."""
 
     def bandwidth(self, ranks: int, of: int) -> float:
-        """Bytes/s that ``ranks`` of the ``of`` ranks of a node send to other nodes, over the cards next to them.
+        """Return the bytes/s that ``ranks`` of a node's ``of`` ranks send to other nodes, over the cards next to them.
 
-        A rank uses the cards of its rail, or its share of the cards; one card at least.
+        A rank uses the cards of its rail, or its share of the cards; at least one card.
         """
         if self.rails is not None:
             return self.card_bandwidth * self.cards * min(ranks, self.rails) / self.rails
@@ -126,29 +136,29 @@ class Network(Struct, frozen=True, kw_only=True):
 
 
 class Topology(Struct, frozen=True, kw_only=True):
-    """The nodes of a job, as the user names them."""
+    """Nodes of a job as the user specifies them."""
 
     ranks: int
-    """Of a node: ranks 0 to ``ranks - 1`` are the first one. With ``members``: of the largest."""
+    """Ranks per node: ranks 0 to ``ranks - 1`` are the first node. With ``members``: ranks of the largest node."""
     members: tuple[tuple[int, ...], ...] = ()
-    """The ranks of each node; empty where they follow from ``ranks``."""
+    """Ranks of each node; empty if they follow from ``ranks``."""
     link: str | None = None
-    """What joins them; None: what the tables of hardware know of the devices."""
+    """Link between the ranks; None to use the link of the device table."""
     link_bandwidth: float | None = None
-    """Bytes/s that one device sends over its links, one direction."""
+    """Bytes/s that one device sends over its links in one direction."""
     source: str | None = None
-    """Where that number is from."""
+    """Source of that rate."""
     network: Network | None = None
 
     def node_of(self, rank: int) -> int | None:
-        """Number of the node of a rank; None for a rank that ``members`` leave out."""
+        """Number of the node of a rank; None for a rank that is not in ``members``."""
         if not self.members:
             return rank // self.ranks
         return next((node for node, ranks in enumerate(self.members) if rank in ranks), None)
 
 
 def read_topology(path: str | Path) -> Topology:
-    """The topology that a file tells. ``UsageError`` in one line for whatever is wrong with it."""
+    """Read a topology from a file. ``UsageError`` in one line for invalid content."""
     file = read_user_table(path, "--topology", ("node", "network"))
     if "node" not in file:
         raise UsageError(f"{file.where}: has no [node]")
@@ -160,7 +170,7 @@ def read_topology(path: str | Path) -> Topology:
         return Topology(ranks=ranks, members=members, network=network)
     absent = next((key for key in _TOGETHER if key not in node), None)
     if absent is not None:
-        raise node.error(absent, f"is missing: it belongs to node.{given[0]}")
+        raise node.error(absent, f"is missing: node.{given[0]} requires it")
     return Topology(
         ranks=ranks,
         members=members,
@@ -172,17 +182,17 @@ def read_topology(path: str | Path) -> Topology:
 
 
 def _ranks(node: UserTable) -> tuple[int, tuple[tuple[int, ...], ...]]:
-    """Ranks of a node, and the ranks of each where the file names them."""
+    """Return the ranks per node, and the ranks of each node if the file lists them."""
     if "members" not in node:
         return node.count("ranks"), ()
     if "ranks" in node:
-        raise UsageError(f"{node.where}: node.ranks and node.members say the same: give one of them")
+        raise UsageError(f"{node.where}: node.ranks and node.members exclude each other: give one of them")
     members = node["members"]
     nodes = members if isinstance(members, list) else []
     sound = [isinstance(ranks, list) and ranks and all(type(rank) is int and rank >= 0 for rank in ranks)
              for ranks in nodes]  # fmt: skip
     if not nodes or not all(sound):
-        raise node.error("members", "is no list of the ranks of each node")
+        raise node.error("members", "must be a list of the ranks of each node")
     counts = Counter(rank for ranks in nodes for rank in ranks)
     twice = next((rank for rank, count in counts.items() if count > 1), None)
     if twice is not None:
@@ -191,19 +201,19 @@ def _ranks(node: UserTable) -> tuple[int, tuple[tuple[int, ...], ...]]:
 
 
 def read_network(file: UserTable) -> Network:
-    """The network that the table ``network`` of a file tells."""
+    """Read the table ``network`` of a file."""
     user_table = file.table("network", NETWORK_KEYS)
     link, cards = user_table.text("link"), user_table.count("cards")
     rails = user_table.count("rails") if "rails" in user_table else None
     if rails is not None and cards % rails:
-        raise user_table.error("cards", "is no multiple of network.rails")
+        raise user_table.error("cards", "must be a multiple of network.rails")
     known = named_link(link)
     if "bandwidth_GB_per_s" in user_table:
         speed, source = user_table.rate("bandwidth_GB_per_s") * GIGA, user_table.text("source")
     elif known is None:
         names = ", ".join(link.name for link in LINKS if link.links is None)
         raise UsageError(
-            f"{user_table.where}: network.link: {link}: not in the table of links ({names}): "
+            f"{user_table.where}: network.link: unknown link {link} ({names}): "
             "give network.bandwidth_GB_per_s and network.source"
         )
     else:
@@ -211,59 +221,46 @@ def read_network(file: UserTable) -> Network:
     return Network(link=link, cards=cards, card_bandwidth=speed, source=source, rails=rails)
 
 
-# Shapes of TPU slices: the one that a number of chips has, along which axes links close to a ring, and its hosts.
-#
-# Google Cloud documentation (v5e, v6e, v5p: configurations; looked up): slices of the 2D kinds are 1x1, 2x2, 2x4,
-# 4x4,
-# 4x8, 8x8, 8x16, 16x16; of the 3D kinds 2x2x1, 2x2x2, 2x2x4, 2x4x4, 4x4x4, then cubes of 4x4x4 side by side.
-# Google Kubernetes Engine documentation (plan TPUs: machine types; looked up): machines have 1, 4 (2x2) or 8 chips.
-# Machines with 8 chips (ct5lp-hightpu-8t, ct6e-standard-8t) are the 2x4 slices of v5e and v6e in one host; larger
-# slices consist of machines with 4.
-
-
-_FLAT = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
-_DEEP = (
-    (1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4), (4, 4, 4), (4, 4, 8), (4, 8, 8), (8, 8, 8), (8, 8, 16),
-    (8, 16, 16), (16, 16, 16), (16, 16, 24),
-)  # fmt: skip
-
-
-_HOST = 4
-"""Chips of a host of every kind, where it is not one of eight."""
+# Shapes of TPU slices: the shape of a number of chips, the axes whose links close to a ring, and the hosts.
+# Google Cloud documentation (v5e, v6e, v5p: configurations; verified): slices of the 2D kinds are 1x1, 2x2, 2x4, 4x4,
+# 4x8, 8x8, 8x16, 16x16; of the 3D kinds 2x2x1, 2x2x2, 2x2x4, 2x4x4, 4x4x4, and cubes of 4x4x4 side by side. Google
+# Kubernetes Engine documentation (plan TPUs: machine types; verified): machines have 1, 4 (2x2) or 8 chips. Machines
+# with 8 (ct5lp-hightpu-8t, ct6e-standard-8t) are 2x4 of v5e and v6e in one host; larger slices consist of machines with
+# 4.
 
 
 def axes_of(device: Device) -> int:
-    """2 or 3."""
+    """Number of axes: 2 or 3."""
     return 3 if device.node is not None and device.node.axes == 3 else 2
 
 
 def default_shape(device: Device, number: int, asked: str = "") -> tuple[int, ...]:
-    """The shape of a slice of ``number`` chips as it is usually had; an ``UsageError`` if there is none."""
+    """Return the usual shape of a slice with ``number`` chips; ``UsageError`` if there is none."""
     shapes = _DEEP if axes_of(device) == 3 else _FLAT
     results = next((shape for shape in shapes if prod(shape) == number), None)
     if results is None:
         sizes = ", ".join(str(prod(shape)) for shape in shapes[:8])
-        raise UsageError(f"--target {asked}: no slice has {number} chips ({sizes}, ...); or give its shape")
+        raise UsageError(f"--target {asked}: no slice has {number} chips (known: {sizes}, ...); give its shape")
     return results
 
 
 def slice_shape(asked: str, device: Device, sides: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape that was written, with as many axes as the chip has; hosts are 2 x 2 chips, or there is one chip."""
+    """Return the shape that the user wrote, padded to the chip's axes; hosts are 2 x 2 chips, or there is one chip."""
     axes = axes_of(device)
     if len(sides) > axes:
         raise UsageError(f"--target {asked}: {device.name} is a torus of {axes} axes, e.g. {_example(axes)}")
     shape = (*sides, *[1] * (axes - len(sides)))
     if any(side < 1 or side > 1 << 16 for side in shape):
-        raise UsageError(f"--target {asked}: sides of a slice are 1 and more")
+        raise UsageError(f"--target {asked}: sides of a slice must be at least 1")
     if prod(shape) > 1 and (shape[0] % 2 or shape[1] % 2):
         raise UsageError(
-            f"--target {asked}: a slice is made of 2x2 chips: its first two sides are even, e.g. {_example(axes)}"
+            f"--target {asked}: a slice consists of 2x2 hosts: its first two sides must be even, e.g. {_example(axes)}"
         )
     return shape
 
 
 def host_shape(asked: str, device: Device, shape: tuple[int, ...], hosts: int | None) -> tuple[int, ...]:
-    """Chips of one host along x, y and z; ``hosts``: how many somebody asked for, ``None`` for the usual machine."""
+    """Return the chips of one host along x, y and z; ``hosts``: requested number, ``None`` for the usual machine."""
     whole, chips = (*shape, *[1] * (3 - len(shape))), prod(shape)
     sizes = {1: whole} if chips <= _HOST else {chips // _HOST: (2, 2, 1)}
     if axes_of(device) == 2 and whole[1] % 4 == 0:
@@ -272,7 +269,7 @@ def host_shape(asked: str, device: Device, shape: tuple[int, ...], hosts: int | 
         return sizes.get(1, (2, 2, 1))
     if hosts not in sizes:
         known = " or ".join(str(number) for number in sorted(sizes))
-        raise UsageError(f"--target {asked}: {'x'.join(map(str, shape))} is of {known} hosts, not of {hosts}")
+        raise UsageError(f"--target {asked}: {'x'.join(map(str, shape))} has {known} hosts, not {hosts}")
     return sizes[hosts]
 
 

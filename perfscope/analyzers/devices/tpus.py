@@ -1,4 +1,4 @@
-"""Google TPUs, by device of a program: a chip from v4 to v6e (its cores work as one), half a chip of TPU7x."""
+"""Google TPUs by device of a program: a chip from v4 to v6e (its cores work as one), half a chip of TPU7x."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from perfscope.analyzers.devices.device import GIGA, Device, Node, UsualNetwork,
 _GIB = 1 << 30
 _PAGE = "Google Cloud documentation, {}, key specifications"
 
+_NETWORKS = {
+    "TPU v5p": UsualNetwork(link="RoCE 200GbE", cards=1, source=_PAGE.format("TPU v5p") + ": 50 Gb/s a chip, 4 a host"),
+}
+"""Data centre network between slices, by host; the documentation of the other chips does not state it per chip."""
+
 
 class _Chip(Struct, frozen=True, kw_only=True):
-    """What a program sees as one device, and the pod it is in."""
+    """A TPU device as a program sees it, and its pod."""
 
     gibibytes: float
     cores: int
@@ -28,14 +33,10 @@ _CHIPS = {
     "TPU v6e": _Chip(gibibytes=31.25, cores=1, gigahertz=None, axes=2, pod=256, host=8),
     "TPU7x (one of two)": _Chip(gibibytes=94.75, cores=1, gigahertz=None, axes=3, pod=2 * 9216, host=8),
 }
-"""Memory is what libtpu 0.0.42.1 says is available when it refuses a program that is too large; the pages print 32, 16,
-95, 32 and (two devices) 192. Clocks are those that the peaks give with the multiply units of a core (four, of 128 x
-128); they are not stated, and where units and peak do not give one it is left out."""
-
-_NETWORKS = {
-    "TPU v5p": UsualNetwork(link="RoCE 200GbE", cards=1, source=_PAGE.format("TPU v5p") + ": 50 Gb/s a chip, 4 a host"),
-}
-"""Data centre network between slices, by host; the pages of the others do not state it a chip."""
+"""Memory is the amount that libtpu 0.0.42.1 reports as available when it rejects a program that is too large; the
+documentation states 32, 16, 95, 32 and (two devices) 192. Clocks are not stated; they follow from the peaks and the
+multiply units of a core (four of 128 x 128), and are omitted if the two do not fit.
+"""
 
 
 def _device(
@@ -73,8 +74,9 @@ GOOGLE: tuple[Device, ...] = (
     _device("TPU v4", r"\bTPU v4$", peaks(bfloat16=275, int8=275),
             gigabytes_per_second=1200, ici_gigabytes_per_second=300),
 )  # fmt: skip
-"""All looked up (TPU7x's page has those of v5p and v6e beside it), but for int8 of v6e, v5e and v4. Links: half of the
-bidirectional bandwidth a chip; v4's are in its paper (Jouppi et al., ISCA 2023: six of 50 GB/s each way). A chip of
-TPU7x (2,307 TFLOP/s of bfloat16, 7,380 GB/s, 1,200 GB/s of ICI both ways) is two devices of half of that each. Editions
-differ on v5e's memory (819 GB/s, 800 GiB/s). JAX reports v5e as ``TPU v5 lite``, v6e as ``TPU v6 lite``, v5p as
-``TPU v5`` and 7x as ``TPU7x``. There is no float16 unit."""
+"""All verified (the TPU7x page also has the values of v5p and v6e), except int8 of v6e, v5e and v4. Links: half of the
+bidirectional bandwidth per chip; those of v4 are in its paper (Jouppi et al., ISCA 2023: six of 50 GB/s each way). A
+TPU7x chip (2,307 TFLOP/s of bfloat16, 7,380 GB/s, 1,200 GB/s of ICI both ways) is two devices with half of that each.
+Editions of the documentation differ on v5e's memory (819 GB/s, 800 GiB/s). JAX reports v5e as ``TPU v5 lite``, v6e as
+``TPU v6 lite``, v5p as ``TPU v5`` and 7x as ``TPU7x``. There is no float16 unit.
+"""

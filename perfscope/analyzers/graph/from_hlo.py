@@ -1,8 +1,8 @@
-"""Import of a compiled XLA program: where its values go, across fusions, calls, branches and loops.
+"""Data flow of a compiled XLA program across fusions, calls, branches and loops.
 
-A value has many names: the root of a fusion's body is what the fusion yields, a parameter of that body is an operand
-of the fusion, an element of a loop's state is what went in and what the body returns. The import joins these names, so
-that the op that computes a value is found wherever XLA put it.
+A value has many names: the root of a fusion's body is the fusion's result, a parameter of that body is an operand of
+the fusion, an element of a loop's state is the initial value and the value that the body returns. The flow joins these
+names, so that the instruction that computes a value is found wherever XLA placed it.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ _SOFTMAX_CALL = "online-softmax"
 """Path of XLA's own kernel of softmax and weighted sum on TPU. It reads the scores and the values."""
 
 _RUNS = frozenset({"fusion", "call", "while", "conditional", "async-start"})
-"""Opcodes that run what they call; others apply it to elements."""
+"""Opcodes that run the computations they call; others apply them to elements."""
 
 _HANDED_ON = frozenset({"copy-start", "copy-done", "opt-barrier", "optimization-barrier"})
-"""Their result is their operand, also where it is a tuple of other things as well."""
+"""Opcodes whose result is their operand, even if it is a tuple with other values."""
 
 _FIRST = frozenset({"custom-call", "copy-start"})
-"""Opcodes whose first result is the value; scratch memory, the source and flags follow it."""
+"""Opcodes whose first result is the value, followed by scratch memory, the source or flags."""
 
 _MOST_NAMES = 64
-"""Loops around loops that hand on a whole state as one tuple; deeper than programs are."""
+"""Maximum depth of loops that pass on a whole state as one tuple; programs are less deep."""
 
 
 class Value(Node, frozen=True, kw_only=True):
@@ -146,10 +146,10 @@ class HloProgram(ProgramGraph[Value]):
         return (), False
 
     def _arguments(self, computation: Computation, instruction: Instruction) -> Iterator[tuple[Computation, str, bool]]:
-        """Operands of its computation's callers that a parameter is; True if it is the state of a loop."""
+        """Yield the operands of the callers that a parameter stands for; True for the state of a loop."""
         for where, caller in self._callers.get(computation.name, ()):
             slot = instruction.parameter_number or 0
-            if caller.opcode == "conditional":  # the first operand chooses the branch
+            if caller.opcode == "conditional":  # the first operand selects the branch
                 slot = 1 + caller.called.index(computation.name)
             if slot < len(caller.operands):
                 yield where, caller.operands[slot], caller.opcode == "while"
@@ -157,12 +157,12 @@ class HloProgram(ProgramGraph[Value]):
     def _element(
         self, computation: Computation, instruction: Instruction, index: int, depth: int = 0
     ) -> tuple[tuple[int, ...], bool]:
-        """The names of one element of a tuple, and whether it is a state that changes."""
+        """Return the names of one element of a tuple, and whether it is a changing state."""
         result: list[int] = []
         carried = False
         holders: list[tuple[Computation, Instruction]] = []
         if depth > _MOST_NAMES:
-            return (), True  # unknown, so nothing is concluded from it
+            return (), True  # unknown, so nothing can be inferred
         if instruction.opcode == "tuple" and index < len(instruction.operands):
             return (self.numbers[computation.name, instruction.operands[index]],), False
         if instruction.opcode in ("fusion", "call", "conditional"):
@@ -190,7 +190,7 @@ class HloProgram(ProgramGraph[Value]):
     def _state(
         self, computation: Computation, loop: Instruction, index: int, depth: int, *, inside: bool
     ) -> tuple[tuple[int, ...], bool]:
-        """An element of a loop's state: what goes in, and what the body returns unless that is the same."""
+        """Return the names of an element of a loop's state: the initial value, and the body's result if it differs."""
         first, carried = self._element(computation, computation.by_name[loop.operands[0]], index, depth + 1)
         if len(loop.called) != 2:
             return first, True

@@ -1,9 +1,9 @@
 """Peak memory of a scheduled XLA program, from its schedule and shapes alone.
 
-XLA's own buffer assignment says it exactly and is used where a file carries it. Text does not: then every
-value is alive from its instruction to its last reader, views share the buffer of what they view, loops and
-updates in place that of their operand. Against XLA's own figures for ten programs compiled for an H100
-this was within 15% (it cannot know where XLA reuses a buffer for a value of the same size).
+XLA's own buffer assignment is exact and is used if a file has it. HLO text lacks it; then every value is live from its
+instruction to its last reader, a view shares the buffer of its operand, and so do loops and updates in place. For ten
+programs compiled for an H100 the result was within 15 % of XLA's own figures (it is unknown where XLA reuses a buffer
+for a value of the same size).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from perfscope.analyzers.hlo.views import SAME_BUFFER, Parts, Source, sources, u
 from perfscope.model.live_bytes import NEVER, peak
 
 _MOST_BYTES = 1 << 50
-"""Of one value, more than any memory has; sums stay within 64 bits."""
+"""Limit on the bytes of one value, above any memory; sums stay within 64 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,16 +37,16 @@ class LiveValue:
 
     instruction: str
     part: int
-    """Part of the instruction's tuple; 0 of an array."""
+    """Index in the instruction's tuple; 0 for an array."""
     start: int
     end: int
     bytes: int
     outputs: tuple[int, ...] = ()
-    """Places among the program's results that it is returned at."""
+    """Indices among the program's results at which it is returned."""
 
 
 def peak_bytes(module: HloModule) -> int:
-    """Bytes alive at the worst moment of one run, arguments and results included."""
+    """Return the bytes live at the peak of one run, including arguments and results."""
     if module.buffer_assignment is not None:
         return sum(
             allocation.size for allocation in module.buffer_assignment.allocations if not allocation.is_thread_local
@@ -55,7 +55,7 @@ def peak_bytes(module: HloModule) -> int:
 
 
 def live_peak_bytes(values: Iterable[LiveValue]) -> int:
-    """Most bytes of the values that are alive at one position."""
+    """Return the largest number of bytes live at one position."""
     rows = np.array([(value.start, value.end, min(value.bytes, _MOST_BYTES)) for value in values], np.int64).reshape(
         -1, 3
     )
@@ -63,10 +63,12 @@ def live_peak_bytes(values: Iterable[LiveValue]) -> int:
 
 
 def live_values(module: HloModule, schedule: Schedule) -> tuple[LiveValue, ...]:
-    """Every buffer of one run that is not a view of another; arguments are alive throughout, constants are not listed.
+    """Return every buffer of one run that is not a view of another.
 
-    A result that took a donated argument's memory is not listed beside it. Inside a loop arguments and results are
-    the caller's. Linear in the module's instructions and tuple parts.
+    Arguments are live throughout, constants are omitted.
+
+    A result in a donated argument's memory is omitted. Inside a loop, arguments and results are the caller's. Linear in
+    the module's instructions and tuple parts.
     """
     live_values: list[LiveValue] = []
     for name, computation in schedule.computations.items():
@@ -75,7 +77,7 @@ def live_values(module: HloModule, schedule: Schedule) -> tuple[LiveValue, ...]:
 
 
 def _values(module: HloModule, computation: Computation, schedule: Schedule, *, whole: bool) -> Iterator[LiveValue]:
-    """``whole``: the entry, whose parameters count."""
+    """Yield the buffers of a computation. ``whole``: whether it is the entry, whose parameters count."""
     buffers = sources(computation, lambda instruction: _handed_on(module, instruction))
     last: dict[Source, int] = {}
     for instruction in computation.instructions:
@@ -111,31 +113,28 @@ def _values(module: HloModule, computation: Computation, schedule: Schedule, *, 
 
 
 def _donated(module: HloModule, results: Parts) -> frozenset[Source]:
-    """Buffers of results that lie in the memory of arguments."""
+    """Return the buffers of results that are in the memory of arguments."""
     outputs = (alias.output[0] if alias.output else 0 for alias in module.aliases if len(alias.output) < 2)
     return frozenset(buffer for output in outputs if output < len(results) for buffer in results[output])
 
 
 def _handed_on(module: HloModule, instruction: Instruction) -> str | None:
-    """The operand whose buffers an instruction's result lies in; ``None``: it has its own."""
+    """Return the operand whose buffers hold the instruction's result; ``None`` if the result has its own."""
     if instruction.opcode in SAME_BUFFER or instruction.opcode == "while" or instruction.opcode.endswith("-done"):
         return instruction.operands[0] if instruction.operands else None
     slot = updated_operand(module, instruction)
     return None if slot is None else instruction.operands[slot]
 
 
-# Device memory a compiled program needs, instruction by instruction: XLA's heap simulation, replayed.
-#
-# Bytes at a moment = allocations that live for the whole run (parameters, constants, outputs that are not
-# in the arena) + buffers of the arena that are live, in the order of the schedule. Thread-local
-# allocations (stack of a CPU kernel) are not device memory. The rules of the replay are those of xprof's
-# memory viewer (``hlo_proto_to_memory_visualization_utils.cc``), with which the peak agrees to the byte:
-#
-# - a buffer that shares another's memory counts for nothing itself, it keeps the other's alive;
+# Device memory of a compiled program, instruction by instruction: a replay of XLA's heap simulation.
+# Bytes at a moment = allocations that live for the whole run (parameters, constants, outputs outside the arena) + live
+# buffers of the arena, in the order of the schedule. Thread-local allocations (stack of a CPU kernel) are not device
+# memory. The rules of the replay are those of xprof's memory viewer (``hlo_proto_to_memory_visualization_utils.cc``),
+# with which the peak agrees to the byte:
+# - a buffer that shares another's memory counts as 0 bytes and keeps the other one live;
 # - XLA writes FREE of the last owner before SHARE_WITH of the next: the memory is then counted again;
-# - the arena is the allocation that the trace's buffers are assigned to; the index in the trace is stale.
-#
-# Inside ``while`` and fusions a body's buffers appear once: the peak is right, the repetition is not drawn.
+# - the arena is the allocation that contains the trace's buffers; the index in the trace is stale.
+# Inside ``while`` and fusions a body's buffers appear once: the peak is correct, repetitions are not shown.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,27 +144,27 @@ class AssignedMemory:
     whole_run_bytes: int
     """Allocations that live from start to end: parameters, constants, outputs outside the arena."""
     peak_arena_bytes: int
-    """Most bytes of the arena live at once."""
+    """Largest number of arena bytes live at once."""
     live_at_peak: tuple[LogicalBuffer, ...]
-    """Buffers of the arena that are live then, largest first."""
+    """Buffers of the arena that are live at the peak, largest first."""
 
     @property
     def peak_bytes(self) -> int:
-        """Most bytes in use at once: what xprof's memory viewer shows."""
+        """Largest number of bytes in use at once, as in xprof's memory viewer."""
         return self.whole_run_bytes + self.peak_arena_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arena:
-    """The heap trace that counts, and the allocations that its buffers lie in."""
+    """The relevant heap trace, and the allocations of its buffers."""
 
     assignment: BufferAssignment
     events: tuple[HeapEvent, ...]
     allocations: frozenset[int]
-    """Their indices; empty where a program has no temporaries."""
+    """Their indices; empty if a program has no temporaries."""
 
     def lasting(self) -> Iterator[BufferAllocation]:
-        """Allocations of device memory that live from start to end."""
+        """Yield the allocations of device memory that live for the whole run."""
         return (
             allocation
             for allocation in self.assignment.allocations
@@ -175,20 +174,20 @@ class Arena:
 
 @dataclass(slots=True, kw_only=True)
 class ArenaBlock:
-    """A buffer of the arena while it lives, and what shares its memory. Half open; `NEVER`: it is not freed."""
+    """A buffer of the arena with the buffers that share its memory. Half open; `NEVER`: it is not freed."""
 
     buffer: LogicalBuffer
-    """The one that came first."""
+    """The first buffer in the block."""
     start: int
     end: int = NEVER
     written: list[LogicalBuffer]
-    """Buffers that are written into it, the first first."""
+    """Buffers written into it, in order."""
 
 
 def assigned_memory(module: HloModule) -> AssignedMemory | None:
-    """The memory of a module as XLA assigned it; ``None`` where its temporaries cannot be replayed.
+    """Return the memory of a module as XLA assigned it; ``None`` if its temporaries cannot be replayed.
 
-    HLO text carries no buffer assignment, and some protos carry one without a heap trace.
+    HLO text has no buffer assignment, and some protos have one without a heap trace.
     """
     arena = arena_of(module)
     if arena is None:
@@ -204,17 +203,16 @@ def assigned_memory(module: HloModule) -> AssignedMemory | None:
 
 
 def arena_blocks(arena: Arena, schedule: Schedule) -> list[ArenaBlock]:
-    """Blocks of the arena, in positions of the schedule.
+    """Return the blocks of the arena, in positions of the schedule.
 
-    A block that is freed and shared at once was never anyone else's, and is one.
+    A block that is freed and shared at once remains one block, because nothing else used it in between.
     """
     positions: list[int] = []
     groups: list[int] = []
     index, group, frees = -1, 0, True
     for event in arena.events:
         if event.kind != "free":
-            # what is handed out after a free must come later than what was before it, also where its instruction
-            # is not known
+            # a block assigned after a free must come after the earlier contents, even if its instruction is unknown
             index = max(schedule.positions.get(event.instruction, index), index + frees)
             group += frees
         frees = event.kind == "free"
@@ -237,7 +235,7 @@ def arena_blocks(arena: Arena, schedule: Schedule) -> list[ArenaBlock]:
 
 
 def arena_of(module: HloModule) -> Arena | None:
-    """The heap trace of a module's device memory; ``None`` where its temporaries cannot be replayed."""
+    """Return the heap trace of a module's device memory; ``None`` if its temporaries cannot be replayed."""
     assignment = module.buffer_assignment
     if assignment is None or not assignment.allocations:
         return None
@@ -246,15 +244,16 @@ def arena_of(module: HloModule) -> Arena | None:
     if not traces:
         if any(_is_temporary(allocation) for allocation in assignment.allocations) and not any(assignment.heap_traces):
             return None
-        # a TPU program whose temporaries lie on the chip: what it has in memory (tuples) is traced nowhere, and lasts
+        # a TPU program with temporaries on the chip: its values in device memory (tuples) are not traced, and live
+        # throughout
         return Arena(assignment=assignment, events=(), allocations=frozenset())
-    # one trace a memory space, or (older XLA) one a computation: the largest is the one that counts
+    # there is one trace per memory space, or (older XLA) per computation: the largest is the relevant one
     events, arenas = max(traces, key=lambda trace: _peak(_replayed(assignment, trace[0]))[1])
     return Arena(assignment=assignment, events=events, allocations=arenas)
 
 
 def in_device_memory(allocation: BufferAllocation) -> bool:
-    """Whether an allocation counts: not a kernel's stack, not another memory space."""
+    """Whether an allocation is in device memory, and not a kernel's stack or in another memory space."""
     return not allocation.is_thread_local and not allocation.memory_space
 
 
@@ -264,7 +263,7 @@ def _is_temporary(allocation: BufferAllocation) -> bool:
 
 
 def _arenas(assignment: BufferAssignment, events: Sequence[HeapEvent]) -> frozenset[int]:
-    """Allocations in device memory that a trace's buffers are assigned to."""
+    """Return the allocations in device memory that contain a trace's buffers."""
     in_memory = {allocation.index for allocation in assignment.allocations if in_device_memory(allocation)}
     buffers = (assignment.buffers.get(event.buffer) for event in events)
     return frozenset(
@@ -275,15 +274,15 @@ def _arenas(assignment: BufferAssignment, events: Sequence[HeapEvent]) -> frozen
 
 
 def _replayed(assignment: BufferAssignment, events: Sequence[HeapEvent]) -> list[ArenaBlock]:
-    """Blocks by start; positions are those of the events."""
+    """Return blocks by start; positions are those of the events."""
     arena_blocks: list[ArenaBlock] = []
     block_of: dict[int, int] = {}
     latest: dict[int, ArenaBlock] = {}
     owners: Counter[int] = Counter()
-    """Live buffers in each block."""
+    """Number of live buffers in each block."""
     for index, event in enumerate(events):
         if event.kind == "share_with" and event.share_with is not None:
-            # what shares with a sharer shares its block
+            # a buffer that shares with a sharer is in the sharer's block
             block_of[event.buffer] = block_of.get(event.share_with, event.share_with)
         number = block_of.get(event.buffer, event.buffer)
         buffer = assignment.buffers.get(number)
@@ -304,6 +303,6 @@ def _replayed(assignment: BufferAssignment, events: Sequence[HeapEvent]) -> list
 
 
 def _peak(blocks: Sequence[ArenaBlock]) -> tuple[int, int]:
-    """``(position, bytes)`` of the first moment at which most is live."""
+    """Return ``(position, bytes)`` of the first maximum of live bytes."""
     rows = np.array([(block.start, block.end, block.buffer.size) for block in blocks], np.int64).reshape(-1, 3)
     return peak(*rows.T)

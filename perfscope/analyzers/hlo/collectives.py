@@ -1,8 +1,8 @@
-"""Collectives of compiled XLA programs: what they move, and which of them the device has to wait for.
+"""Collectives of compiled XLA programs: the bytes they move, and which of them the device waits for.
 
-XLA splits a collective into a start and a done. What is scheduled between the two runs while the data
-move. Three things make it blocking all the same: it was never split, the backend marked it synchronous
-(GPU: ``collective_backend_config.is_sync``), or the schedule has nothing between start and done.
+XLA splits a collective into a start and a done. Work scheduled between the two runs while the data move. A collective
+blocks nevertheless if it was not split, if the backend marked it synchronous (GPU:
+``collective_backend_config.is_sync``), or if the schedule has nothing between start and done.
 """
 
 from __future__ import annotations
@@ -21,19 +21,10 @@ from perfscope.analyzers.hlo.program import Runs, control_runs
 from perfscope.analyzers.hlo.views import MOVES_NOTHING
 from perfscope.model.trace import Trace
 
-# Replica groups, written out, whatever the spelling: lists, iota with a transpose, axes of a mesh.
-#
-# ```
-# {{0,1},{2,3}}                              listed
-# [2,4]<=[8]            [2,4]<=[4,2]T(1,0)   iota: count up, reshape, transpose, then 2 groups of 4
-# mesh['x'=2,'y'=4] {'y'}                    devices that differ only along the named axes of the mesh;
-# mesh['x'=2,'y'=4], device_ids=([4,2]T(1,0)) {'y':(2)2}    its devices in another order, a part of an axis
-# ```
-
-
 Groups = tuple[tuple[int, ...], ...]
 SubAxis = tuple[int, int, int]
-"""Axis, parts before it, its own size: ``(0, 2, 4)`` is the inner 4 of an axis of 8. Size 0: the whole axis."""
+"""Axis, product of the parts before it, its size: ``(0, 2, 4)`` is the inner 4 of an axis of 8. Size 0: the whole axis.
+"""
 
 _LISTED = re.compile(r"\{([\d,\s]*+)\}")
 _IOTA = re.compile(r"\[([\d,\s]+)\]<=\[([\d,\s]+)\](?:T\(([\d,\s]+)\))?")
@@ -43,27 +34,49 @@ _MESH = re.compile(
 _AXIS = re.compile(r"'([^']*)'\s*=\s*(\d+)")
 _USED = re.compile(r"'([^']*)'(?::\((\d+)\)(\d+))?")
 
+KINDS = (
+    "all-gather", "all-reduce", "all-to-all", "collective-broadcast", "collective-permute", "ragged-all-to-all",
+    "reduce-scatter",
+)  # fmt: skip
+
+Blocks = Literal["never split into start and done", "marked synchronous", "nothing scheduled between start and done"]
+
+MOST_SEARCHED = 512
+"""Maximum number of blocking collectives per module for which independent work is searched: each search is one pass
+over a computation, and the relevant collectives are the largest.
+"""
+
+
+# Replica groups, written out, in every notation: lists, iota with a transpose, axes of a mesh.
+#
+# ```
+# {{0,1},{2,3}}                              listed
+# [2,4]<=[8]            [2,4]<=[4,2]T(1,0)   iota: count up, reshape, transpose, split into 2 groups of 4
+# mesh['x'=2,'y'=4] {'y'}                    devices that differ only along the named axes of the mesh;
+# mesh['x'=2,'y'=4], device_ids=([4,2]T(1,0)) {'y':(2)2}    its devices in another order, a part of an axis
+# ```
+
 
 class GroupReader:
-    """Writes groups out, each spelling once, and refuses a module whose groups claim too many ids."""
+    """Writes groups out, each notation once, and rejects a module whose groups have too many ids."""
 
     def __init__(self) -> None:
         self._known: dict[object, Groups | None] = {}
         self._ids = 0
 
     def text(self, spelling: str) -> Groups | None:
-        """Groups of an attribute's text; ``None`` for ``{}`` (all devices). ``ValueError`` if it is none."""
+        """Parse the groups of an attribute; ``None`` for ``{}`` (all devices). ``ValueError`` for invalid text."""
         if spelling not in self._known:
             self._known[spelling] = self._parsed(spelling.strip())
         return self._known[spelling]
 
     def listed(self, groups: Groups) -> Groups | None:
-        """Groups that are written out already; ``None`` if there are none."""
+        """Return groups that are already written out; ``None`` if empty."""
         self._count(sum(map(len, groups)))
         return groups or None
 
     def iota(self, groups: int, size: int, dims: Sequence[int], transposed: Sequence[int] = ()) -> Groups:
-        """``groups`` groups of ``size`` ids: 0, 1, 2 ... in the shape ``dims``, axes in the order ``transposed``."""
+        """Return ``groups`` groups of ``size`` ids: 0, 1, 2 ... in shape ``dims``, axes ordered by ``transposed``."""
         key = (groups, size, tuple(dims), tuple(transposed))
         if key not in self._known:
             ids = self._counted(dims, transposed)
@@ -82,9 +95,9 @@ class GroupReader:
         transposed: Sequence[int] = (),
         device_ids: Sequence[int] = (),
     ) -> Groups:
-        """Groups of the devices that differ only along ``used`` axes of a mesh of ``sizes``.
+        """Return groups of the devices that differ only along the ``used`` axes of a mesh of ``sizes``.
 
-        The mesh's devices count up, or are an iota of ``dims`` and ``transposed``, or ``device_ids``.
+        The mesh's devices count up, are an iota of ``dims`` and ``transposed``, or are ``device_ids``.
         """
         total = math.prod(sizes)
         if device_ids:
@@ -119,7 +132,7 @@ class GroupReader:
         used = []
         for name, before, size in _USED.findall(mesh[5]):
             if name not in places:
-                raise ValueError(f"replica groups along {name[:40]!r}, which is no axis of their mesh")
+                raise ValueError(f"replica groups along {name[:40]!r}, which is not an axis of their mesh")
             used.append((places[name], int(before or 1), int(size or 0)))
         sizes = [int(size) for _, size in axes]
         return self.mesh(sizes, used, _ints(mesh[2] or ""), _ints(mesh[3] or ""), _ints(mesh[4] or ""))
@@ -127,12 +140,15 @@ class GroupReader:
     def _counted(
         self, dims: Sequence[int], transposed: Sequence[int]
     ) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-        """0, 1, 2 ... in the shape ``dims``, its axes reordered; the size is checked before it is made."""
+        """Return 0, 1, 2 ... in the shape ``dims`` with reordered axes.
+
+        The size is checked before the array is allocated.
+        """
         if len(dims) > MAX_RANK or any(size < 1 for size in dims):
-            raise ValueError("replica groups of a shape that is none")
+            raise ValueError("replica groups with an invalid shape")
         self._count(math.prod(dims))
         if transposed and sorted(transposed) != list(range(len(dims))):
-            raise ValueError(f"replica groups: {list(transposed)} is no order of {len(dims)} axes")
+            raise ValueError(f"replica groups: {list(transposed)} is not a permutation of {len(dims)} axes")
         counted = np.arange(math.prod(dims), dtype=np.int64).reshape(tuple(dims))
         return counted.transpose(tuple(transposed)) if transposed else counted
 
@@ -143,7 +159,7 @@ class GroupReader:
 
 
 def _split_axes(sizes: Sequence[int], used: Sequence[SubAxis]) -> tuple[list[int], list[int]]:
-    """Sizes with every used part of an axis as an axis of its own, and the places of the used ones, in order."""
+    """Return sizes in which every used part of an axis is an axis, and the indices of the used ones, in order."""
     cuts: dict[int, set[int]] = {axis: {1, size} for axis, size in enumerate(sizes)}
     for axis, before, size in used:
         if not 0 <= axis < len(sizes):
@@ -181,18 +197,6 @@ def _rows(ids: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> Groups:
     return tuple(tuple(row) for row in ids.tolist())
 
 
-KINDS = (
-    "all-gather", "all-reduce", "all-to-all", "collective-broadcast", "collective-permute", "ragged-all-to-all",
-    "reduce-scatter",
-)  # fmt: skip
-
-Blocks = Literal["never split into start and done", "marked synchronous", "nothing scheduled beside it"]
-
-MOST_SEARCHED = 512
-"""Blocking collectives of a module for which independent work is looked for: the search is one pass over a
-computation each, and the few that matter are the largest."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
     """One collective of a control computation."""
@@ -200,19 +204,19 @@ class Collective:
     module: HloModule
     computation: Computation
     start: Instruction
-    """The start, or the collective itself where it is not split."""
+    """The start, or the collective itself if it is not split."""
     done: Instruction
     kind: str
-    """``all-to-all`` ..., whatever it is wrapped in."""
+    """Kind without wrappers: ``all-to-all`` and so on."""
     op: Instruction
-    """What names its groups: the start, or the collective inside an ``async-start``."""
+    """Instruction that names its groups: the start, or the collective inside an ``async-start``."""
     bytes: int
-    """Bytes a device sends or receives in one run of it: the larger of its operands and its result."""
+    """Bytes that a device sends or receives per run: the larger of operands and result."""
     runs: Runs
     between: tuple[str, ...]
-    """Launched instructions scheduled between start and done, other collectives left out."""
+    """Launched instructions scheduled between start and done, without other collectives."""
     blocks: Blocks | None
-    """Why the device waits for it; None: it runs beside other work, or the program has no schedule."""
+    """Why the device waits for it; None if it overlaps other work, or if the program has no schedule."""
 
     @property
     def bytes_a_run(self) -> int:
@@ -221,7 +225,7 @@ class Collective:
 
     @property
     def group_size(self) -> int:
-        """Devices that take part in one exchange."""
+        """Number of devices in one exchange."""
         if self.op.replica_groups:
             return max(map(len, self.op.replica_groups))
         return max(self.module.num_partitions, self.module.num_replicas)
@@ -233,7 +237,7 @@ def collectives(trace: Trace) -> tuple[Collective, ...]:
 
 
 def collectives_of(module: HloModule) -> tuple[Collective, ...]:
-    """Collectives of the computations that run. What a fusion does of its own accord is not seen here."""
+    """Return the collectives of the computations that run. Collectives inside fusions are not found."""
     result = []
     wrapped = {
         name
@@ -267,7 +271,7 @@ def _of_computation(module: HloModule, computation: Computation, runs: Runs) -> 
                 done=done,
                 kind=op.opcode.removesuffix("-start"),
                 op=op,
-                bytes=max(_operand_bytes(computation, start), done.shape.bytes),
+                bytes=max(sum(computation.by_name[name].shape.bytes for name in start.operands), done.shape.bytes),
                 runs=runs,
                 between=beside,
                 blocks=_blocks(start, op, split, bool(beside)) if module.is_scheduled else None,
@@ -277,7 +281,7 @@ def _of_computation(module: HloModule, computation: Computation, runs: Runs) -> 
 
 
 def _collective_in(module: HloModule, start: Instruction) -> Instruction | None:
-    """The collective an instruction is or starts; None for everything else, its done included."""
+    """Return the collective that an instruction is or starts; None for other instructions, including its done."""
     if start.opcode.removesuffix("-start") in KINDS:
         return start
     if start.opcode == "async-start" and start.called:
@@ -287,7 +291,7 @@ def _collective_in(module: HloModule, start: Instruction) -> Instruction | None:
 
 
 def _dones(computation: Computation) -> dict[str, Instruction]:
-    """Name of a start -> its done; updates between the two are followed."""
+    """Map the name of a start to its done; updates between the two are followed."""
     started = {
         instruction.name: instruction.name
         for instruction in computation.instructions
@@ -311,13 +315,9 @@ def _computes(instruction: Instruction) -> bool:
 
 
 def _is_worth_it(instruction: Instruction) -> bool:
-    """It computes, and more than a loop's counter; a TPU's own markers of asynchrony are no work."""
+    """Whether it computes more than a loop's counter; a TPU's markers of asynchrony are excluded."""
     marker = (instruction.custom_call_target or "").startswith("AsyncCollective")
     return _computes(instruction) and instruction.shape.elements > 1 and not marker
-
-
-def _operand_bytes(computation: Computation, start: Instruction) -> int:
-    return sum(computation.by_name[name].shape.bytes for name in start.operands)
 
 
 def _blocks(start: Instruction, op: Instruction, split: bool, beside: bool) -> Blocks | None:
@@ -325,11 +325,11 @@ def _blocks(start: Instruction, op: Instruction, split: bool, beside: bool) -> B
         return "never split into start and done"
     if _is_sync(start) or _is_sync(op):
         return "marked synchronous"
-    return None if beside else "nothing scheduled beside it"
+    return None if beside else "nothing scheduled between start and done"
 
 
 def is_marked(collective: Collective) -> bool:
-    """Whether XLA:GPU marked it to run in line with everything else, whether or not it is split."""
+    """Whether XLA:GPU marked it as synchronous, split or not."""
     return _is_sync(collective.start) or _is_sync(collective.op)
 
 
@@ -339,9 +339,9 @@ def _is_sync(instruction: Instruction) -> bool:
 
 
 def independent_work(collective: Collective) -> tuple[Instruction, ...]:
-    """Work of the same computation that neither feeds the collective nor needs it, the largest result first.
+    """Return the work of the same computation that is independent of the collective, largest result first.
 
-    All of it may run while the collective does; the order of the schedule alone keeps it away.
+    All of it could run during the collective; only the order of the schedule prevents that.
     """
     computation = collective.computation
     before, after = {collective.start.name}, {collective.start.name, collective.done.name}
@@ -360,5 +360,5 @@ def independent_work(collective: Collective) -> tuple[Instruction, ...]:
 
 
 def by_size(collectives: Iterable[Collective]) -> list[Collective]:
-    """Those that move most in a run first."""
+    """Sort by bytes moved per run, largest first."""
     return sorted(collectives, key=lambda collective: (-collective.bytes_a_run, collective.start.name))

@@ -1,7 +1,7 @@
-"""How often compiled programs ran in a recording, and what their instructions took.
+"""Number of runs of compiled programs in a recording, and the time of their instructions.
 
-Joined by ``hlo_time``; every time here is of the trace. *Exposed* time is what a device would not have spent without
-some instructions: while one of them ran and nothing else did.
+Joined by ``hlo_time``; every time here is from the trace. *Exposed* time is the time that a device would save without
+some instructions: the time while one of them ran and nothing else did.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from perfscope.model.trace import MISSING, Rows, Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Executions:
-    """How often a program ran in the recording."""
+    """Number of runs of a program in the recording."""
 
     count: float
-    """On all devices together. A fraction where the recording begins or ends inside one."""
+    """Sum over all devices. A fraction if the recording begins or ends inside a run."""
     devices: int
 
     @property
     def rounds(self) -> float:
-        """Runs on each device: what a saving in one run is multiplied with, devices run side by side."""
+        """Runs on each device: the factor for a saving in one run, because devices run in parallel."""
         return self.count / self.devices
 
 
 def executions(trace: Trace) -> Mapping[int, Executions]:
-    """How often each program ran, by index in ``trace.hlo``; those that did not, or not known how often, are left out.
+    """Return the runs of each program, by index in ``trace.hlo``, for programs with a known number of runs.
 
-    By the executions' own numbers where every row has one, else by what most instructions agree on.
+    Counted by the executions' own numbers if every row has one, else by the number that most instructions agree on.
     """
     result = {}
     times, ops, costs = trace.fact(hlo_time), trace.rows["hlo_ops"], trace.fact(hlo_costs)
@@ -55,7 +55,7 @@ def executions(trace: Trace) -> Mapping[int, Executions]:
 
 
 def executions_of(trace: Trace, module: HloModule) -> Executions | None:
-    """How often a program ran in the recording; None: it did not, or nothing says how often."""
+    """Return the number of runs of a program; None if it did not run or the number is unknown."""
     return trace.fact(executions).get(module_index(trace, module))
 
 
@@ -65,32 +65,32 @@ def module_index(trace: Trace, module: HloModule) -> int:
 
 
 def measured_ns(trace: Trace, module: HloModule, instructions: Iterable[str]) -> int | None:
-    """Summed durations of instructions over the trace and all its devices; None if none of them was measured."""
+    """Return the summed durations of instructions over the trace and all its devices; None if none was measured."""
     times, index = trace.fact(hlo_time).by_key, module_index(trace, module)
     durations = [times[index, name].total_ns for name in dict.fromkeys(instructions) if (index, name) in times]
     return sum(durations) if durations else None
 
 
 def rows_of(trace: Trace, module: HloModule, instructions: Iterable[str]) -> Int64:
-    """Rows of ``hlo_ops`` of instructions, on all devices, in no order; those that enclose others as well."""
+    """Return the rows of ``hlo_ops`` of instructions on all devices, unordered, including enclosing instructions."""
     table, index = trace.fact(_rows_of).instructions, module_index(trace, module)
     rows = [table[index, name] for name in dict.fromkeys(instructions) if (index, name) in table]
     return np.concatenate(rows) if rows else np.empty(0, np.int64)
 
 
 def exposed_ns(trace: Trace, module: HloModule, instructions: Iterable[str]) -> int | None:
-    """Time over the trace and all its devices while only these instructions ran; None if none was measured.
+    """Return the time over the trace and all its devices while only these instructions ran; None if none was measured.
 
-    What their device would not have spent without them. Instructions around others are left out, of both sides. On a
-    CPU, where instructions share the processors, each moment is divided among those that run in it: without some the
-    others have the processors to themselves.
+    Their device would save this time without them. Enclosing instructions are ignored on both sides. On a CPU, where
+    instructions share the processors, each moment is divided among the running instructions, because without some the
+    others would have the processors to themselves.
     """
     ops, table = trace.rows["hlo_ops"], trace.fact(_rows_of)
     mine = rows_of(trace, module, instructions)
     mine = mine[~ops["encloses"][mine]]
     if not len(mine):
         return None
-    # only what overlaps them can hide them: with little of it, a look costs no pass over the trace
+    # only overlapping rows can hide them; with few of these, a full pass over the trace is avoided
     groups = np.unique(table.group[mine])
     start, end = table.bounds[groups], table.bounds[groups + 1]
     skipped = np.concatenate(([0], np.cumsum(end - start)[:-1]))
@@ -102,13 +102,13 @@ def exposed_ns(trace: Trace, module: HloModule, instructions: Iterable[str]) -> 
 
 
 def _length(ops: Rows, rows: Int64, shift: Int64) -> int:
-    """Time in which any of the rows ran, device by device: ``shift`` lays devices behind each other."""
+    """Return the time in which any of the rows ran, per device: ``shift`` places devices one after another."""
     moved = shift[rows]
     return union(ops["start_ns"][rows] + moved, ops["end_ns"][rows] + moved).total()
 
 
 def _shared(ops: Rows, rows: Int64, mine: np.ndarray, shift: Int64) -> int:
-    """Sum over all moments of the part of the ``rows`` which run then that is ``mine``, times its length."""
+    """Return the sum over time of the share of running ``rows`` that is ``mine``, times the duration."""
     start, end = ops["start_ns"][rows] + shift[rows], ops["end_ns"][rows] + shift[rows]
     times = np.concatenate([start, end])
     order = np.argsort(times, kind="stable")
@@ -119,7 +119,7 @@ def _shared(ops: Rows, rows: Int64, mine: np.ndarray, shift: Int64) -> int:
 
 
 def measured_run_ns(trace: Trace, module: HloModule, instructions: Iterable[str]) -> float | None:
-    """``exposed_ns`` of one run of the program on one device; None if not measured, or not known how often it ran."""
+    """Return ``exposed_ns`` per run and device; None if not measured, or if the number of runs is unknown."""
     ran = executions_of(trace, module)
     spent = None if ran is None else exposed_ns(trace, module, instructions)
     return None if ran is None or spent is None else spent / ran.count
@@ -131,21 +131,21 @@ def _indices(trace: Trace) -> Mapping[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rows:
-    """Rows of ``hlo_ops`` by module and by instruction, and which of them overlap.
+    """Rows of ``hlo_ops`` by module and instruction, and their groups by overlap.
 
-    Rows that overlap one another on a device, directly or through others, are a group.
+    Rows that overlap on a device, directly or through others, form a group.
     """
 
     modules: Mapping[int, Int64]
     instructions: Mapping[tuple[int, str], Int64]
     group: Int64
-    """Of each row; -1 for those that enclose others, and for asynchronous ones."""
+    """Group of each row; -1 for enclosing and asynchronous rows."""
     ordered: Int64
-    """Rows by group, those of no group left out."""
+    """Rows by group, without rows outside of groups."""
     bounds: Int64
-    """Where each group begins in ``ordered``, and its end."""
+    """Begin of each group in ``ordered``, and the end."""
     shift: Int64
-    """Of each row, what puts its device behind all devices before it on one axis of time."""
+    """Shift of each row that places the devices one after another on a common time axis."""
 
 
 def _rows_of(trace: Trace) -> _Rows:
@@ -195,11 +195,11 @@ def _groups(ops: Rows) -> dict[str, Int64]:
 
 
 def _split(keys: Int64) -> list[tuple[tuple[int, ...], Int64]]:
-    """Rows of every distinct key; ``keys`` is (parts of the key, rows)."""
+    """Return the rows of every distinct key; ``keys`` is (parts of the key, rows)."""
     if not keys.shape[1]:
         return []
     code = np.zeros(keys.shape[1], np.int64)
-    for part in keys:  # one number a key sorts far faster than rows of several
+    for part in keys:  # a single number per key sorts far faster than rows of several
         distinct, index = np.unique(part, return_inverse=True)
         code = code * len(distinct) + index.reshape(-1)
     order = np.argsort(code, kind="stable")

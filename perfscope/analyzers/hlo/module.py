@@ -1,4 +1,4 @@
-"""The model of an optimized (or not yet optimized) HLO module, whatever file it came from."""
+"""The model of an optimized or unoptimized HLO module, independent of the file format."""
 
 from __future__ import annotations
 
@@ -13,30 +13,6 @@ import msgspec
 if TYPE_CHECKING:
     from perfscope.analyzers.hlo.parse.thunks import Thunks
 
-
-# ``backend_config``: what a backend wrote about an instruction, as parsed JSON.
-
-
-def json_object(text: str | bytes) -> Mapping[str, Any]:
-    """A backend's configuration as parsed JSON; empty where it is none, or no object (MLIR text, raw protos)."""
-    if not text:
-        return {}
-    try:
-        result = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return {}
-    return result if isinstance(result, dict) else {}
-
-
-def trip_count(config: Mapping[str, Any]) -> int | None:
-    """``known_trip_count`` of a while's configuration; ``None`` where it is not known."""
-    known = config.get("known_trip_count")
-    count = known.get("n") if isinstance(known, dict) else None
-    if isinstance(count, str) and count.isdecimal() and len(count) < 20:
-        return int(count)
-    return count if isinstance(count, int) and not isinstance(count, bool) and count >= 0 else None
-
-
 Platform = Literal["cpu", "gpu", "tpu"]
 
 ITEM_BITS: Mapping[str, int] = MappingProxyType(
@@ -47,7 +23,65 @@ ITEM_BITS: Mapping[str, int] = MappingProxyType(
         "bf16": 16, "f16": 16, "f32": 32, "f64": 64, "c64": 64, "c128": 128, "token": 0, "opaque": 0,
     }
 )  # fmt: skip
-"""Bits an element takes; element types as HLO text spells them."""
+"""Bits per element; element types in the notation of HLO text."""
+
+MAX_TEXT_BYTES = 512 << 20
+"""Decompressed bytes of a module's text, printed literals included: the largest dumps known are tens of MB."""
+
+MAX_PROTO_BYTES = 128 << 20
+"""Decompressed bytes of a module's proto. Parsing takes up to 30 times the size of a malicious one."""
+
+MIN_INSTRUCTION_BYTES = 10
+"""Minimum bytes of an instruction in the proto: name, opcode, shape and id take more."""
+
+MAX_INSTRUCTIONS = 2_000_000
+"""Instructions of a module: each takes about 2 kB in the model, and the largest programs known have 10^5."""
+
+MAX_RANK = 64
+"""Dimensions of an array; XLA's own kernels have far fewer."""
+
+MAX_DIMENSION = 2**63 - 1
+"""XLA keeps sizes in 64 signed bits."""
+
+MAX_TUPLE_DEPTH = 64
+"""Depth of nested tuples."""
+
+MAX_GROUP_IDS = 1 << 22
+"""Total device ids in a module's replica groups, counted once per notation: 4,096 notations with 1,024 devices."""
+
+MAX_CALL_DEPTH = 200
+"""Depth of nested calls; recursive code over a module stays far from the stack's limit."""
+
+_TOKEN = re.compile(
+    r"\s*+(?:/\*.*?\*/\s*+)?(?:([(),])|([a-z][a-z0-9]*+)\[([^\]]*+)\](?:\{((?:[^{}]++|\{[^{}]*+\})*+)\})?)"
+)
+
+_SPACE = re.compile(r"S\((\d{1,18})\)")
+
+_LAYOUT = re.compile(r"\d{1,3}(?:,\d{1,3})*")
+
+
+# ``backend_config``: a backend's notes about an instruction, as parsed JSON.
+
+
+def json_object(text: str | bytes) -> Mapping[str, Any]:
+    """Parse a backend's configuration as JSON; empty if it is not a JSON object (MLIR text, raw protos)."""
+    if not text:
+        return {}
+    try:
+        result = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return {}
+    return result if isinstance(result, dict) else {}
+
+
+def trip_count(config: Mapping[str, Any]) -> int | None:
+    """Return ``known_trip_count`` of a while's configuration; ``None`` if unknown."""
+    known = config.get("known_trip_count")
+    count = known.get("n") if isinstance(known, dict) else None
+    if isinstance(count, str) and count.isdecimal() and len(count) < 20:
+        return int(count)
+    return count if isinstance(count, int) and not isinstance(count, bool) and count >= 0 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +91,7 @@ class Shape:
     dtype: str
     dims: tuple[int, ...] = ()
     layout: tuple[int, ...] | None = None
-    """Minor to major, where it is written."""
+    """Dimensions from minor to major, if written."""
     memory_space: int = 0
     """0 is HBM; others as the target numbers them (``S(1)`` on TPU is VMEM, ``S(5)`` host memory)."""
     parts: tuple[Shape, ...] = ()
@@ -65,7 +99,7 @@ class Shape:
 
     @property
     def elements(self) -> int:
-        """Elements of an array; of a tuple, those of its parts together."""
+        """Elements of an array; for a tuple, the sum over its parts."""
         if self.dtype == "tuple":
             return sum(part.elements for part in self.parts)
         count = 1
@@ -75,7 +109,7 @@ class Shape:
 
     @property
     def bytes(self) -> int:
-        """Bytes the value takes, without padding; of a tuple, those of its parts together."""
+        """Bytes of the value, without padding; for a tuple, the sum over its parts."""
         if self.dtype == "tuple":
             return sum(part.bytes for part in self.parts)
         return -(-self.elements * ITEM_BITS[self.dtype] // 8)
@@ -87,7 +121,7 @@ class Instruction:
 
     name: str
     opcode: str
-    """As HLO text spells it: ``dot``, ``fusion``, ``all-gather-start``, ``custom-call`` ..."""
+    """In the notation of HLO text: ``dot``, ``fusion``, ``all-gather-start``, ``custom-call`` and so on."""
     shape: Shape
     operands: tuple[str, ...] = ()
     called: tuple[str, ...] = ()
@@ -100,31 +134,31 @@ class Instruction:
     scheduling_name: str = ""
     """Name before rematerialization cloned it (GPU)."""
     wraps: str = field(default="", compare=False)
-    """Of an asynchronous start, name of the operation it runs: what profiles of GPUs call it. Text does not say it."""
+    """For an asynchronous start, the name of the operation it runs, which GPU profiles use. HLO text lacks it."""
     fusion_kind: str | None = None
     """``kLoop``, ``kInput``, ``kOutput``, ``kCustom``."""
     custom_call_target: str | None = None
     parameter_number: int | None = None
     value: int | None = None
-    """Of a constant that is a single 32-bit integer: what loops count with. Of others `literal` is kept."""
+    """For a constant that is a single 32-bit integer, as in loop counters. For others, see `literal`."""
     is_zero: bool = False
-    """A constant that is a single floating-point number, 0: what masks leave."""
+    """Whether it is a constant scalar 0 in floating point, as masks use."""
     literal: str = field(default="", compare=False)
-    """Of a constant: the same where its value is, within one file; empty where a text leaves the value out."""
+    """For a constant: equal for equal values within one file; empty if the text omits the value."""
     replica_groups: tuple[tuple[int, ...], ...] | None = None
-    """Groups of partition or replica ids, written out whatever the spelling; None: all devices, or no collective."""
+    """Groups of partition or replica ids, written out; None for all devices, or if it is not a collective."""
     channel_id: int | None = None
     trip_count: int | None = None
-    """Of a ``while`` whose trip count is written, or plain from its counter."""
+    """For a ``while``, if the trip count is written or follows from its counter."""
     backend_config: Mapping[str, Any] = field(default_factory=dict)
-    """Parsed JSON; empty where there is none or it is no JSON object."""
+    """Parsed JSON; empty if there is none or it is not a JSON object."""
     attributes: Mapping[str, str] = field(default_factory=dict)
-    """Every other attribute as text: ``lhs_contracting_dims`` -> ``{1}``, ``window``, ``dim_labels`` ..."""
+    """Every other attribute as text: ``lhs_contracting_dims`` -> ``{1}``, ``window``, ``dim_labels`` and so on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Computation:
-    """A computation; its instructions stand in schedule order if the module is scheduled."""
+    """A computation; its instructions are in schedule order if the module is scheduled."""
 
     name: str
     instructions: tuple[Instruction, ...]
@@ -146,7 +180,7 @@ class LogicalBuffer:
     allocation: int | None = None
     offset: int | None = None
     index: tuple[int, ...] = ()
-    """Which part of a tuple the instruction makes."""
+    """Part of the tuple that the instruction makes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +210,7 @@ class BufferAllocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferAssignment:
-    """Where every buffer lies and when it lives; only HloProto carries it."""
+    """Location and lifetime of every buffer; only HloProto has it."""
 
     buffers: Mapping[int, LogicalBuffer]
     allocations: tuple[BufferAllocation, ...]
@@ -185,13 +219,13 @@ class BufferAssignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alias:
-    """An output that lies in the memory of a parameter, which the caller gave away for it (donation)."""
+    """An output in the memory of a parameter that the caller donated."""
 
     output: tuple[int, ...]
-    """Which part of the root's tuple; empty: all of it."""
+    """Part of the root's tuple; empty for all of it."""
     parameter: int
     part: tuple[int, ...] = ()
-    """Which part of the parameter, where that is a tuple."""
+    """Part of the parameter, if that is a tuple."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,24 +239,26 @@ class HloModule:
     num_partitions: int = 1
     num_replicas: int = 1
     platform: Platform | None = None
-    """What it was compiled for, told from its instructions, or by a profile from where it ran; None if neither tells
-    (before optimization, and many programs for the CPU)."""
+    """Platform it was compiled for, from its instructions or from a profile; None if unknown (before optimization, and
+    for many CPU programs).
+    """
     architecture: str | None = None
-    """Of a program for GPUs the cores it was compiled for, ``gfx950`` or ``sm_90``, as its dump is named."""
+    """For a GPU program, the target cores (``gfx950``, ``sm_90``), from the name of its dump."""
     buffer_assignment: BufferAssignment | None = None
     source: str = ""
-    """The file or plane it came from."""
+    """File or plane that contained it."""
     program_id: int | None = None
-    """Number of the program in its process, as a profile joins it with what ran (unsigned: two's complement)."""
+    """Number of the program in its process, by which a profile refers to it (unsigned: two's complement)."""
     aliases: tuple[Alias, ...] = ()
-    """Donated parameters and the outputs that took their memory."""
+    """Donated parameters with the outputs that use their memory."""
     donors: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    """Parameters, and parts of them, that were donated and whose memory no output took."""
+    """Donated parameters, or parts of them, whose memory no output uses."""
     fusion_refusals: Mapping[str, str] = field(default_factory=dict)
-    """XLA's reason why a kernel was not fused into its readers, by the kernel's name before fusions were
-    renamed; empty where no dump of the priority-fusion pass lay beside the module."""
+    """XLA's reason for not fusing a kernel into its readers, by the kernel's name before fusions were renamed; empty
+    without a dump of the priority-fusion pass next to the module.
+    """
     thunks: Thunks | None = field(default=None, repr=False)
-    """What XLA's GPU runtime launches of it; None where no thunk sequence lay beside the module."""
+    """Launches by XLA's GPU runtime; None without a thunk sequence next to the module."""
 
     def entry_computation(self) -> Computation:
         """The computation that is run."""
@@ -235,41 +271,14 @@ class HloModule:
                 yield computation, instruction
 
 
-# What no real program reaches: sizes a file claims are held against these before anything is made of them.
+# Limits that no real program reaches: sizes in a file are checked against them before anything is allocated.
 
 
-MAX_TEXT_BYTES = 512 << 20
-"""Decompressed bytes of a module's text, printed literals included: the largest dumps known are tens of MB."""
-MAX_PROTO_BYTES = 128 << 20
-"""Decompressed bytes of a module's proto. A hostile one takes up to 30 times its size when it is parsed."""
-MIN_INSTRUCTION_BYTES = 10
-"""Bytes of an instruction on the wire: name, opcode, shape and id take more."""
-MAX_INSTRUCTIONS = 2_000_000
-"""Instructions of a module: each takes about 2 kB in the model, and the largest programs known have 10^5."""
-MAX_RANK = 64
-"""Dimensions of an array; XLA's own kernels end well below."""
-MAX_DIMENSION = 2**63 - 1
-"""XLA keeps sizes in 64 signed bits."""
-MAX_TUPLE_DEPTH = 64
-"""Tuples in tuples."""
-MAX_GROUP_IDS = 1 << 22
-"""Device ids a module's replica groups hold together, counted once a spelling: 4,096 spellings on 1,024 devices."""
-MAX_CALL_DEPTH = 200
-"""Computations that call one another in a row: what walks a module recursively stays far from the stack's end."""
-
-
-# Shapes as HLO text spells them: ``f32[8,128]{1,0:T(8,128)S(1)}``, ``(s32[], /*index=1*/bf16[4])``.
-
-
-_TOKEN = re.compile(
-    r"\s*+(?:/\*.*?\*/\s*+)?(?:([(),])|([a-z][a-z0-9]*+)\[([^\]]*+)\](?:\{((?:[^{}]++|\{[^{}]*+\})*+)\})?)"
-)
-_SPACE = re.compile(r"S\((\d{1,18})\)")
-_LAYOUT = re.compile(r"\d{1,3}(?:,\d{1,3})*")
+# Shapes in the notation of HLO text: ``f32[8,128]{1,0:T(8,128)S(1)}``, ``(s32[], /*index=1*/bf16[4])``.
 
 
 def checked_dims(dims: tuple[int, ...]) -> tuple[int, ...]:
-    """The dimensions; ``ValueError`` if there are too many, or one is negative or beyond 64 bits."""
+    """Return the dimensions; ``ValueError`` if there are too many, or if one is negative or exceeds 64 bits."""
     if len(dims) > MAX_RANK:
         raise ValueError(f"a shape of {len(dims):,} dimensions")
     if any(size < 0 or size > MAX_DIMENSION for size in dims):
@@ -278,14 +287,14 @@ def checked_dims(dims: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class ShapeReader:
-    """Parses shapes, each spelling once. ``tiled`` tells whether a layout with tiles was seen (TPU)."""
+    """Parses shapes, each notation once. ``tiled``: whether a layout with tiles was found (TPU)."""
 
     def __init__(self) -> None:
         self.tiled = False
         self._known: dict[str, Shape] = {}
 
     def read(self, text: str) -> Shape:
-        """The shape of a spelling; ``ValueError`` if it is none."""
+        """Parse a shape; ``ValueError`` for invalid text."""
         shape = self._known.get(text)
         if shape is None:
             shape = self._known[text] = self._parse(text)
@@ -321,7 +330,7 @@ class ShapeReader:
             return known
         if dtype not in ITEM_BITS:
             raise ValueError(f"unknown element type {dtype[:20]!r}")
-        # a dynamic dimension, "<=8", takes the memory of its bound
+        # a dynamic dimension, "<=8", has the memory of its bound
         dims = checked_dims(tuple(int(size.strip().removeprefix("<=")) for size in sizes.split(",") if sizes.strip()))
         order: tuple[int, ...] | None = None if ITEM_BITS[dtype] == 0 or dims else ()
         space = 0

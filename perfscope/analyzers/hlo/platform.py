@@ -1,4 +1,4 @@
-"""What a module was compiled for, told from marks that only one backend writes."""
+"""The platform a module was compiled for, from marks that only one backend writes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _GPU_CONFIG = frozenset(
 )  # fmt: skip
 _CPU_CONFIG = frozenset({"outer_dimension_partitions", "fusion_config", "onednn_matmul_config", "onednn_conv_config"})
 _TPU_CONFIG = frozenset({"flag_configs", "scoped_memory_configs", "used_scoped_memory_configs", "window_config"})
-"""Fields of each backend's own ``backend_config`` message."""
+"""Fields in the ``backend_config`` messages of each backend."""
 
 _GPU_NOTE = "fingerprint_before_lhs"
 """Frontend attribute that the GPU compiler's scheduler leaves on a module."""
@@ -28,10 +28,11 @@ _TPU_TARGETS = ("AssumeGatherIndicesInBound", "ConcatBitcast", "AsyncCollectiveS
 def platform_of(
     computations: Iterable[Computation], *, tiled: bool, scheduled: bool, notes: Iterable[str] = ()
 ) -> Platform | None:
-    """The platform; ``None`` where no mark is found or the module is not compiled yet.
+    """Return the platform; ``None`` without a mark, or if the module is not compiled yet.
 
-    ``tiled``: some layout has tiles, which only TPU programs carry. Custom calls tell nothing before the
-    program is ``scheduled``: the user may have named them. ``notes``: names of the module's frontend attributes.
+    ``tiled``: whether some layout has tiles, which only TPU programs have. Custom calls indicate nothing before the
+    program is ``scheduled``, because the user may have named them. ``notes``: names of the module's frontend
+    attributes.
     """
     if tiled:
         return "tpu"
@@ -46,7 +47,7 @@ def platform_of(
 
 
 def _mark(instruction: Instruction, scheduled: bool) -> Platform | None:
-    if instruction.scheduling_name:  # a pass of the GPU compiler notes the name before scheduling
+    if instruction.scheduling_name:  # a pass of the GPU compiler records the name before scheduling
         return "gpu"
     config = instruction.backend_config.keys()
     if config:

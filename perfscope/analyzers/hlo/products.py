@@ -1,4 +1,4 @@
-"""Matrix products of a program: the kernels that hold one, and which casts its factors came through."""
+"""Matrix products of a program: the kernels that contain one, and the casts of its factors."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from perfscope.analyzers.hlo.cost.products import WindowDim, dims_of, window_dim
 from perfscope.analyzers.hlo.module import HloModule, Instruction, Shape
 from perfscope.analyzers.hlo.views import Fusions, path_across
 
+_MOST_MEETINGS = 1 << 20
+"""Maximum number of pairs of output and window element examined per axis: that of 1,024 positions."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """The instructions of a program that hold others: fusions and asynchronous ops, by what they call."""
+    """Instructions of a program that contain others: fusions and asynchronous ops, by the computations they call."""
 
     callers: Mapping[str, tuple[InstructionCost, ...]]
 
     def around(self, row: InstructionCost) -> list[InstructionCost]:
-        """What runs by itself and holds an instruction: the instruction, or the kernels whose body it is in."""
+        """Return the launched instructions around an instruction: itself, or the kernels whose body contains it."""
         result, waiting, seen = [], [row], {row.computation}
         while waiting:
             cost = waiting.pop()
@@ -49,29 +52,23 @@ def kernels_of(cost: ModuleCost) -> Kernels:
 def casts(
     module: HloModule, fusions: Fusions, computation: str, name: str
 ) -> Iterator[tuple[Instruction, Instruction]]:
-    """Conversions a value came through, each with what it converts; ``fusions`` as of `fusions_of`."""
+    """Yield the conversions that a value went through, each with its operand; ``fusions`` as from `fusions_of`."""
     steps = path_across(module, fusions, module.computations[computation], name)
     return (
         (instruction, source) for (_, instruction), (_, source) in pairwise(steps) if instruction.opcode == "convert"
     )
 
 
-# Which axes of two factors and their product belong together: of dots, and of convolutions that were dots.
-#
-# XLA for TPU writes every matrix product as a convolution. An axis that both factors have and the product too (a
-# batch),
-# that is summed, or that one factor alone has, becomes a spatial one with a window that no other position falls into:
-# ``size=4 stride=3 lhs_dilate=4`` over four is position by position. Which of these it is, is seen from the positions
-# that meet (``hlo/cost/products.py`` has XLA's definition of a window).
-
-
-_MOST_MEETINGS = 1 << 20
-"""Pairs of an output and a window element that are looked at for one axis; of 1,024 positions as many."""
+# Corresponding axes of two factors and their product, for dots and for convolutions that were dots.
+# XLA for TPU writes every matrix product as a convolution. An axis that both factors and the product have (a batch),
+# that is summed, or that only one factor has, becomes a spatial axis with a window that no other position falls into:
+# ``size=4 stride=3 lhs_dilate=4`` over four is position by position. Which case applies follows from the positions that
+# meet (``hlo/cost/products.py`` has XLA's definition of a window).
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProductAxes:
-    """A name for every axis; axes of one name run together, and a name that the result lacks is summed over."""
+    """A name for every axis: axes with one name correspond, and a name that the result lacks is summed over."""
 
     left: tuple[int, ...]
     right: tuple[int, ...]
@@ -79,7 +76,7 @@ class ProductAxes:
 
 
 def dot_axes(instruction: Instruction, shapes: Sequence[Shape]) -> ProductAxes:
-    """Of a ``dot``; ``ValueError`` where the two factors name different numbers of axes."""
+    """Return the axes of a ``dot``; ``ValueError`` if the two factors name different numbers of axes."""
     rest = instruction.attributes
     batch, sums = dims_of(rest.get("lhs_batch_dims", "")), dims_of(rest.get("lhs_contracting_dims", ""))
     their_batch, their_sums = dims_of(rest.get("rhs_batch_dims", "")), dims_of(rest.get("rhs_contracting_dims", ""))
@@ -92,7 +89,7 @@ def dot_axes(instruction: Instruction, shapes: Sequence[Shape]) -> ProductAxes:
 
 
 def convolution_axes(instruction: Instruction, shapes: Sequence[Shape]) -> ProductAxes | None:
-    """Of a ``convolution`` that is a matrix product; ``None`` for one that is none, or whose attributes do not fit."""
+    """Return the axes of a ``convolution`` that is a matrix product; ``None`` for others, or for invalid attributes."""
     labels = re.fullmatch(r"(\w+)_(\w+)->(\w+)", instruction.attributes.get("dim_labels", ""))
     windows = window_dims(instruction.attributes.get("window", ""))
     if labels is None or windows is None or len(shapes) != 2 or instruction.shape.parts:
@@ -126,16 +123,18 @@ def convolution_axes(instruction: Instruction, shapes: Sequence[Shape]) -> Produ
 
 
 def _flips(instruction: Instruction, count: int) -> list[bool]:
-    """Whether the window runs backwards along each axis."""
+    """Return whether the window runs backwards along each axis."""
     match = re.search(r"rhs_reversal=([01x]+)", instruction.attributes.get("window", ""))
     texts = match[1].split("x") if match is not None else []
     return [text == "1" for text in texts] if len(texts) == count else [False] * count
 
 
 def _axis(window: WindowDim, flipped: bool, sizes: Sequence[int]) -> tuple[int, int, int] | None:
-    """Names of a spatial axis in both factors and the result, equal for those that run together; ``None``: no product.
+    """Return names of a spatial axis in both factors and the result, equal for corresponding ones.
 
-    Axes of one element are nobody's.
+    ``None``: no product.
+
+    Axes with one element have no name.
     """
     left, right, result = sizes
     if (left, right, result) == (1, 1, 1):
@@ -154,7 +153,7 @@ def _axis(window: WindowDim, flipped: bool, sizes: Sequence[int]) -> tuple[int, 
     longest = max(sizes)
     if len(at_left) != longest:
         return None
-    # each axis longer than one must count along with the others, in step
+    # each axis with more than one element must advance together with the others
     order = np.argsort(at_output if result == longest else at_left)
     for length, places in ((left, at_left), (right, at_element), (result, at_output)):
         if length not in (1, longest) or (length > 1 and not np.array_equal(places[order], np.arange(longest))):

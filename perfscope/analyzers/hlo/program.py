@@ -1,8 +1,7 @@
-"""What of an XLA program runs, how often, and how its ops are named.
+"""The parts of an XLA program that run, how often they run, and the names of its ops.
 
-XLA keeps a fusion's body, a reduction's operator and a loop's body all as computations. Only the entry,
-what loops, branches and calls run, and nothing inside a fusion is a sequence of launches: these are the
-control computations.
+XLA stores a fusion's body, a reduction's operator and a loop's body all as computations. Only the entry and the code of
+loops, branches and calls are sequences of launches, and nothing inside a fusion is: these are the control computations.
 """
 
 from __future__ import annotations
@@ -26,28 +25,31 @@ CONTROL = frozenset({"while", "conditional", "call", "async-start"})
 _PLUMBING = frozenset(
     {"", "main", "while", "body", "cond", "closed_call", "checkpoint", "rematted_computation", "remat2", "remat"}
 )
-"""Parts of an op's path that JAX's transformations put there."""
+"""Parts of an op's path that come from JAX's transformations."""
 
 _WRAPPER = re.compile(r"^(jvp|transpose|vmap|pmap|custom_jvp_call|custom_vjp_call|shard_map|remat)\((.*)\)$")
 _BRANCH = re.compile(r"^branch_\d+_fun$")
 _PROGRAM_OF_PLANE = re.compile(r": [^/]*\(\d+\)$")
 _FILE_ENDS = re.compile(r"(\.compiled)?(\.hlo|\.xplane)?(\.(txt|pb))?(\.(gz|xz))?$")
 
+_UNSAFE = re.compile(r"[^\w.-]")
+"""Characters that jax replaces in the name of a program: ``jit(step)`` is ``jit_step`` in XLA."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runs:
-    """How often a control computation runs in one run of the module."""
+    """Number of runs of a control computation per run of the module."""
 
     times: int
     exact: bool
-    """False: a loop around it has an unknown trip count and was counted once, a lower bound."""
+    """False if a loop around it has an unknown trip count and was counted once, a lower bound."""
 
 
 def control_runs(module: HloModule) -> Mapping[str, Runs]:
-    """Control computations by name, callers first, with how often one run of the module runs them.
+    """Return the control computations by name, callers first, with their number of runs per run of the module.
 
-    A loop's condition counts as often as its body; all branches of a conditional count, as if each were
-    taken (an upper bound).
+    A loop's condition counts as often as its body; all branches of a conditional count, as if each were taken (an upper
+    bound).
     """
     result = {
         name: Runs(times=0, exact=True)
@@ -69,7 +71,7 @@ def control_runs(module: HloModule) -> Mapping[str, Runs]:
 
 
 def launched(module: HloModule) -> Iterator[tuple[Computation, Instruction, Runs]]:
-    """Instructions of control computations that are launched: each is a kernel, a library call or a collective."""
+    """Yield the launched instructions of control computations: each is a kernel, a library call or a collective."""
     for name, runs in control_runs(module).items():
         computation = module.computations[name]
         for instruction in computation.instructions:
@@ -78,7 +80,7 @@ def launched(module: HloModule) -> Iterator[tuple[Computation, Instruction, Runs
 
 
 def fused(module: HloModule, instruction: Instruction) -> Iterator[Instruction]:
-    """The instruction itself, or what a fusion holds, fusions inside it included."""
+    """Yield the instruction itself, or the contents of a fusion, including nested fusions."""
     if instruction.opcode != "fusion":
         yield instruction
         return
@@ -89,12 +91,12 @@ def fused(module: HloModule, instruction: Instruction) -> Iterator[Instruction]:
 
 
 def primitive(op_name: str) -> str:
-    """The JAX primitive at the end of an op's path: ``dot_general``; ``''`` if there is no path."""
+    """Return the JAX primitive at the end of an op's path: ``dot_general``; ``''`` without a path."""
     return op_name.rpartition("/")[2].strip("()")
 
 
 def scope(op_name: str) -> str:
-    """The user's own part of an op's path: named scopes and modules, without JAX's transformations.
+    """Return the user's own part of an op's path: named scopes and modules, without JAX's transformations.
 
     ``jit(step)/transpose(jvp(mlp))/while/body/checkpoint/dot_general`` -> ``mlp``.
     """
@@ -108,7 +110,7 @@ def scope(op_name: str) -> str:
 
 
 def _parts(op_name: str) -> list[str]:
-    """Split at the slashes outside parentheses."""
+    """Split at the slashes outside of parentheses."""
     parts, depth, start = [], 0, 0
     for index, char in enumerate(op_name):
         depth += (char == "(") - (char == ")")
@@ -120,7 +122,7 @@ def _parts(op_name: str) -> list[str]:
 
 
 def where_of(instruction: Instruction) -> Where:
-    """The user's line of an instruction, with its primitive and scope."""
+    """Return the user's line of an instruction, with its primitive and scope."""
     return Where(
         op=primitive(instruction.op_name) or None,
         module=scope(instruction.op_name) or None,
@@ -130,19 +132,15 @@ def where_of(instruction: Instruction) -> Where:
 
 
 def line_of(instruction: Instruction) -> Where:
-    """The user's line alone, for grouping by it; without one its primitive and scope."""
+    """Return only the user's line, for grouping; without one, the primitive and scope."""
     where = where_of(instruction)
     if where.file is None:
         return Where(op=where.op, module=where.module)
     return Where(file=where.file, line=where.line)
 
 
-_UNSAFE = re.compile(r"[^\w.-]")
-"""What jax replaces in the name of a program: ``jit(step)`` is ``jit_step`` in XLA."""
-
-
 def call_line(trace: Trace, program: str) -> Where | None:
-    """The user's line whose call compiled a program named ``jit_step``; ``None`` where no event has it."""
+    """Return the user's line whose call compiled a program named ``jit_step``; ``None`` without such an event."""
     for event in trace.compile_events:
         known = event.kind == "compile" and event.function is not None and event.file is not None
         if known and _UNSAFE.sub("_", event.function or "").rstrip("_") == program:
@@ -151,12 +149,12 @@ def call_line(trace: Trace, program: str) -> Where | None:
 
 
 def costs(trace: Trace) -> tuple[ModuleCost, ...]:
-    """Cost of one run of every compiled program, in the order of ``trace.hlo``; those not scheduled are left out."""
+    """Return the cost of one run of every scheduled program, in the order of ``trace.hlo``."""
     return tuple(cost for cost in trace.fact(hlo_costs) if cost.module.is_scheduled)
 
 
 def programs_apart(trace: Trace) -> tuple[Trace, ...]:
-    """Each program as a trace of its own where nothing but several programs was handed in; else the trace alone."""
+    """Return one trace per program if the trace consists only of several programs; else the trace itself."""
     if len(trace.hlo) < 2 or trace.recorded != {"hlo"} or trace.source.programs is None:
         return (trace,)
     return tuple(_alone(module, trace) for module in trace.hlo)
@@ -171,7 +169,7 @@ def _alone(module: HloModule, trace: Trace) -> Trace:
 
 
 def program_label(module: HloModule, trace: Trace) -> str:
-    """The shortest name that tells a program of the trace from the others; see ``program_labels``."""
+    """Return the shortest name that distinguishes a program from the others of the trace; see ``program_labels``."""
     labels = trace.fact(_labels)
     return labels.get(id(module), module.name)
 
@@ -181,9 +179,9 @@ def _labels(trace: Trace) -> dict[int, str]:
 
 
 def program_labels(modules: Sequence[HloModule]) -> tuple[str, ...]:
-    """A label for each program, all different.
+    """Return a different label for each program.
 
-    Its name, else its file (from as few folders up as it takes), else its number in its process, else a count.
+    It is the name, else the file (with as few folders as possible), else the number in the process, else a count.
     """
     labels = [module.name.partition("(")[0] or "program" for module in modules]
     files: dict[str, set[str]] = {}
@@ -209,12 +207,12 @@ def _shared_at(labels: Sequence[str]) -> list[int]:
 
 
 def _file(module: HloModule) -> str:
-    """The file a program came from, without endings that only say how it is written."""
+    """Return the file of a program, without endings that only describe the format."""
     return _FILE_ENDS.sub("", _PROGRAM_OF_PLANE.sub("", module.source))
 
 
 def _tail(file: str, files: Iterable[str]) -> str:
-    """The last parts of a path, as few as tell it from the other ``files``; those in between only where needed."""
+    """Return the last parts of a path, as few as distinguish it from the other ``files``."""
     parts = PurePath(file).parts
     others = [PurePath(other).parts for other in files if other != file]
     depth = next((n for n in range(1, len(parts)) if all(other[-n:] != parts[-n:] for other in others)), len(parts))

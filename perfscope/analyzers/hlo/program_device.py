@@ -1,4 +1,4 @@
-"""Which device compiled XLA programs are judged for: the one that ran them, a named one, or a stated assumption."""
+"""The device for which compiled XLA programs are analyzed: the one they ran on, a named one, or a stated assumption."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ from perfscope.analyzers.devices import Device, find_device, named_device, of_ar
 from perfscope.model.trace import Trace
 
 ASSUMED = {"gpu": "NVIDIA H100 80GB HBM3", "tpu": "TPU v5 lite"}
-"""By platform, where nothing names the device: a compiled program does not say for which product it was compiled.
-The H100 is what XLA's own ahead-of-time examples compile for; v5e is the smallest current TPU."""
+"""Assumed device by platform if no device is known, because a compiled program does not name its product. The H100 is
+the target of XLA's own ahead-of-time examples; v5e is the smallest current TPU.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramDevice:
-    """A device and how it is known."""
+    """A device and its origin."""
 
     device: Device
     recorded: bool
-    """False: the recording names no device, times on this one are those of an assumption and must say so."""
+    """False if the recording names no device, so that times on this device are assumptions and must be marked as such.
+    """
     given: bool = False
-    """The user named it (``Trace.judged_device``)."""
+    """Whether the user named it (``Trace.judged_device``)."""
     architecture: str | None = None
-    """What the programs were compiled for, where that is known; the product is assumed."""
+    """Architecture the programs were compiled for, if known; the product is assumed."""
 
     def label(self) -> str:
         """``'H100 SXM'``, recorded or named; else ``'H100 SXM (assumed)'`` or ``'MI355X (assumed for gfx950)'``."""
@@ -33,24 +35,24 @@ class ProgramDevice:
 
 
 def device_names(trace: Trace) -> frozenset[str]:
-    """Names of the devices that the recording has, as the driver reports them."""
+    """Return the names of the recorded devices, as the driver reports them."""
     return frozenset(trace.text(int(code)) for code in trace.rows["devices"]["name"]) - {""}
 
 
 def recorded_device(trace: Trace) -> Device | None:
-    """The device of the recording; ``None`` where none is named, its peaks are not known, or there are several."""
+    """Return the device of the recording; ``None`` if there is none, its peaks are unknown, or there are several."""
     devices = [find_device(name) for name in device_names(trace)]
     return devices[0] if devices and all(other is devices[0] for other in devices) else None
 
 
 def program_device(trace: Trace) -> ProgramDevice | None:
-    """The device of the recording, else the one the user named, else what is assumed for the programs' platform.
+    """Return the device of the recording, else the one that the user named, else an assumption for the platform.
 
-    Where the name of a dump says for which cores it was compiled, a product with these is assumed.
+    If the name of a dump contains the architecture, a product with that architecture is assumed.
 
-    ``None`` for programs compiled for a CPU, for several platforms at once, and where a device was recorded whose
-    peaks are not known, or several: no peak of another device may stand in for it. A device that the user named
-    counts for programs compiled for its kind of device only. Programs that compute nothing belong to every platform.
+    ``None`` for programs compiled for a CPU, for several platforms at once, and if a device with unknown peaks or
+    several devices were recorded, because peaks of another device must not be used. A device named by the user applies
+    only to programs compiled for its platform. Programs without arithmetic belong to every platform.
     """
     if device_names(trace):
         device = recorded_device(trace)
@@ -74,7 +76,7 @@ def program_device(trace: Trace) -> ProgramDevice | None:
 
 
 def device_memory_bytes(trace: Trace) -> int | None:
-    """Memory of the devices: the smallest that was recorded, else that of the target it was compiled for."""
+    """Return the memory of the devices: the smallest recorded one, else that of the compilation target."""
     sizes = trace.rows["devices"]["memory_bytes"]
     known = sizes[sizes > 0]
     if len(known):
@@ -83,7 +85,7 @@ def device_memory_bytes(trace: Trace) -> int | None:
 
 
 def program_platform(trace: Trace) -> str | None:
-    """What all compiled programs of the trace were compiled for; ``None`` if for several, or if nothing says."""
+    """Return the platform of all compiled programs of the trace; ``None`` if there are several, or if unknown."""
     platforms = {module.platform for module in trace.hlo if module.is_scheduled} - {None}
     return platforms.pop() if len(platforms) == 1 else None
 
@@ -94,9 +96,9 @@ def platform_of(device: Device) -> Literal["gpu", "tpu"]:
 
 
 def judged_for(trace: Trace, device: Device) -> Trace:
-    """The trace with its compiled programs judged for a device the user named.
+    """Return the trace with its compiled programs analyzed for a device named by the user.
 
-    Where the device does not count, a note of the source says why.
+    If the device does not apply, a note of the source gives the reason.
     """
     why = _unused(trace, device)
     if trace.target is None:
@@ -108,7 +110,7 @@ def _unused(trace: Trace, device: Device) -> str | None:
     if trace.target is not None:
         return f"it was compiled for {trace.target.shown}; `perfscope compile --target` compiles it for another"
     if not trace.hlo:
-        return "there is no compiled XLA program; everything else is measured, or judged for the device it ran on"
+        return "there is no compiled XLA program; everything else is measured, or analyzed for the device it ran on"
     recorded = sorted(device_names(trace))
     if recorded:
         return f"the recording names the device the programs ran on, {', '.join(recorded[:3])}"
@@ -118,8 +120,8 @@ def _unused(trace: Trace, device: Device) -> str | None:
         return None
     if "cpu" in platforms:
         return (
-            "the programs were compiled for a CPU, which fuses and schedules in another way; they are judged by their "
-            "structure and by measured time"
+            "the programs were compiled for a CPU, which fuses and schedules in another way; they are analyzed by "
+            "structure and measured time"
         )
     others = ", ".join(sorted(platform.upper() for platform in platforms if platform is not None))
     return (

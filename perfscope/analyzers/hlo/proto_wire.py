@@ -1,7 +1,7 @@
-"""A look at the bytes of an HLO proto before it is parsed: what it is, and whether it is a bomb.
+"""A check of the bytes of an HLO proto before it is parsed: its kind, and whether it would exhaust memory.
 
-Two bytes are enough for an empty instruction, and its parsed form takes 400: a file of a few MB could
-ask for GB. So the instructions are counted and measured on the wire first.
+An empty instruction takes two bytes, and 400 when parsed, so a file of a few MB could require GB. Therefore the
+instructions are counted and measured in the bytes first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LONGEST_NAME = 4096
 
 
 def looks_like_module(head: bytes) -> bool:
-    """Whether bytes begin as an ``HloModuleProto``: its name, then its entry's name or a computation."""
+    """Whether bytes begin as an ``HloModuleProto``: its name, followed by its entry's name or a computation."""
     name = _text(head, 0, _NAME)
     if name is None:
         return False
@@ -37,7 +37,10 @@ def looks_like_proto(head: bytes) -> bool:
 
 
 def check_size(data: bytes | memoryview, *, alone: bool) -> None:
-    """``ValueError`` if the module in ``data`` (``alone``: it is all of it) has too many or too small instructions."""
+    """Raise ``ValueError`` if the module has too many or too small instructions.
+
+    ``alone``: ``data`` is only the module.
+    """
     count = 0
     modules = [(0, len(data))] if alone else _inside(data, 0, len(data), _MODULE)
     for module in modules:
@@ -51,14 +54,14 @@ def check_size(data: bytes | memoryview, *, alone: bool) -> None:
 
 
 def _inside(data: bytes | memoryview, begin: int, end: int, wanted: int) -> Iterator[tuple[int, int]]:
-    """Begin and end of every ``wanted`` field (a message) of the message at ``begin:end``."""
+    """Yield begin and end of every ``wanted`` field (a message) of the message at ``begin:end``."""
     for number, kind, _, start, stop in fields(data, begin, end):
         if number == wanted and kind == BYTES:
             yield start, stop
 
 
 def _text(head: bytes, position: int, field: int) -> int | None:
-    """Where the printable text in ``field`` at ``position`` ends; ``None`` if there is no such field."""
+    """Return the end of the printable text in ``field`` at ``position``; ``None`` without such a field."""
     if head[position : position + 1] != bytes([field << 3 | BYTES]):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Rooflines of compiled programs: of each instruction the least time on a device and what bounds it; MFU and HFU.
+"""Rooflines of compiled programs: the shortest time of each instruction on a device and its limit; MFU and HFU.
 
 Formulas and peaks are in ``devices/roofline.py``. Modelled; only ``measured_ns`` comes from a trace.
 """
@@ -23,14 +23,14 @@ class InstructionRoof(Roof, frozen=True, kw_only=True):
 
     row: InstructionCost
     measured_ns: float | None = None
-    """Mean of its runs in a trace; None where none was found."""
+    """Mean of its runs in a trace; None if there are none."""
 
     @property
     def headroom_ns(self) -> float | None:
-        """Measured time beyond the roof in all its runs, at most what a perfect kernel would save.
+        """Measured time beyond the roof in all its runs: the most that a perfect kernel would save.
 
-        0 where it was faster than the roof: its data came out of a cache. None where it was not measured, where
-        the bound is unknown or where it is not known how often it runs.
+        It is 0 if the instruction was faster than the roof, because its data came from a cache, and None if it was not
+        measured, or if the bound or the number of runs is unknown.
         """
         if self.measured_ns is None or self.bound == "unknown" or not self.row.runs_exact:
             return None
@@ -38,14 +38,14 @@ class InstructionRoof(Roof, frozen=True, kw_only=True):
 
     @property
     def share_of_roof(self) -> float | None:
-        """Roof over measured time: 1 is perfect, above 1 a cache helped. None as for ``headroom_ns``."""
+        """Roof divided by measured time: 1 is perfect, above 1 a cache helped. None as for ``headroom_ns``."""
         if not self.measured_ns or self.bound == "unknown":
             return None
         return self.roof_ns / self.measured_ns
 
 
 def products_ns(cost: Cost, device: Device) -> float | None:
-    """Time of all matrix products of a cost at the device's peaks; ``None`` if the peak of one is not known."""
+    """Return the time of all matrix products of a cost at the device's peaks; ``None`` if a peak is unknown."""
     total = 0.0
     for product, flops in cost.products.items():
         time = flops_ns(device, flops, product.dtype, product.precision)
@@ -56,11 +56,11 @@ def products_ns(cost: Cost, device: Device) -> float | None:
 
 
 def compute_ns(cost: Cost, device: Device) -> float | None:
-    """Least time of a cost's arithmetic; ``None`` where some of it, or a peak, is not known.
+    """Return the shortest time of a cost's arithmetic; ``None`` if some of it, or a peak, is unknown.
 
-    Matrix products and the rest run side by side on units of their own, so the longer counts. The rest runs at
-    the ``float32`` peak; on a device that states none (TPU) it is left out, which keeps the time a lower bound.
-    Transcendentals count one FLOP each, far less than they take.
+    Matrix products and other arithmetic run in parallel on separate units, so the longer time counts. Other arithmetic
+    runs at the ``float32`` peak; for a device that states none (TPU) it is omitted, so the time remains a lower bound.
+    Transcendentals count as one FLOP each, far less than they take.
     """
     products = products_ns(cost, device)
     if cost.unknown or products is None:
@@ -85,9 +85,9 @@ def roof_of(row: InstructionCost, device: Device, measured_ns: float | None = No
 def program_roofs(
     cost: ModuleCost, device: Device, measured_ns: Mapping[tuple[str, str], float] | None = None
 ) -> tuple[InstructionRoof, ...]:
-    """Roofs of all instructions that run by themselves, in the order of the module.
+    """Return the roofs of all launched instructions, in the order of the module.
 
-    ``measured_ns``: mean time of one run, by computation and instruction; those left out were not measured.
+    ``measured_ns``: mean time of one run, by computation and instruction, for measured instructions.
     """
     times = measured_ns or {}
     return tuple(
@@ -96,28 +96,29 @@ def program_roofs(
 
 
 def measured_roofline(trace: Trace, device: Device) -> tuple[tuple[InstructionRoof, ...], ...]:
-    """Roofs of every program in ``trace.hlo``, in the same order, with the times the trace shows.
+    """Return the roofs of every program in ``trace.hlo``, in the same order, with the times in the trace.
 
-    ``device`` is named by the caller: a trace of XLA's CPU backend has none that a peak is known for.
+    ``device`` is an argument because a trace of XLA's CPU backend has no device with a known peak.
     """
     times = trace.fact(run_times)
     return tuple(program_roofs(cost, device, times[index]) for index, cost in enumerate(trace.fact(hlo_costs)))
 
 
 def run_times(trace: Trace) -> tuple[Mapping[tuple[str, str], float], ...]:
-    """Mean measured ns of one run of each instruction, by computation and name; one mapping for each of ``trace.hlo``.
+    """Return the mean measured ns of one run of each instruction, by computation and name.
 
-    No device is asked for: rates need no peaks.
+    One mapping per ``trace.hlo``.
+
+    No device is needed, because rates need no peaks.
     """
     return tuple(_run_times(trace.fact(hlo_time), index, cost) for index, cost in enumerate(trace.fact(hlo_costs)))
 
 
 def _run_times(times: HloTime, index: int, cost: ModuleCost) -> dict[tuple[str, str], float]:
-    """Mean time of one run of each instruction of a program, by computation and instruction.
+    """Return the mean time of one run of each instruction of a program, by computation and instruction.
 
-    An instruction may be several pieces of work each time (kernels of one library call). How many is its pieces over
-    its runs; a whole number, as a trace may begin or end inside an execution. In a loop of unknown length a piece
-    counts as a run.
+    A run may consist of several pieces of work (kernels of one library call). Their number is pieces divided by runs,
+    rounded, because a trace may begin or end inside an execution. In a loop of unknown length, a piece counts as a run.
     """
     executions = agreed_executions(times, index, cost) or Fraction(1)
     return {
@@ -127,9 +128,10 @@ def _run_times(times: HloTime, index: int, cost: ModuleCost) -> dict[tuple[str, 
 
 
 def agreed_executions(times: HloTime, index: int, cost: ModuleCost) -> Fraction | None:
-    """How often a program ran, all devices together: what most of its instructions agree on, pieces over runs.
+    """Return the number of runs of a program on all devices: the ratio of pieces to runs that most instructions have.
 
-    ``index``: of the module in ``Trace.hlo``. ``None`` if no instruction outside loops of unknown length was measured.
+    ``index``: of the module in ``Trace.hlo``. ``None`` if no instruction outside of loops of unknown length was
+    measured.
     """
     agreed = Counter(
         Fraction(time.calls, runs) for time, runs in _timed(times, index, cost).values() if runs is not None
@@ -138,7 +140,7 @@ def agreed_executions(times: HloTime, index: int, cost: ModuleCost) -> Fraction 
 
 
 def _timed(times: HloTime, index: int, cost: ModuleCost) -> dict[tuple[str, str], tuple[InstructionTime, int | None]]:
-    """What was measured of each instruction, with its runs in one run of the program; None: not known."""
+    """Return the measured time of each instruction, with its runs in one run of the program; None if unknown."""
     result = {}
     for row in cost.launched:
         time = times.by_key.get((index, row.instruction.name))
@@ -148,28 +150,31 @@ def _timed(times: HloTime, index: int, cost: ModuleCost) -> dict[tuple[str, str]
 
 
 def roof_sum_ns(roofs: Iterable[InstructionRoof]) -> float:
-    """Least time of a run of the program if its instructions run one after another."""
+    """Return the shortest time of one run of the program if its instructions run one after another."""
     return sum(roof.roof_ns * roof.row.runs for roof in roofs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Utilization:
-    """Share of a device's peak that a program's matrix products used, over a measured time.
+    """Share of a device's peak that a program's matrix products reached, over a measured time.
 
-    ``flops / (time * peak)``, each kind of product against its own peak, as PaLM defines both (Chowdhery et al.
+    ``flops / (time * peak)``, each kind of product relative to its own peak, as PaLM defines both (Chowdhery et al.
     2022, appendix B). Between 0 and 1 unless the time is not that of the whole program.
     """
 
     mfu: float
-    """Model FLOPs: without what ``jax.checkpoint`` computes again."""
+    """Model FLOPs utilization, without the recomputation of ``jax.checkpoint``."""
     hfu: float
-    """Hardware FLOPs: everything that ran."""
+    """Hardware FLOPs utilization, with everything that ran."""
     exact: bool
-    """False: at least this much; some arithmetic or a trip count is not known."""
+    """False if the values are lower bounds, because some arithmetic or a trip count is unknown."""
 
 
 def utilization(cost: ModuleCost, device: Device, time_ns: float) -> Utilization | None:
-    """MFU and HFU of one run of a module that took ``time_ns``; ``None`` without time, products or their peaks."""
+    """Return MFU and HFU of one run of a module that took ``time_ns``.
+
+    ``None`` without time, products or their peaks.
+    """
     if time_ns <= 0:
         return None
     phases: Mapping[Phase, Cost] = cost.phases

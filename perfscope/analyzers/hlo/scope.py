@@ -31,9 +31,9 @@ _TRANSFORMS = frozenset(
         "custom_jvp", "custom_vjp", "linearize", "batch", "named", "xla_call", "core_call", "mask",
     }
 )  # fmt: skip
-"""Functions that wrap a scope; what they wrap stays."""
+"""Functions that wrap a scope; the wrapped scope is kept."""
 _FUNCTIONS = frozenset({"jit", "pjit", "xla_call"})
-"""Those whose content is the name of a function, not a scope."""
+"""Functions whose content is the name of a function, not a scope."""
 _STRUCTURE = frozenset(
     {
         "while", "cond", "scan", "closed_call", "core_closed_call", "core_call", "checkpoint", "rematted_computation",
@@ -44,7 +44,19 @@ _STRUCTURE = frozenset(
 _BRANCH = re.compile(r"branch_\d+_fun")
 _CALL = re.compile(r"([A-Za-z_]\w*)\(", re.ASCII)
 _DEEPEST = 32
-"""Transformations around one another that are peeled; programs have three or four."""
+"""Maximum number of nested transformations that are removed; programs have three or four."""
+
+_LIBRARY = re.compile(
+    r"(?:^|/)(?:site-packages|dist-packages)/"
+    r"|(?:^|/)lib/python3\.\d+/"
+    r"|(?:^|/)(?:jax/(?:_src|experimental|interpreters|numpy)|jaxlib|flax/(?:linen|nnx|core|training)"
+    r"|optax/(?:_src|transforms|losses)|haiku/_src|equinox/_\w+|torch_xla|torch/(?:nn|_\w+|autograd|utils|optim))(?:/|\.py$)"
+    r"|^<"
+)
+"""Folders inside packages, not only their names: a user's own ``jax/`` folder is not the library."""
+
+FURTHEST = 64
+"""Maximum number of instructions examined: instructions added by XLA are next to the ones they serve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,18 +76,18 @@ class Scope:
 
 
 def scope_of(op_name: str) -> Scope:
-    """The scope of a name; of a merged one, that of its first part."""
+    """Return the scope of a name; for a merged name, that of its first part."""
     return scopes_of(op_name)[0]
 
 
 @lru_cache(maxsize=65_536)
 def scopes_of(op_name: str) -> tuple[Scope, ...]:
-    """Every scope of a name, in written order, each once: several where XLA combined collectives."""
+    """Return every scope of a name once, in written order; several if XLA combined collectives."""
     return tuple(dict.fromkeys(_scope(name) for name in _merged(op_name)))
 
 
 def _merged(op_name: str) -> Iterator[str]:
-    """The names that a merged one, ``prefix/(a:b)``, stands for."""
+    """Yield the parts of a merged name, ``prefix/(a:b)``."""
     *before, last = _split(op_name, "/")
     if not (last.startswith("(") and last.endswith(")")):
         yield op_name
@@ -85,7 +97,7 @@ def _merged(op_name: str) -> Iterator[str]:
 
 
 def _split(text: str, mark: str) -> list[str]:
-    """Pieces of a text between the outermost marks. Brackets that do not match, as in a name, bind nothing."""
+    """Split a text at the outermost marks. Unmatched brackets, as in a name, are ignored."""
     result, depth, begin = [], 0, 0
     for index, character in enumerate(text):
         if character == "(":
@@ -126,7 +138,7 @@ def _scope(name: str) -> Scope:
 
 
 def _peeled(segment: str) -> tuple[str, list[str]]:
-    """What the transformations of a segment wrap, and their names, outermost first."""
+    """Return the content inside the transformations of a segment, and their names, outermost first."""
     wrappers: list[str] = []
     while len(wrappers) < _DEEPEST and segment.endswith(")"):
         call = _CALL.match(segment)
@@ -137,21 +149,11 @@ def _peeled(segment: str) -> tuple[str, list[str]]:
     return segment, wrappers
 
 
-# From a stack frame table to the user's line: the innermost frame that is not in a library.
-
-
-_LIBRARY = re.compile(
-    r"(?:^|/)(?:site-packages|dist-packages)/"
-    r"|(?:^|/)lib/python3\.\d+/"
-    r"|(?:^|/)(?:jax/(?:_src|experimental|interpreters|numpy)|jaxlib|flax/(?:linen|nnx|core|training)"
-    r"|optax/(?:_src|transforms|losses)|haiku/_src|equinox/_\w+|torch_xla|torch/(?:nn|_\w+|autograd|utils|optim))(?:/|\.py$)"
-    r"|^<"
-)
-"""Folders inside packages, not their names alone: a user's own ``jax/`` folder is not the library."""
+# From a stack frame table to the user's line: the innermost frame outside of libraries.
 
 
 def is_library(path: str) -> bool:
-    """Whether a source path lies in an installed package, the standard library or a framework's checkout."""
+    """Whether a source path is in an installed package, the standard library or a framework's checkout."""
     return _LIBRARY.search(path.replace("\\", "/")) is not None
 
 
@@ -163,13 +165,13 @@ class FrameTable:
     locations: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     """Location -> file id, line."""
     frames: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    """Frame -> location id, id of the caller's frame (0: none)."""
+    """Frame -> location id, id of the caller's frame (0 if there is none)."""
     _found: dict[int, tuple[str, int] | None] = field(default_factory=dict, repr=False, compare=False)
 
     def user_line(self, frame: int) -> tuple[str, int] | None:
-        """File and line of the innermost frame of the user's own code, else of the innermost one.
+        """Return file and line of the innermost frame of the user's code, else of the innermost frame.
 
-        ``None`` where the tables lack the frame. A chain that comes back to itself ends there.
+        ``None`` if the tables lack the frame. A cyclic chain ends at its repetition.
         """
         if frame not in self._found:
             self._found[frame] = self._walked(frame)
@@ -191,15 +193,11 @@ class FrameTable:
         return innermost
 
 
-# Which line an instruction serves that has none of its own: copies, zeros and layout changes that XLA adds.
-
-
-FURTHEST = 64
-"""Instructions looked at for one answer; what XLA adds stands next to what it serves."""
+# Source lines for instructions without one: copies, zeros and layout changes that XLA adds get the line they serve.
 
 
 def users_of(computation: Computation) -> Mapping[str, tuple[Instruction, ...]]:
-    """Instructions that read each instruction of a computation, in its order."""
+    """Map each instruction of a computation to the instructions that read it, in order."""
     result: dict[str, list[Instruction]] = {}
     for instruction in computation.instructions:
         for name in dict.fromkeys(instruction.operands):
@@ -208,10 +206,10 @@ def users_of(computation: Computation) -> Mapping[str, tuple[Instruction, ...]]:
 
 
 def served(instruction: Instruction, users: Mapping[str, tuple[Instruction, ...]]) -> Instruction | None:
-    """The nearest reader of its value that has a source line, through others that have none.
+    """Return the nearest reader of its value with a source line, through readers without one.
 
     A value that a loop carries serves the line of the loop. Nearest by steps, then by the order of the program;
-    ``None`` if there is no such reader within ``FURTHEST`` instructions.
+    ``None`` without such a reader within ``FURTHEST`` instructions.
     """
     seen, queue = {instruction.name}, deque([instruction.name])
     while queue and len(seen) <= FURTHEST:

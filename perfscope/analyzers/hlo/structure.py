@@ -1,4 +1,4 @@
-"""Puts a module together from its computations and refuses one that does not hang together."""
+"""Assembles a module from its computations and rejects an inconsistent one."""
 
 from __future__ import annotations
 
@@ -8,14 +8,28 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from perfscope.analyzers.hlo.module import MAX_CALL_DEPTH, Computation, HloModule, Instruction
 from perfscope.analyzers.hlo.views import SAME_ORDER, made_by
 
-# Trip counts of loops that count up to a constant, where the compiler did not write them down (TPU never does).
-#
+_WITH_OPERAND = (
+    "bitcast bitcast-convert broadcast conditional convert copy copy-done copy-start get-tuple-element "
+    "optimization-barrier reshape reverse slice transpose while"
+)
+
+LEAST_OPERANDS = dict.fromkeys(_WITH_OPERAND.split(), 1)
+"""Minimum number of operands, for operations that are followed to their operands."""
+
+LEAST_CALLED = {"call": 1, "fusion": 1, "while": 2}
+"""Minimum number of called computations, for operations whose bodies are read."""
+
+MOST_BYTES = 1 << 61
+"""Maximum bytes of a value; sums of a few still fit 64 bits."""
+
+
+# Trip counts of loops that count up to a constant, if the compiler did not record them (TPU never does).
 # ``while (i < n)`` with ``i`` a part of the loop's tuple that begins with a constant, ``n`` a constant, and a body that
-# adds a constant to ``i`` and to nothing else of it. Anything else stays unknown.
+# adds a constant to ``i`` and changes it in no other way. All other trip counts remain unknown.
 
 
 def with_trip_counts(computations: Mapping[str, Computation]) -> dict[str, Computation]:
-    """The computations, every ``while`` with its trip count where it is written or can be told."""
+    """Return the computations, every ``while`` with its trip count if it is recorded or can be derived."""
     result = dict(computations)
     for name, computation in computations.items():
         counts = {
@@ -58,7 +72,7 @@ def _trip_count(computations: Mapping[str, Computation], around: Computation, lo
 
 
 def _plain(computation: Computation, name: str) -> Instruction:
-    """The instruction a value comes from, behind copies of it."""
+    """Return the instruction that makes a value, through copies."""
     return made_by(computation, name, SAME_ORDER)
 
 
@@ -67,7 +81,7 @@ def _constant(computation: Computation, name: str) -> int | None:
 
 
 def _part(computation: Computation, name: str) -> int | None:
-    """Which part of the computation's own parameter a value is; ``None`` if it is none."""
+    """Return which part of the computation's own parameter a value is; ``None`` if it is not one."""
     instruction = _plain(computation, name)
     if instruction.opcode != "get-tuple-element" or not instruction.operands:
         return None
@@ -77,7 +91,7 @@ def _part(computation: Computation, name: str) -> int | None:
 
 
 def _start(around: Computation, name: str, index: int) -> int | None:
-    """The constant that a part of a loop's tuple begins with."""
+    """Return the constant that a part of a loop's tuple begins with."""
     begin = _plain(around, name)
     if begin.opcode != "tuple" or index >= len(begin.operands):
         return None
@@ -85,7 +99,7 @@ def _start(around: Computation, name: str, index: int) -> int | None:
 
 
 def _step(body: Computation, index: int) -> int | None:
-    """The constant that a loop's body adds to a part of its tuple."""
+    """Return the constant that a loop's body adds to a part of its tuple."""
     root = body.root
     if root.opcode != "tuple" or index >= len(root.operands):
         return None
@@ -98,20 +112,8 @@ def _step(body: Computation, index: int) -> int | None:
     return None
 
 
-_WITH_OPERAND = (
-    "bitcast bitcast-convert broadcast conditional convert copy copy-done copy-start get-tuple-element "
-    "optimization-barrier reshape reverse slice transpose while"
-)
-LEAST_OPERANDS = dict.fromkeys(_WITH_OPERAND.split(), 1)
-"""Operands that an operation has at least: of those that are looked through to what they take."""
-LEAST_CALLED = {"call": 1, "fusion": 1, "while": 2}
-"""Computations that it calls at least: of those whose bodies are looked into."""
-MOST_BYTES = 1 << 61
-"""Of a value: sums of a few of them still fit 64 bits."""
-
-
 def computation_of(name: str, instructions: Sequence[Instruction]) -> Computation:
-    """A computation; ``ValueError`` if it is empty, names something twice or uses what is not defined before."""
+    """Return a computation; ``ValueError`` if it is empty, has duplicate names or uses undefined names."""
     if not instructions:
         raise ValueError(f"computation {name[:80]!r} is empty")
     by_name: dict[str, Instruction] = {}
@@ -135,9 +137,9 @@ def computation_of(name: str, instructions: Sequence[Instruction]) -> Computatio
 
 
 def linked(computations: Iterable[Computation]) -> dict[str, Computation]:
-    """Computations by name, loops with their trip counts.
+    """Return computations by name, loops with their trip counts.
 
-    ``ValueError`` if a called one is missing, or calls go in a circle or too deep.
+    ``ValueError`` if a called computation is missing, or if calls are cyclic or too deep.
     """
     by_name: dict[str, Computation] = {}
     for computation in computations:
@@ -157,9 +159,9 @@ def linked(computations: Iterable[Computation]) -> dict[str, Computation]:
 
 
 def callees_first(module: HloModule, follows: Callable[[Instruction], bool]) -> list[str]:
-    """Computations that the entry reaches through instructions that ``follows`` takes, each after all it calls.
+    """Return the computations reachable from the entry through instructions accepted by ``follows``, callees first.
 
-    Readers refuse modules whose calls go in a circle.
+    Readers reject modules with cyclic calls.
     """
     done: dict[str, None] = {}
     waiting = [(module.entry, False)]
@@ -177,7 +179,7 @@ def callees_first(module: HloModule, follows: Callable[[Instruction], bool]) -> 
 
 
 def _bound_depth(calls: Mapping[str, Sequence[str]]) -> None:
-    """Walk the call graph depth first with a stack of our own; every computation is finished once."""
+    """Check the depth of the call graph, depth first and without recursion; every computation is finished once."""
     depth: dict[str, int] = {}
     for start in calls:
         if start in depth:

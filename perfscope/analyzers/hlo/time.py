@@ -1,8 +1,8 @@
-"""Measured time of every instruction of the compiled programs: the profile joined with the modules.
+"""Measured time of every instruction of the compiled programs: a join of the profile with the modules.
 
-The key is (module, instruction): a profile says the module's name and the number of the program in its
-process, the module that was recorded beside it carries both. Where a profile gives no number (or the
-module was read from another file, which has none), the name alone decides, if only one module has it.
+The key is (module, instruction): a profile has the module's name and the number of the program in its process, and the
+module that was recorded with it has both. If a profile has no number (or the module was read from another file, which
+has none), the name alone is the key, if only one module has it.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ class InstructionTime:
     program_id: int | None
     instruction: str
     module_index: int | None
-    """Index in ``Trace.hlo``; None: no module of the trace has the instruction."""
+    """Index in ``Trace.hlo``; None if no module of the trace has the instruction."""
     computation: str | None
-    """The computation of that module that holds it."""
+    """Computation of that module that contains it."""
     calls: int
     """Pieces of work: on a GPU an instruction may launch several kernels."""
     total_ns: int
     """Sum of the durations. Work in a thread pool is included, and so are instructions inside a loop."""
     launch_ns: int
-    """CPU backend: sum of the time in the calls that began it. Elsewhere the same as ``total_ns``."""
+    """CPU backend: sum of the time in the calls that started it. Otherwise equal to ``total_ns``."""
     encloses: bool
-    """It is around others (a loop, a call): their time is in its own and must not be added to it."""
+    """Whether it encloses others (a loop, a call): their time is part of its own and must not be added to it."""
 
     @property
     def mean_ns(self) -> float:
@@ -44,19 +44,19 @@ class InstructionTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HloTime:
-    """The join, the longest first. Instructions around others stand beside those inside them."""
+    """The join, longest first. Enclosing instructions are listed next to the enclosed ones."""
 
     instructions: tuple[InstructionTime, ...]
     by_key: Mapping[tuple[int, str], InstructionTime] = field(default_factory=dict)
-    """Of the instructions that were found: by (index in ``Trace.hlo``, name). Two programs are never one row."""
+    """Matched instructions by (index in ``Trace.hlo``, name). Two programs never share a row."""
     total_ns: int
-    """Time of all instructions that enclose no other."""
+    """Time of all instructions that do not enclose others."""
     unmatched_ns: int
-    """Part of it whose instruction no module of the trace has."""
+    """Part of it whose instruction is in no module of the trace."""
 
 
 def hlo_time(trace: Trace) -> HloTime:
-    """Calls and time by (module, instruction) of what ran in ``hlo_ops``; empty if nothing did."""
+    """Return calls and time by (module, instruction) of ``hlo_ops``; empty if nothing ran."""
     ops = trace.rows["hlo_ops"]
     ops = ops.take(np.flatnonzero(~ops["asynchronous"]))
     if not len(ops):
@@ -131,7 +131,7 @@ class _Places:
         return named[0] if len(named) == 1 else None
 
     def _holder(self, index: int) -> dict[str, str]:
-        """Instruction -> computation of a module; of a name in several, the entry's or the first."""
+        """Map instructions to computations of a module; for a duplicate name, the entry or the first computation."""
         if index not in self._holders:
             module = self._trace.hlo[index]
             result: dict[str, str] = {}

@@ -1,9 +1,9 @@
-"""Values that an instruction only hands on, and the one walk back to what makes them.
+"""Values that an instruction passes on unchanged, and the walk back to the instruction that makes them.
 
-An instruction can hand its operand on in three senses: the result lies in the same buffer (``SAME_BUFFER``), it has the
+An instruction can pass its operand on in three senses: the result is in the same buffer (``SAME_BUFFER``), it has the
 same elements (``SAME_ELEMENTS``), or it moves no bytes (``MOVES_NOTHING``). `path` follows one value back within a
-computation, `path_across` through the borders of fusions too, and `sources` answers for all values of a computation at
-once, each part of a tuple by itself. (``graph.HloProgram`` joins values across loops and calls as well.)
+computation, `path_across` also through the borders of fusions, and `sources` covers all values of a computation at
+once, each part of a tuple separately. (``hlo.flow`` also joins values across loops and calls.)
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction
 SAME_BUFFER = frozenset(
     {"bitcast", "get-tuple-element", "tuple", "optimization-barrier", "opt-barrier", "add-dependency"}
 )
-"""The result lies where the operand lies; a tuple where all of its operands do."""
+"""Opcodes whose result is in the operand's buffer; for a tuple, in those of all its operands."""
 
 SAME_ORDER = frozenset({"bitcast", "bitcast-convert", "convert", "copy", "reduce-precision", "reshape"})
-"""Each element is that of the operand at the same position, perhaps of another type."""
+"""Opcodes whose elements are those of the operand at the same positions, possibly of another type."""
 
 SAME_ELEMENTS = SAME_ORDER | {"reverse", "transpose"}
-"""The elements of the operand, each once, perhaps in another order."""
+"""Opcodes whose elements are those of the operand, each once, possibly in another order."""
 
 REPEATED = SAME_ELEMENTS | {"broadcast"}
-"""Elements of the operand and no others."""
+"""Opcodes whose elements are all elements of the operand."""
 
 MOVES_NOTHING = SAME_BUFFER | {
     "after-all", "constant", "domain", "get-dimension-size", "parameter", "partition-id", "replica-id",
     "set-dimension-size",
 }  # fmt: skip
-"""Nothing is launched, computed or moved: the value is there already."""
+"""Opcodes that launch, compute and move nothing, because the value already exists."""
 
 Source = tuple[str, tuple[int, ...]]
-"""An instruction and the part of its tuple; no part of an array."""
+"""An instruction and the part of its tuple; empty for an array."""
 
 Parts = tuple[tuple[Source, ...], ...]
-"""What each part of a tuple is, of an array one entry: several where a nested tuple is one part."""
+"""The sources of each part of a tuple, one entry for an array; several sources if a nested tuple is one part."""
 
 Fusions = Mapping[str, tuple[Computation, Instruction]]
-"""By fused computation: a fusion of it, with the computation the fusion stands in."""
+"""Fused computation -> one fusion of it, with the computation that contains the fusion."""
 
 _MOST_STEPS = 100
-"""Across fusions: two that share a body could lead in a circle."""
+"""Maximum number of steps across fusions, because two fusions with the same body could lead in a circle."""
 
 
 def tuple_index(instruction: Instruction) -> int:
-    """The part that a ``get-tuple-element`` takes; 0 where the text does not say."""
+    """Return the part that a ``get-tuple-element`` takes; 0 if the text lacks it."""
     text = instruction.attributes.get("index", "")
     return int(text) if text.isdecimal() and len(text) < 10 else 0
 
@@ -54,9 +54,9 @@ def tuple_index(instruction: Instruction) -> int:
 def path(
     computation: Computation, name: str, through: Collection[str] = SAME_BUFFER
 ) -> Iterator[tuple[Instruction, tuple[int, ...]]]:
-    """A value and what it is handed on from, back to what makes it: each instruction with the part of its tuple.
+    """Yield a value and the values it is passed on from, back to its maker: instruction, part of its tuple.
 
-    Follows the first operand of the opcodes in ``through``; of a ``tuple`` the operand that an element was taken of.
+    Follows the first operand of the opcodes in ``through``; for a ``tuple``, the operand of the taken element.
     """
     wanted: list[int] = []
     while True:
@@ -81,7 +81,7 @@ def made_by(computation: Computation, name: str, through: Collection[str] = SAME
 
 
 def fusions_of(module: HloModule) -> Fusions:
-    """A fusion of every fused computation; of several the last."""
+    """Return a fusion of every fused computation; the last one if there are several."""
     fusions = ((holder, instruction) for holder, instruction in module.instructions() if instruction.opcode == "fusion")
     return {called: (holder, instruction) for holder, instruction in fusions for called in instruction.called}
 
@@ -93,9 +93,9 @@ def path_across(
     name: str,
     through: Collection[str] = SAME_ELEMENTS,
 ) -> Iterator[tuple[Computation, Instruction]]:
-    """As `path` of an array, out of the fusion it is a parameter of and into the fusion that makes it.
+    """Like `path` for an array, also out of a fusion that it is a parameter of and into a fusion that makes it.
 
-    ``fusions`` as of `fusions_of`.
+    ``fusions`` as from `fusions_of`.
     """
     instruction = computation.by_name[name]
     for _ in range(_MOST_STEPS):
@@ -121,10 +121,10 @@ def _handed_on(instruction: Instruction) -> str | None:
 def sources(
     computation: Computation, handed_on: Callable[[Instruction], str | None] = _handed_on
 ) -> Mapping[str, Parts]:
-    """Of every value of a computation, what it is by parts: its own parts, or values before it that are handed on.
+    """Map every value of a computation to its sources by part: its own parts, or earlier values that are passed on.
 
-    ``handed_on`` gives the operand that is handed on as a whole (default: by ``SAME_BUFFER``), ``None`` for a value of
-    its own. Tuples and their elements are always followed. Linear in the instructions and the parts of their tuples.
+    ``handed_on`` returns the operand that is passed on as a whole (default: by ``SAME_BUFFER``), ``None`` for a new
+    value. Tuples and their elements are always followed. Linear in the instructions and the parts of their tuples.
     """
     result: dict[str, Parts] = {}
     for instruction in computation.instructions:
@@ -149,11 +149,14 @@ def _together(parts: Parts) -> tuple[Source, ...]:
 
 
 UPDATES = frozenset({"dynamic-update-slice", "scatter"})
-"""They change some elements of their first operand, in its buffer where nobody reads it later."""
+"""Opcodes that change some elements of their first operand, in its buffer if nothing reads it later."""
 
 
 def updated_operand(module: HloModule, instruction: Instruction, opcodes: Collection[str] = UPDATES) -> int | None:
-    """The number of the operand that an instruction, or a fusion as a whole, updates in place; ``None``: none."""
+    """Return the number of the operand that an instruction or a whole fusion updates in place.
+
+    ``None`` if there is none.
+    """
     if instruction.opcode in opcodes:
         return 0
     if instruction.opcode != "fusion" or not instruction.called:
@@ -164,13 +167,13 @@ def updated_operand(module: HloModule, instruction: Instruction, opcodes: Collec
 
 
 def is_handed_on(body: Computation, name: str, index: int) -> bool:
-    """Whether a value of a loop's body is element ``index`` of the state as the turn found it."""
+    """Whether a value of a loop's body is element ``index`` of the state at the begin of the turn."""
     instruction, part = list(path(body, name))[-1]
     return instruction.opcode == "parameter" and part == (index,)
 
 
 def is_collected(module: HloModule, body: Computation, name: str, index: int) -> bool:
-    """Whether element ``index`` of a loop's state becomes itself with a slice overwritten."""
+    """Whether element ``index`` of a loop's state is updated by overwriting a slice of it."""
     instruction = made_by(body, name)
     slot = updated_operand(module, instruction, ("dynamic-update-slice",))
     return slot is not None and is_handed_on(body, instruction.operands[slot], index)

@@ -1,4 +1,4 @@
-"""The model of memory over time: blocks with an owner, whatever recorded them."""
+"""Memory over time as blocks with owners, from any recording."""
 
 from __future__ import annotations
 

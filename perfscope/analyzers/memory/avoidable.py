@@ -1,8 +1,7 @@
-"""What the peak of a memory would be without some of its blocks: an exact replay, and an upper bound of the saving.
+"""Effect of avoiding some blocks on the peak of a memory: an exact replay, and an upper bound of the saving.
 
-Replayed are all blocks of a kind, in every step of the recording: without those of one step alone another step would
-hold the peak. What is computed in their place (a chunk of the logits, a gradient made later) comes on top, so the
-saving is an upper bound.
+All blocks of a kind are removed in every step of the recording, because otherwise another step would hold the peak. The
+replacement (a chunk of the logits, a gradient made later) needs memory too, so the saving is an upper bound.
 """
 
 from __future__ import annotations
@@ -31,39 +30,89 @@ from perfscope.model.trace.tables import MemoryCategory
 if TYPE_CHECKING:
     from perfscope.model.op_graph import OpGraph
 
+_SOFTMAX = re.compile(r"(?<!log_)(?<!log)softmax", re.IGNORECASE)
+
+_ATTENTION = re.compile(r"attention|attn|sdpa", re.IGNORECASE)
+
+_CATEGORIES = (MemoryCategory.ACTIVATION, MemoryCategory.TEMPORARY, MemoryCategory.UNKNOWN)
+
+_ELSEWHERE = (MemoryPhase.BACKWARD, MemoryPhase.OPTIMIZER)
+
+_PRODUCT = re.compile(rf"aten::({'|'.join(BATCHED_PRODUCTS)})")
+
+SMALL_PART = 8
+"""Blocks smaller than the largest block of an attention divided by this are ignored: a boolean mask takes a quarter of
+float32 scores, row sums and maxima take less.
+"""
+
+_FORWARD_OP = re.compile(r"aten::(_?log_softmax|cross_entropy_loss)")
+
+_BACKWARD_OP = re.compile(r"aten::_log_softmax_backward_data")
+
+_COPY = re.compile(r"aten::(_?to(_copy)?|copy_|clone|contiguous|float|exp|sub|div)")
+
+_HEAD_PRODUCT = re.compile(rf"aten::({'|'.join(PRODUCTS)})")
+
+_FUNCTION = re.compile(r"cross_entropy|log_softmax", re.IGNORECASE)
+
+MOST_APART = 1000
+"""Maximum number of blocks examined before and after a log-softmax: as many as some layers make."""
+
+SMALL_BLOCK = 4
+"""Blocks smaller than the logits' size divided by this may be between the copies without ending the sequence."""
+
+ADVICE = (
+    "Compute head and loss over a part of the tokens at a time, so that only one part's logits are alive. "
+    "Write sum(torch.utils.checkpoint.checkpoint(loss_of, x, y, use_reentrant=False) for x, y in zip(x_TD.chunk(8), "
+    "y_T.chunk(8))) with loss_of = lambda x, y: F.cross_entropy(head(x), y, reduction='sum'); or a fused linear "
+    "cross-entropy (Liger), which makes no logits"
+)
+
+_FOREACH_OP = re.compile(r"aten::_foreach_\w+")
+
+_FOREACH_FUNCTION = re.compile(r"_multi_tensor_\w+")
+
+_NEEDED = (MemoryCategory.PARAMETER, MemoryCategory.OPTIMIZER_STATE, MemoryCategory.WORKSPACE,
+           MemoryCategory.COMMUNICATION)  # fmt: skip
+"""Categories whose blocks are needed longer than the recorded uses show."""
+
+UNREAD = "values that are not read any more"
+"""Kind of the blocks that `held_unread` finds."""
+
 
 class Avoidable(Struct, frozen=True, kw_only=True):
-    """Blocks of one kind that need not be alive at the peak, or not be at all."""
+    """Blocks of one kind that are not needed at the peak, or at all."""
 
     kind: str
     """Short and without numbers: ``temporaries of the optimizer``."""
     title: str
-    """What is held, in a few words."""
+    """Contents of the blocks in a few words."""
     description: str
-    """What holds the peak, behind its size: ``logits and their copies``."""
+    """Subject of the sentence about the peak: ``logits and their copies``."""
     advice: str
     rows: Int64
-    """Of the timeline's ``blocks``, in all steps; a block that is not needed at several times is there as often."""
+    """Rows of the timeline's ``blocks``, in all steps; a block with several unneeded intervals is listed several times.
+    """
     until: Int64 | None = None
-    """Positions until which each of them is needed; None: not at all."""
+    """Positions until which each block is needed; None if it is not needed at all."""
     since: Int64 | None = None
-    """Positions from which on each of them is needed again, behind a gap that begins at ``until``."""
+    """Positions from which each block is needed again, after a gap that begins at ``until``."""
 
 
 class Replayed(Struct, frozen=True, kw_only=True):
-    """An `Avoidable` with what it does to the peak. Bytes."""
+    """An `Avoidable` with its effect on the peak. Bytes."""
 
     avoidable: Avoidable
     held_bytes: int
-    """At the peak, of blocks that need not be there then."""
+    """Bytes of unneeded blocks at the peak."""
     blocks: Int64
-    """Their rows, largest first."""
+    """Rows of these blocks, largest first."""
     saved_bytes: int
     peak_bytes: int
 
 
 def replayed(timeline: MemoryTimeline, avoidable: Avoidable) -> Replayed:
-    """The peak of ``timeline`` without its avoidable blocks."""
+    """Return the peak of ``timeline`` without its avoidable blocks."""
     position, peak = timeline.peak()
     blocks = timeline.blocks
     start, end = blocks["start"][avoidable.rows], blocks["end"][avoidable.rows]
@@ -83,7 +132,7 @@ def replayed(timeline: MemoryTimeline, avoidable: Avoidable) -> Replayed:
 
 
 def same_size(sizes: Int64, of: int) -> npt.NDArray[np.bool_]:
-    """Whether sizes are, but for rounding, ``of`` bytes, or those of as many elements of half or twice the bytes."""
+    """Whether sizes equal, within rounding, ``of`` bytes, or those of as many elements with half or twice the bytes."""
     alike = np.zeros(len(sizes), bool)
     for wanted in (of, of // 2, 2 * of):
         alike |= np.abs(sizes - wanted) < ALLOCATION_ROUNDING
@@ -91,7 +140,7 @@ def same_size(sizes: Int64, of: int) -> npt.NDArray[np.bool_]:
 
 
 def block_rows(trace: Trace, timeline: MemoryTimeline, rows: Int64) -> tuple[Mapping[str, Cell], ...]:
-    """Evidence: one row per line, op and name, most bytes first."""
+    """Return evidence: one row per line, op and name, most bytes first."""
     groups: dict[tuple[str | None, int | None, str | None, str | None], list[int]] = {}
     for row in rows.tolist():
         line = line_of(timeline, row)
@@ -112,23 +161,11 @@ def block_rows(trace: Trace, timeline: MemoryTimeline, rows: Int64) -> tuple[Map
     )
 
 
-# Attention scores that are written out, and kept for the backward pass: they grow with the square of the sequence.
-
-
-_SOFTMAX = re.compile(r"(?<!log_)(?<!log)softmax", re.IGNORECASE)
-_ATTENTION = re.compile(r"attention|attn|sdpa", re.IGNORECASE)
-
-_CATEGORIES = (MemoryCategory.ACTIVATION, MemoryCategory.TEMPORARY, MemoryCategory.UNKNOWN)
-_ELSEWHERE = (MemoryPhase.BACKWARD, MemoryPhase.OPTIMIZER)
-_PRODUCT = re.compile(rf"aten::({'|'.join(BATCHED_PRODUCTS)})")
-
-SMALL_PART = 8
-"""Of the largest block of an attention: a boolean mask takes a quarter of float32 scores; sums and maxima of their rows
-take less than this."""
+# Attention scores that are written to memory and kept for the backward pass: they grow with the square of the sequence.
 
 
 def attention_scores(trace: Trace, timeline: MemoryTimeline) -> Avoidable | None:
-    """Blocks that hold scores, weights or masks of attention that is written out, and the gradients of these."""
+    """Return the blocks with scores, weights or masks of unfused attention, and the gradients of these."""
     recorded, blocks = timeline.of(trace), timeline.blocks
     chosen = np.isin(blocks["category"], _CATEGORIES) & ~blocks["before"] & (blocks["phase"] != MemoryPhase.OPTIMIZER)
     candidates = np.flatnonzero(chosen)
@@ -141,7 +178,7 @@ def attention_scores(trace: Trace, timeline: MemoryTimeline) -> Avoidable | None
         kind="attention scores",
         title="attention scores, weights and masks",
         description="attention scores, weights and masks",
-        advice="Call torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True). It keeps one number a "
+        advice="Call torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True). It keeps one number per"
         "query in place of a row of scores, and computes the scores again in the backward pass",
         rows=rows,
     )
@@ -151,7 +188,7 @@ def _by_ops(trace: Trace, timeline: MemoryTimeline, candidates: Int64) -> Int64:
     attentions = trace.fact(trace_attentions) if "shapes" in trace.recorded else ()
     inside = np.zeros(len(trace.rows["slices"]), bool)
     for attention in attentions:
-        inside[list(attention.ops)] = True  # with those of the backward pass
+        inside[list(attention.ops)] = True  # including those of the backward pass
     if not inside.any():
         return np.empty(0, np.int64)
     ops = timeline.blocks["op"][candidates].astype(np.int64)
@@ -173,17 +210,17 @@ def _by_stacks(trace: Trace, timeline: MemoryTimeline, candidates: Int64) -> Int
     if not scores.any():
         return candidates[:0]
     size = blocks["bytes"][candidates].astype(np.int64)
-    # made by the functions themselves, and not by a module that they call
+    # made by the functions themselves, not by a module that they call
     user = np.where(frames == MISSING, MISSING, trace.fact(user_frames)[frames])
     own = (user != MISSING) & (attention[user] | softmax[user]) & ~elsewhere
     chosen = _with_sizes(scores, size, own)
-    # the backward pass has no frames of theirs: what has a size there that nothing else has in the forward pass
+    # the backward pass lacks their frames: it is identified by sizes that only they have in the forward pass
     others = np.unique(size[~chosen & ~elsewhere])
     return candidates[_with_sizes(chosen, size, elsewhere & ~np.isin(size, others))]
 
 
 def _with_sizes(scores: npt.NDArray[np.bool_], size: Int64, others: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """``scores``, and those of ``others`` that are as large as one of them; what is small is neither."""
+    """Return ``scores`` and the blocks of ``others`` with equal sizes; small blocks are excluded."""
     if not scores.any():
         return scores
     large = size >= int(size[scores].max()) // SMALL_PART
@@ -193,33 +230,13 @@ def _with_sizes(scores: npt.NDArray[np.bool_], size: Int64, others: npt.NDArray[
     return chosen
 
 
-# Logits and their copies: a number for each token and each word of the vocabulary, several times over.
-# The log-softmax is known by its op, or by the stack; the copies are what was made right before and after it in the
-# same size (or that of half or twice as many bytes an element).
-
-
-_FORWARD_OP = re.compile(r"aten::(_?log_softmax|cross_entropy_loss)")
-_BACKWARD_OP = re.compile(r"aten::_log_softmax_backward_data")
-_COPY = re.compile(r"aten::(_?to(_copy)?|copy_|clone|contiguous|float|exp|sub|div)")
-_HEAD_PRODUCT = re.compile(rf"aten::({'|'.join(PRODUCTS)})")
-_FUNCTION = re.compile(r"cross_entropy|log_softmax", re.IGNORECASE)
-
-MOST_APART = 1000
-"""Blocks that are looked at before and behind a log-softmax: as many as some layers make."""
-
-SMALL_BLOCK = 4
-"""Blocks of less than the logits' size divided by this lie between the copies and are no end of their row."""
-
-ADVICE = (
-    "Compute head and loss over a part of the tokens at a time, so that only one part's logits are alive. "
-    "Write sum(torch.utils.checkpoint.checkpoint(loss_of, x, y, use_reentrant=False) for x, y in zip(x_TD.chunk(8), "
-    "y_T.chunk(8))) with loss_of = lambda x, y: F.cross_entropy(head(x), y, reduction='sum'); or a fused linear "
-    "cross-entropy (Liger), which makes no logits"
-)
+# Logits and their copies: a number per token and word of the vocabulary, several times. The log-softmax is identified
+# by its op or by the stack; copies are blocks of the same size (or with half or twice as many bytes per element) made
+# right before and after it.
 
 
 def loss_copies(trace: Trace, timeline: MemoryTimeline) -> Avoidable | None:
-    """Blocks that hold logits, their copies, and the gradients of these."""
+    """Return the blocks with logits, their copies, and the gradients of these."""
     recorded, blocks = timeline.of(trace), timeline.blocks
     ops = asking_ops(recorded, blocks["op"])
     backward = np.isin(blocks["phase"], (MemoryPhase.BACKWARD, MemoryPhase.OPTIMIZER))
@@ -231,7 +248,7 @@ def loss_copies(trace: Trace, timeline: MemoryTimeline) -> Avoidable | None:
     softmax = np.flatnonzero(forward & ~blocks["before"])
     if not len(softmax):
         return None
-    # the largest: what is as small as a token's number is the loss itself
+    # the largest: a block with one number per token is the loss itself
     softmax = softmax[same_size(size[softmax], int(size[softmax].max()))]
     chosen = np.zeros(len(blocks), bool)
     chosen[softmax] = True
@@ -249,7 +266,7 @@ def loss_copies(trace: Trace, timeline: MemoryTimeline) -> Avoidable | None:
 
 
 class _Around:
-    """The blocks before and behind a log-softmax, by start."""
+    """The blocks before and after a log-softmax, by start."""
 
     def __init__(self, timeline: MemoryTimeline, ops: AskingOps, size: Int64) -> None:
         self.size = size
@@ -262,7 +279,7 @@ class _Around:
         self.of_backward = copies | ops.matching(_BACKWARD_OP)
 
     def ahead(self, row: int) -> list[int]:
-        """The logits: same-sized blocks right before it, copies first and one product at last."""
+        """Return the logits: equal-sized blocks right before it, copies first, a single product last."""
         rows: list[int] = []
         for candidate in range(row - 1, max(-1, row - 1 - MOST_APART), -1):
             if self.before[candidate]:
@@ -277,7 +294,7 @@ class _Around:
         return rows
 
     def behind(self, row: int) -> list[int]:
-        """The gradients: same-sized blocks with which the backward pass behind it begins."""
+        """Return the gradients: equal-sized blocks at the begin of the backward pass after it."""
         rows: list[int] = []
         for candidate in range(row + 1, min(len(self.size), row + 1 + MOST_APART)):
             if self.size[candidate] < self.size[row] // SMALL_BLOCK:
@@ -293,21 +310,16 @@ class _Around:
         return bool(same_size(self.size[candidate : candidate + 1], int(self.size[row]))[0])
 
 
-# Temporaries of an optimizer that steps with lists of tensors, and gradients that outlive the step they were made
-# for.
-
-
-_FOREACH_OP = re.compile(r"aten::_foreach_\w+")
-_FOREACH_FUNCTION = re.compile(r"_multi_tensor_\w+")
+# Temporaries of an optimizer that works on lists of tensors, and gradients that outlive their step.
 
 
 def optimizer_temporaries(trace: Trace, timeline: MemoryTimeline) -> Avoidable | None:
-    """What a ``foreach`` optimizer makes and frees within its step."""
+    """Return the blocks that a ``foreach`` optimizer makes and frees within its step."""
     recorded, blocks = timeline.of(trace), timeline.blocks
     within = (blocks["phase"] == MemoryPhase.OPTIMIZER) & (blocks["category"] == MemoryCategory.TEMPORARY)
     if not within.any():
         return None
-    # the op that asks may be another one: on the CPU the lists are worked through tensor by tensor
+    # the allocating op may differ: on the CPU the lists are processed tensor by tensor
     inside_op = nearest_ancestor(recorded, blocks["op"], named_slices(recorded, _FOREACH_OP.fullmatch)) != MISSING
     inside_function = nearest_frame(recorded, blocks["frame"], _multi_tensor_frames(recorded))[0] != MISSING
     rows = np.flatnonzero(within & (inside_op | inside_function))
@@ -318,26 +330,26 @@ def optimizer_temporaries(trace: Trace, timeline: MemoryTimeline) -> Avoidable |
         title="values of the foreach optimizer",
         description="values that the foreach optimizer makes for all parameters at once",
         advice="Use torch.optim.AdamW(model.parameters(), fused=True). It updates each parameter in one kernel and "
-        "keeps no such values (SGD, Adam, AdamW and Adagrad have it); foreach=False keeps those of one parameter at a "
-        "time, and takes longer",
+        "keeps no such values (SGD, Adam, AdamW and Adagrad support it); foreach=False keeps those of one parameter at "
+        "a time, and takes longer",
         rows=rows,
     )
 
 
 def lasting_gradients(trace: Trace, timeline: MemoryTimeline) -> Avoidable | None:
-    """Gradients that are alive in the forward pass behind the optimizer's step."""
+    """Return the gradients that are live in the forward pass after the optimizer's step."""
     blocks = timeline.blocks
     phases = memory_phases(trace, timeline)
     forwards = np.flatnonzero(phases.phase == MemoryPhase.FORWARD)
     backwards = np.flatnonzero(phases.phase == MemoryPhase.BACKWARD)
     optimizers = np.flatnonzero(phases.phase == MemoryPhase.OPTIMIZER)
     if not len(forwards) or not len(backwards) or len(optimizers) < len(backwards):
-        return None  # several backward passes for one step add up what must not be cleared between them
+        return None  # several backward passes per step accumulate gradients, which must not be cleared between them
     gradients = np.flatnonzero(blocks["category"] == MemoryCategory.GRADIENT)
     start, end = blocks["start"][gradients], blocks["end"][gradients]
     begins = np.concatenate((phases.starts[forwards], [NEVER]))
     finished = np.concatenate((phases.ends[backwards], [NEVER]))
-    # between each use by the optimizer and the end of the next backward pass they would not be there
+    # they are not needed between their use by the optimizer and the end of the next backward pass
     done = np.unique(np.concatenate(([timeline.first], phases.ends[optimizers])))
     forward = begins[np.searchsorted(begins[:-1], done, side="left")]
     again = finished[np.searchsorted(finished[:-1], forward, side="left")]
@@ -360,30 +372,21 @@ def lasting_gradients(trace: Trace, timeline: MemoryTimeline) -> Avoidable | Non
 
 
 def _multi_tensor_frames(trace: Trace) -> npt.NDArray[np.bool_]:
-    """By row of ``frames``: a function of torch's optimizers that works on lists of tensors."""
+    """Mask of the rows of ``frames`` that are functions of torch's optimizers on lists of tensors."""
     files = trace.rows["frames"]["file"]
     own = [code for code in np.unique(files).tolist() if is_optimizer_file(trace.text(code))]
     return frames_named(trace, _FOREACH_FUNCTION) & np.isin(files, own)
 
 
-# Memory that is held and that nobody reads any more.
+# Memory that is held although nothing reads it any more, from two sources.
 #
-# Two witnesses. The op graph of a step says which op read a storage last: what lives longer is held by a variable, a
-# list or a closure of the program. And where several steps were recorded, a block that was made in the forward pass of
-# one step and let go in the next was kept over the boundary, which the next step has no use for once it makes its own.
-
-
-_NEEDED = (MemoryCategory.PARAMETER, MemoryCategory.OPTIMIZER_STATE, MemoryCategory.WORKSPACE,
-           MemoryCategory.COMMUNICATION)  # fmt: skip
-"""Categories that outlive what is seen of them."""
-
-
-UNREAD = "values that nobody reads any more"
-"""Kind of what `held_unread` finds."""
+# The op graph of a step has the last op that reads a storage; a storage that lives longer is held by a variable, a list
+# or a closure of the program. If several steps were recorded, a block made in the forward pass of one step and freed in
+# the next step is unneeded once the next step makes its own.
 
 
 def held_unread(trace: Trace, timeline: MemoryTimeline) -> Avoidable | None:
-    """Blocks that live on behind the op that read them last, by the op graph of a step."""
+    """Return the blocks that outlive the last op that reads them, by the op graph of a step."""
     if trace.op_graph is None or trace.op_graph.storages is None or timeline.axis != "ns":
         return None
     joined = with_graph(trace, timeline.of(trace))
@@ -392,7 +395,7 @@ def held_unread(trace: Trace, timeline: MemoryTimeline) -> Avoidable | None:
     blocks = timeline.blocks
     last_use = _last_uses(trace.op_graph)
     rows, until = [], []
-    free = ~np.isin(blocks["category"], (*_NEEDED, MemoryCategory.GRADIENT))  # a gradient goes when all are used
+    free = ~np.isin(blocks["category"], (*_NEEDED, MemoryCategory.GRADIENT))  # gradients are freed together after use
     candidates = np.flatnonzero(~blocks["before"] & free & (blocks["op"] != MISSING))
     for row in candidates.tolist():
         op = graph_op(joined, int(blocks["op"][row]))
@@ -420,14 +423,14 @@ def held_unread(trace: Trace, timeline: MemoryTimeline) -> Avoidable | None:
         title="values that no op reads again",
         description="values that no op reads again before they are let go",
         advice="Release them before the backward pass: return the loss alone from the function that computes it. Or "
-        "del the variable (logits, hidden states, outputs of a module with hooks) behind its last use",
+        "del the variable (logits, hidden states, outputs of a module with hooks) after its last use",
         rows=np.array(rows, np.int64),
         until=np.array(until, np.int64),
     )
 
 
 def kept_into_next_step(trace: Trace, timeline: MemoryTimeline) -> Avoidable | None:
-    """Blocks of one step's forward pass that are let go within the next step, once that has made its own."""
+    """Return the blocks of one step's forward pass that are freed in the next step, after that has made its own."""
     blocks = timeline.blocks
     phases = memory_phases(trace, timeline)
     forward = np.sort(phases.starts[phases.phase == MemoryPhase.FORWARD])
@@ -442,7 +445,7 @@ def kept_into_next_step(trace: Trace, timeline: MemoryTimeline) -> Avoidable | N
     done = following(optimizer, start - 1)
     again = following(forward, np.minimum(done, NEVER - 1) - 1)
     kept = (done != NEVER) & (again != NEVER) & (end > again)
-    # what lives on into a third step is a buffer of the program's and no leftover
+    # a block that lives into a third step is a buffer of the program, not a leftover
     third = following(optimizer, np.minimum(again, NEVER - 1) - 1)
     kept &= end <= third
     carried = _carried_on(trace)
@@ -457,15 +460,15 @@ def kept_into_next_step(trace: Trace, timeline: MemoryTimeline) -> Avoidable | N
         description="values of the step before that are kept into the next forward pass",
         advice="Release them: del loss, logits, batch after optimizer.step(), or put the body of the loop into a "
         "function. "
-        "It returns loss.detach() alone. Unless the next step reads them (state that is carried on), a variable of the "
-        "loop names them until it is assigned again",
+        "It returns loss.detach() alone. Unless the next step reads them as its state, a variable of the "
+        "loop holds them until it is assigned again",
         rows=made[kept],
         until=done[kept],
     )
 
 
 def _carried_on(trace: Trace) -> set[tuple[str, int | None]]:
-    """Lines that read what an earlier step left, by the op graph: ``h = f(h)`` carries its value on."""
+    """Return the lines that read values of an earlier step, by the op graph: ``h = f(h)`` carries its value on."""
     graph = trace.op_graph
     if graph is None or graph.storages is None:
         return set()
@@ -478,7 +481,7 @@ def _carried_on(trace: Trace) -> set[tuple[str, int | None]]:
 
 
 def _last_uses(graph: OpGraph) -> dict[int, int]:
-    """Storage -> index of the last op that reads, writes or makes it."""
+    """Map each storage to the index of the last op that reads, writes or makes it."""
     last_uses: dict[int, int] = {}
     for op in graph.ops:
         for tensor in (*op.inputs, *op.outputs, *op.mutated):
@@ -487,7 +490,7 @@ def _last_uses(graph: OpGraph) -> dict[int, int]:
 
 
 def _ends(trace: Trace, steps: Int64) -> dict[tuple[int, int], int]:
-    """(step, index of the graph's op) -> when that op ended in the recording. ``steps``: by row of ``slices``."""
+    """Map (step, index of the graph's op) to the end of that op in the recording. ``steps``: by row of ``slices``."""
     slices = trace.rows["slices"]
     ends: dict[tuple[int, int], int] = {}
     for row in np.flatnonzero((slices["kind"] == SliceKind.OP) & (steps != MISSING)).tolist():

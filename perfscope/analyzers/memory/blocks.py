@@ -1,7 +1,7 @@
-"""Timelines of the memories that allocator events and snapshots tell of: one for each device, one for the host.
+"""Timelines of the memories in allocator events and snapshots: one per device, one for the host.
 
-What the source records of the allocator's own totals is used to check the blocks and to find what they do not show:
-``unseen_bytes`` was held before the recording began; owner unknown.
+The allocator's own totals, if recorded, are used to check the blocks and to find memory that the blocks do not cover:
+``unseen_bytes`` was held before the recording began, with unknown owner.
 """
 
 from __future__ import annotations
@@ -32,14 +32,17 @@ _KNOWN_FROM = {
     "nsys": "allocations from the driver (Nsight Systems)",
     "torch_memory": _SNAPSHOT,
 }
-"""By format of the source, where it is not a snapshot."""
+"""Source of the blocks by format, for sources other than snapshots."""
 
 _OF_XLA = ("xla_trace_json", "xplane")
-"""Formats whose device numbers are XLA's own."""
+"""Formats with XLA's device numbers."""
+
+STACKS = "stacks of running programs"
+"""Name of the blocks for memory that programs use outside of the allocator's total (XLA on TPUs)."""
 
 
 class Memory(Struct, frozen=True):
-    """One memory of a recording: the device with that number, or the host's (``MISSING``)."""
+    """One memory of a recording: the device with that number, or the host (``MISSING``)."""
 
     on_device: bool
     ordinal: int
@@ -53,11 +56,11 @@ class Memory(Struct, frozen=True):
 
 
 def event_timelines(trace: Trace) -> tuple[MemoryTimeline, ...]:
-    """Timelines from allocator events, driver events and snapshots; devices by number, then the host.
+    """Return timelines from allocator events, driver events and snapshots; devices by number, followed by the host.
 
-    A memory of which the trace itself has nothing may be in ``trace.detail``: runs of ours record memory in the
-    pass with shapes and stacks. Such a timeline says so (`MemoryTimeline.detail`), and its blocks' rows and texts
-    are of that trace. Categories are those that the source records; `memory/categories.py` finds the others.
+    A memory that is missing in the trace itself may be in ``trace.detail``: `perfscope run` records memory in the pass
+    with shapes and stacks. Such a timeline is marked (`MemoryTimeline.detail`), and the rows and texts of its blocks
+    are of that trace. Categories are the recorded ones; `memory/categories.py` adds the others.
     """
     own = _timelines(trace)
     if trace.detail is None:
@@ -72,13 +75,16 @@ def event_timelines(trace: Trace) -> tuple[MemoryTimeline, ...]:
 
 
 def memory_rows(trace: Trace, table: str, memory: Memory) -> Int64:
-    """Rows of ``memory``, ``segments``, ``held`` or ``tensors`` that are of one memory, in order of the table."""
+    """Return the rows of ``memory``, ``segments``, ``held`` or ``tensors`` of one memory, in order of the table."""
     ordinal = memory.ordinal if memory.on_device else MISSING
     return trace.fact(_rows_by_memory)[table].get((memory.on_device, ordinal), np.empty(0, np.int64))
 
 
 def _rows_by_memory(trace: Trace) -> dict[str, dict[tuple[bool, int], Int64]]:
-    """Per table of memory and (on a device, its number; ``MISSING``: the host) the rows, in order of the table."""
+    """Return, per table, the rows of each memory (on a device, its number.
+
+    ``MISSING`` for the host), in order of the table.
+    """
     result = {}
     for table in ("memory", "segments", "held", "tensors"):
         rows = trace.rows[table]
@@ -92,7 +98,7 @@ def _rows_by_memory(trace: Trace) -> dict[str, dict[tuple[bool, int], Int64]]:
 
 
 def memory_of(timeline: MemoryTimeline) -> Memory:
-    """The memory that a timeline of events or of a snapshot tells of."""
+    """Return the memory that a timeline of events or of a snapshot describes."""
     ordinal = MISSING if timeline.ordinal is None else timeline.ordinal
     return Memory(on_device=timeline.space == "device", ordinal=ordinal)
 
@@ -109,7 +115,7 @@ def _timelines(trace: Trace) -> tuple[MemoryTimeline, ...]:
             timelines.append(_from_moment(trace, memory, events))
         elif np.isin(action, _DRIVER).any():
             timelines.append(_from_events(trace, memory, events, _DRIVER))
-        elif memory.on_device and "memory_state" in trace.recorded:  # no block at all: a failed allocation, or segments
+        elif memory.on_device and "memory_state" in trace.recorded:  # no block: a failed allocation, or segments only
             timelines.append(_from_moment(trace, memory, events))
     return tuple(timelines)
 
@@ -125,7 +131,7 @@ def _memories(trace: Trace) -> list[Memory]:
 
 
 def _from_events(trace: Trace, memory: Memory, events: Int64, kinds: tuple[MemoryAction, ...]) -> MemoryTimeline:
-    """The timeline of blocks (``_ALLOCATOR``), or of segments where only the driver was watched (``_DRIVER``)."""
+    """Return the timeline of blocks (``_ALLOCATOR``), or of segments if only the driver was recorded (``_DRIVER``)."""
     rows = trace.rows["memory"]
     of_driver = kinds is _DRIVER
     positions = strictly_increasing(rows["time_ns"][events])
@@ -144,16 +150,14 @@ def _from_events(trace: Trace, memory: Memory, events: Int64, kinds: tuple[Memor
         notes.append(f"all {len(events):,} events of the history are of 0 bytes")
     if nameless.any():
         notes.append(
-            f"{int(nameless.sum()):,} events have no address: their sum over time is exact; who holds it, and what was "
-            "held before the recording, is not known"
+            f"{int(nameless.sum()):,} events have no address: their sum over time is exact, but owners and memory "
+            "held before the recording are unknown"
         )
     if pairs.resized:
-        notes.append(f"{pairs.resized} blocks were freed with another size than they were allocated with")
+        notes.append(f"{pairs.resized} blocks were freed with a different size than allocated")
     columns, missed = _with_held(trace, memory, columns, first, last, of_driver=of_driver)
     if missed:
-        notes.append(
-            f"{missed} blocks of the snapshot are older than its history; what was freed before it is not known"
-        )
+        notes.append(f"{missed} blocks of the snapshot are older than its history; earlier frees are unknown")
     timeline = _timeline(trace, memory, columns, axis="event" if trace.source.events_only else "ns", span=(first, last))
     mapped = np.zeros(len(made), bool) if memory.on_device else _mapped_blocks(rows, picked, pairs)
     unseen, total_notes = _unseen_bytes(rows, picked, timeline, at_picked, pairs, mapped)
@@ -173,11 +177,14 @@ def _from_events(trace: Trace, memory: Memory, events: Int64, kinds: tuple[Memor
 def _paired_columns(
     rows: Rows, picked: Int64, positions: Int64, pairs: Pairs, nameless: npt.NDArray[np.bool_], span: tuple[int, int]
 ) -> dict[str, npt.NDArray[Any]]:
-    """Columns of the blocks of ``pairs``. ``picked``, ``positions``, ``nameless``: of the paired events, (events,)."""
+    """Return the columns of the blocks of ``pairs``.
+
+    ``picked``, ``positions``, ``nameless``: of the paired events, (events,).
+    """
     first, last = span
     action, size = rows["action"][picked], np.abs(rows["bytes"][picked])
     made = pairs.made
-    source = np.where(made == MISSING, pairs.freed, made)  # the event that knows the block's size
+    source = np.where(made == MISSING, pairs.freed, made)  # the event with the block's size
     before = (made == MISSING) | (action[source] == MemoryAction.HELD_BEFORE)
     ended = np.where(pairs.freed == MISSING, pairs.replaced, pairs.freed)
     known_rows = picked[source]
@@ -187,8 +194,8 @@ def _paired_columns(
         "before": before, "after": ended == MISSING, "bytes": size[source],
         "count": np.ones(len(source), np.int64),
         **{name: rows[name][known_rows] for name in ("address", "stream", "requested_bytes", "category")},
-        # a free names the op that let go, not the one that made the block; without addresses, which block is free
-        # again is not known, and so not who holds what is left
+        # A free names the op that frees, not the one that made the block. Without addresses it is unknown which block
+        # is freed, and so are the owners of the remaining blocks.
         **{
             name: np.where((made == MISSING) | nameless[source], MISSING, rows[name][known_rows])
             for name in ("op", "frame")
@@ -196,12 +203,11 @@ def _paired_columns(
     }  # fmt: skip
 
 
-STACKS = "stacks of running programs"
-"""Name of the blocks for what programs take beside the allocator's total (XLA on TPUs)."""
-
-
 def _with_stacks(timeline: MemoryTimeline, stacks: Int64, positions: Int64) -> MemoryTimeline:
-    """With a block for each stretch in which programs took the same bytes; ``stacks`` after each event, (events,)."""
+    """Add a block for each interval in which programs used a constant number of bytes.
+
+    ``stacks`` after each event, (events,).
+    """
     known = stacks != MISSING
     if not (stacks > 0).any():
         return timeline
@@ -225,10 +231,10 @@ def _with_stacks(timeline: MemoryTimeline, stacks: Int64, positions: Int64) -> M
 
 
 def _stand_in_addresses(size: Int64, is_free: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint64]:
-    """Addresses that pair a free with the latest allocation of its size that is still in use. Shapes (events,).
+    """Return addresses that pair a free with the latest live allocation of its size. Shapes (events,).
 
-    Any pairing of equal sizes gives the same sum over time. A free without an allocation before it ends a block that
-    was held before the recording. The addresses are the highest there are, where no allocator hands out a block.
+    Any pairing of equal sizes gives the same sum over time. A free without a previous allocation ends a block that was
+    held before the recording. The addresses are the highest possible ones, which no allocator hands out.
     """
     if not len(size):
         return np.empty(0, np.uint64)
@@ -237,8 +243,8 @@ def _stand_in_addresses(size: Int64, is_free: npt.NDArray[np.bool_]) -> npt.NDAr
     level = np.cumsum(change)
     firsts = np.flatnonzero(np.concatenate(([True], np.diff(size[order]) != 0)))
     lengths = np.diff(np.concatenate((firsts, [len(order)])))
-    level -= np.repeat(level[firsts] - change[firsts], lengths)  # of each size its own count
-    level += is_free[order]  # an allocation and the free that ends it meet at the same level
+    level -= np.repeat(level[firsts] - change[firsts], lengths)  # a separate count for each size
+    level += is_free[order]  # an allocation and the free that ends it have the same level
     _, codes = np.unique(np.stack((size[order], level)), axis=1, return_inverse=True)
     addresses = np.empty(len(size), np.uint64)
     addresses[order] = np.iinfo(np.uint64).max - codes.reshape(-1).astype(np.uint64)
@@ -254,7 +260,7 @@ def _with_held(
     *,
     of_driver: bool,
 ) -> tuple[dict[str, npt.NDArray[Any]], int]:
-    """With the blocks that a snapshot holds and its history does not tell of; and how many those are."""
+    """Add the blocks that a snapshot holds but its history lacks; return their number too."""
     rows = trace.rows["held"]
     held_rows = memory_rows(trace, "held", memory)
     held_rows = held_rows[(rows["state"][held_rows] != HeldState.FREE) & (rows["address"][held_rows] != 0)]
@@ -283,7 +289,7 @@ def _held_columns(rows: Rows, held_rows: Int64, first: int, last: int) -> dict[s
 
 
 def _from_moment(trace: Trace, memory: Memory, events: Int64) -> MemoryTimeline:
-    """A snapshot without history: one moment, at which all blocks are held."""
+    """Return the timeline of a snapshot without history: one moment, at which all blocks are held."""
     rows = trace.rows["held"]
     held_rows = memory_rows(trace, "held", memory)
     held_rows = held_rows[rows["state"][held_rows] != HeldState.FREE]
@@ -299,7 +305,7 @@ def _from_moment(trace: Trace, memory: Memory, events: Int64) -> MemoryTimeline:
         timeline,
         reserved=Curve(positions=np.zeros(1, np.int64), bytes=segments.sum(keepdims=True)) if len(segments) else None,
         out_of_memory=(0,) if failed else (),
-        notes=("one moment: there is no history of allocations",),
+        notes=("a single moment, without a history of allocations",),
     )
 
 
@@ -339,7 +345,7 @@ def _known_from(trace: Trace, memory: Memory, *, one_moment: bool) -> str:
 
 
 def _span(trace: Trace, positions: Int64) -> tuple[int, int]:
-    """First and last position: of the events, and of the steps where they are on the same clock."""
+    """Return the first and last position of the events, and of the steps if they use the same clock."""
     first, last = int(positions[0]), int(positions[-1])
     steps = trace.rows["steps"]
     if len(steps) and not trace.source.events_only:
@@ -348,7 +354,7 @@ def _span(trace: Trace, positions: Int64) -> tuple[int, int]:
 
 
 def _reserved(trace: Trace, memory: Memory, events: Int64, at: Int64, first: int) -> Curve | None:
-    """What the allocator held from the driver: as it says, else from the segments that came and went."""
+    """Return the memory reserved from the driver: as recorded, else from the segments that were added and removed."""
     rows = trace.rows["memory"]
     recorded = rows["reserved_bytes"][events]
     known = recorded != MISSING
@@ -365,7 +371,7 @@ def _reserved(trace: Trace, memory: Memory, events: Int64, at: Int64, first: int
 
 
 def _steps(positions: Int64, values: Int64, first: int) -> Curve:
-    """The curve with a point where it changes only, from ``first`` on."""
+    """Return the curve from ``first`` on, with points only where it changes."""
     changed = np.ones(len(values), bool)
     changed[1:] = values[1:] != values[:-1]
     positions, values = positions[changed].copy(), values[changed]
@@ -374,7 +380,7 @@ def _steps(positions: Int64, values: Int64, first: int) -> Curve:
 
 
 def _capacity(trace: Trace, memory: Memory) -> int | None:
-    """What the allocator may take, where it says so (XLA takes a share of the device), else the device's memory."""
+    """Return the allocator's limit, if recorded (XLA takes a share of the device), else the device's memory."""
     devices = trace.rows["devices"]
     if not memory.on_device:
         return None
@@ -385,19 +391,20 @@ def _capacity(trace: Trace, memory: Memory) -> int | None:
     return int(known[0]) if len(known) else None
 
 
-# An allocator's own totals beside the blocks: what no block tells of, and where the two differ.
+# An allocator's own totals compared with the blocks: memory outside of all blocks, and differences.
 #
-# On the host two allocators report to torch.profiler. That of the CPU counts what it hands out, and reserves nothing.
-# Tensors in shared memory (batches of a ``DataLoader``'s workers) and mapped files are another's, which counts nothing:
-# its events say no bytes in use, and its block as *reserved* (``MapAllocator`` in ``aten/src/ATen/MapAllocator.cpp``).
-# Such blocks are in use like others, but no part of the totals, and there is no reserve of which that is a size.
+# On the host two allocators report to torch.profiler. The CPU allocator counts its allocations and reserves nothing.
+# Tensors in shared memory (batches of a ``DataLoader``'s workers) and mapped files belong to another one, which counts
+# nothing: its events have no bytes in use, and its block as *reserved* (``MapAllocator`` in
+# ``aten/src/ATen/MapAllocator.cpp``). Such blocks are in use like others but missing in the totals, and their reserved
+# size is not that of a reserve.
 
 
 def _mapped_blocks(rows: Rows, picked: Int64, pairs: Pairs) -> npt.NDArray[np.bool_]:
-    """Which blocks of the host's memory are mapped ones, (blocks,). ``picked``: the rows that were paired.
+    """Mask of the host's blocks that are mapped, (blocks,). ``picked``: the rows that were paired.
 
-    One that was made before the recording is known by its free, which says that nothing is in use: a free of the
-    CPU's allocator, which may say so too, has its allocation recorded or is not reported.
+    A mapped block from before the recording is recognized by its free, which reports no bytes in use. A free of the
+    CPU's allocator may report that too, but its allocation is recorded.
     """
     reserved, total = rows["reserved_bytes"][picked], rows["allocated_bytes"][picked]
     size = np.abs(rows["bytes"][picked])
@@ -417,9 +424,9 @@ def _unseen_bytes(
     pairs: Pairs,
     mapped: npt.NDArray[np.bool_],
 ) -> tuple[int, list[str]]:
-    """What the allocator counts at the first event and no block tells of; and how its totals differ from the blocks.
+    """Return the bytes that the allocator counts at the first event outside of all blocks, and notes on differences.
 
-    ``at``: positions of ``picked``; ``mapped``: blocks of ``pairs`` that the totals leave out.
+    ``positions``: of ``picked``; ``mapped``: blocks of ``pairs`` that the totals exclude.
     """
     totals = rows["allocated_bytes"][picked]
     counted = (totals != MISSING) & (rows["action"][picked] != MemoryAction.HELD_BEFORE)
@@ -432,7 +439,7 @@ def _unseen_bytes(
     notes = []
     if unseen < 0:
         notes.append(
-            f"the allocator's own total leaves out {format_bytes(-unseen)} that the program held before the recording"
+            f"the allocator's own total excludes {format_bytes(-unseen)} that the program held before the recording"
         )
     differs = totals[recorded] - ours - unseen
     wrong = int((differs != 0).sum())
@@ -445,7 +452,7 @@ def _unseen_bytes(
 
 
 def _mapped_bytes(size: Int64, pairs: Pairs, mapped: npt.NDArray[np.bool_], counted: npt.NDArray[np.bool_]) -> Int64:
-    """Bytes of mapped blocks in use behind each event, (events,). Their own events are taken out of ``counted``."""
+    """Return the bytes of mapped blocks in use after each event, (events,); remove their events from ``counted``."""
     change = np.zeros(len(size), np.int64)
     made, freed = pairs.made[mapped], pairs.freed[mapped]
     ended = np.where(freed == MISSING, pairs.replaced[mapped], freed)

@@ -1,14 +1,20 @@
-"""What each block is for, and how that is known; with the module, the user's line, the phase and step it was made in.
+"""Purpose of each block and the evidence for it.
 
-The surest source first; a block that none of them knows stays unknown:
+With the module, the user's line, the phase and step of its allocation.
 
-1. what the recording itself says;
+The most certain source is used first; a block without any source stays unknown:
+
+1. the category in the recording itself;
+
 2. its address is one of the program's own tensors (``tensors``: parameters, gradients, optimizer state);
-3. the op or the stack that asked for it: collectives, scratch of a library, data loaders, the optimizer's first step;
-4. the phases it was made and let go in: made in the forward pass and alive when the next backward pass begins is an
-   activation; made in the backward pass and alive when the optimizer begins, a gradient; made by the optimizer and
-   alive when it begins again, or never freed, its state; gone before the next phase, a temporary;
-5. what attention joins with the cache of the step before, or writes into it, and keeps: the cache of keys and values.
+
+3. the op or the stack that allocated it: collectives, scratch of a library, data loaders, the optimizer's first step;
+
+4. the phases of its allocation and free: made in the forward pass and live when the next backward pass begins is an
+activation; made in the backward pass and live when the optimizer begins, a gradient; made by the optimizer and live
+when it begins again, or never freed, its state; freed before the next phase, a temporary;
+
+5. the cache of keys and values: what attention joins with the cache of the previous step, or writes into it, and keeps.
 """
 
 from __future__ import annotations
@@ -40,23 +46,26 @@ from perfscope.model.trace.tables import MemoryCategory
 from perfscope.model.units import format_bytes
 
 _KEPT = (MemoryCategory.PARAMETER, MemoryCategory.OPTIMIZER_STATE)
-"""Categories that a stack names and only a block that stays can have: an initialisation has temporaries too."""
+"""Categories that a stack indicates but that only lasting blocks have, because initialisation has temporaries too."""
 
 _OUTLIVES = {
     MemoryPhase.FORWARD: (MemoryPhase.BACKWARD, MemoryCategory.ACTIVATION),
     MemoryPhase.BACKWARD: (MemoryPhase.OPTIMIZER, MemoryCategory.GRADIENT),
     MemoryPhase.OPTIMIZER: (MemoryPhase.OPTIMIZER, MemoryCategory.OPTIMIZER_STATE),
 }
-"""Phase a block was made in -> the next phase it must be alive for, and what it is then."""
+"""Phase of allocation -> phase in which the block must still be live, and its category then."""
 
 Codes = npt.NDArray[np.uint8]
 Columns = dict[str, npt.NDArray[Any]]
 
+SAME_CACHE = 0.9
+"""Ratio of the bytes of a cache to those of the next one: it grows by one token, of at least ten."""
+
 
 def memory_timelines(trace: Trace) -> tuple[MemoryTimeline, ...]:
-    """All memories of a trace over time: what allocators did, and what compiled programs need.
+    """Return all memories of a trace over time: allocations, and the needs of compiled programs.
 
-    Devices by number, the host, compiled programs; no timeline for what nobody recorded.
+    Devices by number, the host, compiled programs; memories that were not recorded have no timeline.
     """
     recorded = tuple(categorized(trace, timeline) for timeline in trace.fact(event_timelines))
     if not trace.hlo:
@@ -67,9 +76,9 @@ def memory_timelines(trace: Trace) -> tuple[MemoryTimeline, ...]:
 
 
 def categorized(trace: Trace, timeline: MemoryTimeline) -> MemoryTimeline:
-    """The timeline of events or of a snapshot with owners; ``trace`` is the one it was derived from.
+    """Return the timeline of events or of a snapshot with owners; ``trace`` is the one it was derived from.
 
-    Adds the program's tensors that no event tells of as blocks held before and after.
+    Tensors of the program without an event are added as blocks held before and after.
     """
     if timeline.of_driver or timeline.sums_only:
         return timeline
@@ -98,7 +107,7 @@ def categorized(trace: Trace, timeline: MemoryTimeline) -> MemoryTimeline:
 
 
 def memory_phases(trace: Trace, timeline: MemoryTimeline) -> Phases:
-    """The phases of training on the axis of a timeline of events; none where nothing tells."""
+    """Return the phases of training on the axis of a timeline of events; empty if unknown."""
     recorded = timeline.of(trace)
     spans = recorded.fact(span_phases) if timeline.axis == "ns" else NO_PHASES
     events = memory_rows(recorded, "memory", memory_of(timeline))
@@ -109,14 +118,14 @@ def memory_phases(trace: Trace, timeline: MemoryTimeline) -> Phases:
 
 
 def _set(blocks: Columns, categories: Codes, how: KnownBy) -> None:
-    """Fill in the category of blocks that have none yet."""
+    """Set the category of blocks without one."""
     new = (blocks["category"] == MemoryCategory.UNKNOWN) & (categories != MemoryCategory.UNKNOWN)
     blocks["category"][new] = categories[new]
     blocks["known_by"][new] = how
 
 
 def _from_phases(blocks: Columns, phases: Phases, again_until: Int64) -> Codes:
-    """See the module: by the phase a block was made in, and what it is still alive for."""
+    """Return categories by the phase of allocation and the phases in which the block is still live (see the module)."""
     categories = np.zeros(len(blocks["start"]), np.uint8)
     if not len(phases.starts):
         return categories
@@ -134,16 +143,17 @@ def _from_phases(blocks: Columns, phases: Phases, again_until: Int64) -> Codes:
         chosen = made & (phase == memory_phase)
         categories[chosen & (gone | ((comes[later] != NEVER) & (end <= comes[later])))] = MemoryCategory.TEMPORARY
         categories[chosen & ~gone & (comes[later] != NEVER) & (end > comes[later])] = category
-    # the last step of the recording: what the optimizer left behind when it was done
+    # the last step of the recording: blocks that the optimizer left when it finished
     over = (segment != MISSING) & (phases.whole[segment] | (segment < len(phases.starts) - 1))
     categories[made & (phase == MemoryPhase.OPTIMIZER) & (end == NEVER) & over] = MemoryCategory.OPTIMIZER_STATE
-    # an optimizer that makes its state again each step lets the old one go; gradients go in zero_grad, outside of it
+    # an optimizer that makes its state again each step frees the old one; gradients are freed in zero_grad, outside of
+    # it
     replaced = ~made & ~blocks["after"] & (phases.phase_at(blocks["end"] - 1) == MemoryPhase.OPTIMIZER)
     categories[replaced] = MemoryCategory.OPTIMIZER_STATE
     again = made & (phase == MemoryPhase.RECOMPUTE)
     categories[again] = np.where(end > again_until, MemoryCategory.ACTIVATION, MemoryCategory.TEMPORARY)[again]
     categories[gone & (phase == MemoryPhase.UNKNOWN)] = MemoryCategory.TEMPORARY
-    # the model is no module: what the backward pass lets go was saved for it
+    # the model is not a module: blocks freed in the backward pass were saved for it
     saved = made & (phase == MemoryPhase.UNKNOWN) & (comes[MemoryPhase.BACKWARD] == until)
     let_go = phases.segment_at(np.where(blocks["after"], NEVER, blocks["end"]) - 1)
     categories[saved & (let_go != MISSING) & (let_go == phases.segment_at(until))] = MemoryCategory.ACTIVATION
@@ -151,12 +161,8 @@ def _from_phases(blocks: Columns, phases: Phases, again_until: Int64) -> Codes:
     return categories
 
 
-SAME_CACHE = 0.9
-"""Bytes of a cache over those of the next one: it grows by one token, of at least ten."""
-
-
 def _kv_cache(trace: Trace, blocks: Columns) -> Codes:
-    """What joins of a cache made, and blocks of that size that were there before and are let go: earlier caches."""
+    """Return the results of joins with a cache, and freed blocks of that size that existed before: earlier caches."""
     categories = np.zeros(len(blocks["start"]), np.uint8)
     joins = [item.rows for item in trace.fact(movements) if item.kind == "cache_join"] if len(blocks["op"]) else []
     if not joins:
@@ -174,7 +180,7 @@ def _kv_cache(trace: Trace, blocks: Columns) -> Codes:
 
 
 def _is_input(start: Int64, end: Int64, phase: Codes, phases: Phases) -> npt.NDArray[np.bool_]:
-    """Made in a step before its first module is called, there when it is, and not kept beyond the next step."""
+    """Whether blocks were made in a step before its first module call, are live at it, and end by the next step."""
     call = following(phases.modules, start)
     ahead = np.isin(phase, (MemoryPhase.UNKNOWN, MemoryPhase.FORWARD)) & ~phases.behind_module(start)
     for later_phase in (MemoryPhase.BACKWARD, MemoryPhase.OPTIMIZER):
@@ -184,7 +190,7 @@ def _is_input(start: Int64, end: Int64, phase: Codes, phases: Phases) -> npt.NDA
 
 
 def _from_stacks(trace: Trace, blocks: Columns, phases: Phases) -> Codes:
-    """By the stack alone; what only blocks that stay can be, only for those."""
+    """Return categories by the stack alone; categories of lasting blocks only for these."""
     frames = blocks["frame"]
     categories = np.zeros(len(frames), np.uint8)
     known = frames != MISSING
@@ -198,7 +204,7 @@ def _from_stacks(trace: Trace, blocks: Columns, phases: Phases) -> Codes:
 
 
 def _made_again(trace: Trace, blocks: Columns, phases: Phases) -> tuple[npt.NDArray[np.bool_], Int64]:
-    """Which blocks forward work made that runs again in the backward pass, and when that work was done."""
+    """Return which blocks were made by forward work repeated in the backward pass, and when that work ended."""
     ops, frames = blocks["op"].astype(np.int64), blocks["frame"]
     until = np.full(len(ops), NEVER, np.int64)
     slices = trace.rows["slices"]
@@ -219,7 +225,7 @@ def _made_again(trace: Trace, blocks: Columns, phases: Phases) -> tuple[npt.NDAr
 
 
 def _steps(trace: Trace, phases: Phases, timeline: MemoryTimeline, blocks: Columns) -> Int64:
-    """Number of the step each block was made in: as recorded, else by the optimizer steps before it."""
+    """Return the number of the step of each block's allocation: recorded, else by the previous optimizer steps."""
     start, made = blocks["start"], ~blocks["before"]
     windows = trace.fact(step_windows)
     if timeline.axis == "ns" and windows.count:
@@ -233,7 +239,7 @@ def _steps(trace: Trace, phases: Phases, timeline: MemoryTimeline, blocks: Colum
 
 
 def _with_tensors(trace: Trace, timeline: MemoryTimeline) -> MemoryTimeline:
-    """With the names of the program's tensors; those that no event tells of are blocks held before and after."""
+    """Add the names of the program's tensors; tensors without an event become blocks held before and after."""
     recorded = timeline.of(trace)
     source, rows = _tensor_rows(trace, recorded, memory_of(timeline))
     if not len(rows):
@@ -261,7 +267,7 @@ def _with_tensors(trace: Trace, timeline: MemoryTimeline) -> MemoryTimeline:
 
     freed = tensors["freed_ns"][rows]
     freed = np.where((freed == MISSING) | (timeline.axis != "ns") | (freed > timeline.last), timeline.last + 1, freed)
-    # what another event tells of is a block already, and what went before the recording is none
+    # a tensor with an event is a block already, and a tensor from before the recording is not one
     new = np.flatnonzero(~np.isin(addresses, blocks["address"][blocks["before"]]) & (freed > timeline.first))
     size = tensors["bytes"][rows[new]]
     if timeline.space == "device":
@@ -283,7 +289,7 @@ def _with_tensors(trace: Trace, timeline: MemoryTimeline) -> MemoryTimeline:
     notes = list(timeline.notes)
     beyond = tensor_bytes - timeline.unseen_bytes
     if beyond > 0:
-        notes.append(f"the allocator's total leaves out {format_bytes(beyond)} of the program's tensors")
+        notes.append(f"the allocator's total excludes {format_bytes(beyond)} of the program's tensors")
     return replace(
         timeline,
         blocks=Rows(BLOCKS, {name: np.concatenate((filled[name], blocks[name])) for name in blocks}),
@@ -294,7 +300,10 @@ def _with_tensors(trace: Trace, timeline: MemoryTimeline) -> MemoryTimeline:
 
 
 def _once(tensors: Rows, rows: Int64) -> Int64:
-    """One row per storage: tied weights share theirs. Address 0 is that of many together, each row others."""
+    """Return one row per storage: tied weights share one.
+
+    Address 0 is a sum of several storages, distinct in each row.
+    """
     named = rows[tensors["address"][rows] != 0]
     _, first = np.unique(tensors["address"][named], return_index=True)
     return np.concatenate((named[np.sort(first)], rows[tensors["address"][rows] == 0]))
@@ -309,7 +318,7 @@ def _tensor_rows(trace: Trace, recorded: Trace, memory: Memory) -> tuple[Trace, 
 
 
 def with_graph(trace: Trace, recorded: Trace) -> Trace:
-    """The recording that blocks are of (`MemoryTimeline.of`) with the run's op graph beside it."""
+    """Return the recording of the blocks (`MemoryTimeline.of`) with the run's op graph."""
     return trace if recorded is trace else trace.fact(_detail_with_graph)
 
 

@@ -1,10 +1,10 @@
-"""What an allocator holds from the driver and no tensor lies in: cached, split beyond use, or lost to rounding.
+"""Memory that an allocator reserves without tensors in it: cached, split beyond use, or lost to rounding.
 
-The words are those of PyTorch's documentation of ``torch.cuda.memory_stats``: ``reserved`` is what the allocator holds,
-``allocated`` what is handed out of it, ``requested`` what the program asked for before rounding, ``active`` what is in
-use or awaits the free of another stream, ``inactive split`` free space of a segment in which other blocks are active,
-so that it cannot go back to the driver; whole free segments can (``torch.cuda.empty_cache``, or the allocator itself
-before it gives up). ``fragmentation`` is the share of reserved memory that is not handed out.
+The terms are those of PyTorch's documentation of ``torch.cuda.memory_stats``: ``reserved`` is the memory of the
+allocator, ``allocated`` the part in blocks, ``requested`` the size before rounding, ``active`` is in use or waits for
+the free of another stream, ``inactive split`` is free space of a segment with other active blocks, so that it cannot be
+returned to the driver; whole free segments can (``torch.cuda.empty_cache``, or the allocator itself before it fails).
+``fragmentation`` is the share of reserved memory that is not allocated.
 """
 
 from __future__ import annotations
@@ -20,33 +20,41 @@ from perfscope.model.memory import ALLOCATION_ROUNDING, BLOCKS, MemoryTimeline
 from perfscope.model.trace import MISSING, Rows, Trace
 from perfscope.model.trace.tables import HeldState, MemoryAction
 
+SMALL_BYTES = 1 << 20
+"""Limit of block sizes that PyTorch serves from segments of 2 MiB only for such blocks (``kSmallSize`` in
+``c10/core/AllocatorConfig.h``).
+"""
+
+LEAST_PART = 0.5
+"""Share of the request that the free memory must cover; below it the new segment was mostly needed."""
+
 
 class ReservedMoment(Struct, frozen=True, kw_only=True):
-    """Reserved against allocated memory at one moment. Bytes."""
+    """Reserved and allocated memory at one moment. Bytes."""
 
     position: int
     reserved_bytes: int
     allocated_bytes: int
-    """Handed out; what was asked for, where the source tells of nothing else (`Fragmentation.as_requested`)."""
+    """Allocated; as requested if the source has only that (`Fragmentation.as_requested`)."""
     requested_bytes: int | None
-    """Asked for, of the blocks in use; None where that is not recorded for all of them."""
+    """Requested bytes of the blocks in use; None unless recorded for all of them."""
     failed_bytes: int | None = None
-    """What was asked for in vain, at an out-of-memory where the source says so."""
+    """Size of the failed request at an out-of-memory, if the source has it."""
 
     @property
     def unused_bytes(self) -> int:
-        """Reserved and not handed out."""
+        """Reserved but not allocated."""
         return self.reserved_bytes - self.allocated_bytes
 
 
 class PoolState(Struct, frozen=True, kw_only=True):
-    """The segments of one pool and stream at the moment of a snapshot: no other can use their blocks. Bytes."""
+    """The segments of one pool and stream at a snapshot, which no other pool or stream can use. Bytes."""
 
     pool: str | None
-    """None: the default pool."""
+    """None for the default pool."""
     stream: int | None
     kind: str | None
-    """``small`` or ``large``: which sizes its segments serve."""
+    """``small`` or ``large``: the sizes its segments serve."""
     reserved_bytes: int
     active_bytes: int
     inactive_split_bytes: int
@@ -54,7 +62,7 @@ class PoolState(Struct, frozen=True, kw_only=True):
 
     @property
     def free_bytes(self) -> int:
-        """Not active."""
+        """Bytes that are not active."""
         return self.reserved_bytes - self.active_bytes
 
 
@@ -63,24 +71,24 @@ class Fragmentation(Struct, frozen=True, kw_only=True):
 
     timeline: MemoryTimeline
     peak: ReservedMoment
-    """When most is reserved; of all such moments the first at which most is handed out."""
+    """Moment with most reserved memory; of several such moments, the first with most allocated."""
     failures: tuple[ReservedMoment, ...]
     """In the order of ``timeline.out_of_memory``."""
     peak_allocated_bytes: int
-    """Most that was in use at any moment: an allocator that packs perfectly reserves no less."""
+    """Largest number of bytes in use: a perfectly packing allocator would reserve as much."""
     as_requested: bool
-    """``allocated_bytes`` of the moments are as asked for: the source records no rounding there."""
+    """Whether ``allocated_bytes`` of the moments are as requested, because the source lacks rounding."""
     pools: tuple[PoolState, ...]
-    """At the moment of the snapshot, most reserved bytes first; empty without one."""
+    """State at the snapshot, most reserved bytes first; empty without one."""
 
     @property
     def peak_reserved_bytes(self) -> int:
-        """Most that was reserved."""
+        """Largest number of reserved bytes."""
         return self.peak.reserved_bytes
 
     @property
     def excess_bytes(self) -> int:
-        """Upper bound of what better packing saves: the peak of reserved memory less the peak of used memory."""
+        """Upper bound of the saving by better packing: the peak of reserved memory minus the peak of used memory."""
         return self.peak_reserved_bytes - self.peak_allocated_bytes
 
     @property
@@ -90,12 +98,12 @@ class Fragmentation(Struct, frozen=True, kw_only=True):
 
     @property
     def inactive_split_bytes(self) -> int:
-        """Free at the snapshot and not to be given back, since other blocks of their segments are active."""
+        """Free bytes at the snapshot that cannot be returned, because other blocks of their segments are active."""
         return sum(pool.inactive_split_bytes for pool in self.pools)
 
 
 def memory_fragmentation(trace: Trace) -> tuple[Fragmentation, ...]:
-    """Fragmentation of each memory whose allocator says what it holds from the driver."""
+    """Return the fragmentation of each memory whose allocator records its reserved memory."""
     return tuple(
         _fragmentation(timeline.of(trace), timeline, timeline.reserved)
         for timeline in trace.fact(memory_timelines)
@@ -104,7 +112,7 @@ def memory_fragmentation(trace: Trace) -> tuple[Fragmentation, ...]:
 
 
 def fragmentation_of(trace: Trace, timeline: MemoryTimeline) -> Fragmentation | None:
-    """Fragmentation of ``timeline``, one of the trace's; None where what is reserved is not known."""
+    """Return the fragmentation of ``timeline``, one of the trace's; None if its reserved memory is unknown."""
     return next(
         (fragmentation for fragmentation in trace.fact(memory_fragmentation) if fragmentation.timeline is timeline),
         None,
@@ -172,7 +180,7 @@ def _pools(trace: Trace, timeline: MemoryTimeline) -> tuple[PoolState, ...]:
 
 
 def _failed(trace: Trace, timeline: MemoryTimeline) -> list[int | None]:
-    """Bytes that were asked for in vain, in the order of ``timeline.out_of_memory``."""
+    """Return the sizes of failed requests, in the order of ``timeline.out_of_memory``."""
     rows = trace.rows["memory"]
     events: Int64 = memory_rows(trace, "memory", memory_of(timeline))
     events = events[rows["action"][events] == MemoryAction.OUT_OF_MEMORY]
@@ -181,7 +189,7 @@ def _failed(trace: Trace, timeline: MemoryTimeline) -> list[int | None]:
 
 
 def _fullest(live: Curve, reserved: Curve) -> int:
-    """Where most is reserved; of all such moments the first one at which most is handed out."""
+    """Return the position with most reserved memory; of several, the first with most allocated."""
     most = reserved.bytes.max()
     reserved_then = reserved.at(live.positions)
     at_peak = np.flatnonzero(reserved_then == most)
@@ -190,37 +198,30 @@ def _fullest(live: Curve, reserved: Curve) -> int:
     return int(live.positions[at_peak[np.argmax(live.bytes[at_peak])]])
 
 
-# When an allocator went to the driver although it had enough: what fragmentation is, seen as it happens.
+# Fragmentation as it happens: reservations from the driver although enough memory was free.
 #
-# A caching allocator reserves a segment when none of its free blocks is large enough. If its free blocks together would
-# have been enough, the segment exists because they are apart: between blocks in use, or in the segments of another
-# stream or pool. Cached memory that is used again before the next reservation does not count.
-
-
-SMALL_BYTES = 1 << 20
-"""Up to this size PyTorch serves a block from segments of 2 MiB that serve nothing else (``kSmallSize`` in
-``c10/core/AllocatorConfig.h``)."""
-LEAST_PART = 0.5
-"""Of what was asked for, that the free memory must have done: below it the new segment was needed for the most part."""
+# A caching allocator reserves a segment if none of its free blocks is large enough. If its free blocks together would
+# suffice, the segment exists because they are apart: between blocks in use, or in the segments of another stream or
+# pool. Cached memory that is reused before the next reservation does not count.
 
 
 class UnneededReserve(Struct, frozen=True, kw_only=True):
-    """One reserve while the free memory of the allocator, all pieces together, would have done for the most part."""
+    """One reservation while all free pieces of the allocator together would mostly have sufficed."""
 
     position: int
     reserved_bytes: int
     asked_bytes: int
-    """Of the block it was made for."""
+    """Size of the block it was made for."""
     cached_bytes: int
-    """Reserved and not in use right before."""
+    """Reserved but unused bytes right before."""
     unneeded_bytes: int
-    """What the free memory would have done of what was asked for."""
+    """Part of the request that the free memory would have covered."""
     block: int
-    """Row of the timeline's ``blocks`` that asked."""
+    """Row of the timeline's ``blocks`` that caused it."""
 
 
 def in_use(timeline: MemoryTimeline, *, as_requested: bool) -> Curve:
-    """Bytes handed out after each change; ``as_requested``: the blocks' sizes are as asked for and get rounded."""
+    """Return the allocated bytes after each change; ``as_requested``: sizes of the blocks are rounded up first."""
     if not as_requested:
         return timeline.live()
     size = -(-timeline.blocks["bytes"].astype(np.int64) // ALLOCATION_ROUNDING) * ALLOCATION_ROUNDING
@@ -228,7 +229,7 @@ def in_use(timeline: MemoryTimeline, *, as_requested: bool) -> Curve:
 
 
 def unneeded_reserves(timeline: MemoryTimeline, reserved: Curve, live: Curve) -> tuple[UnneededReserve, ...]:
-    """Largest first. ``live``: as `in_use` gives it."""
+    """Return these reservations, largest first. ``live``: as from `in_use`."""
     grown = np.flatnonzero(np.diff(reserved.bytes) > 0) + 1
     if not len(grown):
         return ()

@@ -1,13 +1,13 @@
-"""Does memory grow step by step, and which places hold more and more of it.
+"""Growth of memory from step to step, and the places that hold more and more of it.
 
 Live bytes are read at the end of every step. Their slope is the median of all pairwise slopes (Theil and Sen), and
-``sure`` the share of pairs of steps in which the later one holds more (Kendall's measure of a trend, 1 for growth in
-every step). The first step is left out: optimizer state, caches and autotuning are made there. What levels off is a
-cache and no leak, so the second half of the steps must grow too. Three or four steps are too few for a trend: there
-a place must hold the same amount more at the end of each single step, and the program must have run before, so that
-nothing is made for the first time.
+``sure`` is the share of pairs of steps in which the later one holds more (Kendall's measure of a trend, 1 for growth in
+every step). The first step is excluded, because optimizer state, caches and autotuning appear in it. Memory that levels
+off is a cache and not a leak, so the second half of the steps must grow too. Three or four steps are too few for a
+trend: then a place must hold the same additional amount at the end of every step, and the program must have run before,
+so that nothing is made for the first time.
 
-Places are the lines, or ops without a line, whose own bytes grow: blocks that were never freed, and blocks that were
+Places are the lines, or ops without a line, whose bytes grow: blocks that were never freed, and blocks that were
 replaced by larger ones.
 """
 
@@ -29,80 +29,90 @@ from perfscope.model.trace import MISSING, Trace
 from perfscope.model.trace.tables import MemoryCategory
 
 WARM_UP = 1
-"""Steps left out at the front: lazily made state appears in the first one."""
+"""Number of first steps that are excluded, because lazily made state appears in the first one."""
 LEAST_STEPS = 4
-"""Steps after the warm-up that a trend takes: of three, one in six orders rises by chance; of four, one in 24."""
+"""Minimum number of steps after the warm-up for a trend: of three, one in six orders rises by chance; of four, one in
+24.
+"""
 FEWEST_STEPS = 3
-"""Steps that must agree where a trend cannot be taken: a variable that is replaced in the next step holds one block at
-the end of each, and one that swaps two buffers holds two."""
+"""Minimum number of steps that must agree without a trend: a variable that is replaced in the next step holds one block
+at the end of each, and one that swaps two buffers holds two.
+"""
 SETTLED_STEP = 2
-"""Number of the first step that a short recording may begin with: optimizer state, caches and autotuning are made in
-the steps before it."""
+"""Minimum number of the first step of a short recording: optimizer state, caches and autotuning appear in the steps
+before.
+"""
 SURE = 0.9
 """Share of pairs of steps that must grow: noise of a few allocations may hide one of ten."""
 STILL = 0.5
-"""Of the whole slope that the second half must still show; a cache that fills up levels off."""
+"""Share of the whole slope that the second half must still have; a cache that fills up levels off."""
 MOST_STEPS = 40
-"""Steps that slopes are taken of, evenly chosen: pairs grow with the square, and 780 of them tell a trend."""
+"""Maximum number of steps for slopes, evenly spaced: the pairs grow with the square, and 780 are enough for a trend."""
+
+_Stack = tuple[SourceLine, ...]
+"""Innermost frame first."""
+
+_Buffers = dict[tuple[bool, int, _Stack], tuple[int, int]]
+"""(on a device, its number, stack) -> count and bytes."""
 
 
 class GrowingPlace(Struct, frozen=True, kw_only=True):
-    """One line, or one op where no line is known, that holds more at the end of every step."""
+    """One line, or one op without a line, that holds more at the end of every step."""
 
     line: SourceLine | None
     op: str | None
     module: str | None
     category: MemoryCategory
-    """Of its largest block."""
+    """Category of its largest block."""
     bytes_per_step: int
     held_bytes: Int64
-    """At the end of each judged step."""
+    """At the end of each evaluated step."""
     blocks: int
-    """Held at the end of the last one."""
+    """Number of blocks held at the end of the last step."""
 
 
 class MemoryGrowth(Struct, frozen=True, kw_only=True):
-    """What a memory holds at the end of every step, and who makes it grow."""
+    """Memory held at the end of every step, and the places that grow."""
 
     timeline: MemoryTimeline
     steps: int
-    """Known ones, those of the warm-up included."""
+    """Number of known steps, including the warm-up."""
     by_trend: bool
-    """Else by amounts that are the same in each of a few steps."""
+    """True for a trend; False for equal amounts in each of a few steps."""
     live_bytes: Int64
-    """In use at the end of each judged step, ``unseen_bytes`` included."""
+    """In use at the end of each evaluated step, including ``unseen_bytes``."""
     slope_bytes: float
-    """Growth a step."""
+    """Growth per step."""
     growing: bool
     places: tuple[GrowingPlace, ...]
-    """Those that grow, most bytes per step first."""
+    """Growing places, most bytes per step first."""
 
     @property
     def judged(self) -> int:
-        """Steps that were judged."""
+        """Number of evaluated steps."""
         return len(self.live_bytes)
 
 
 def memory_growth(trace: Trace) -> tuple[MemoryGrowth, ...]:
-    """Growth of each memory of which enough steps are known to judge it; programs and single moments have none."""
+    """Return the growth of each memory with enough known steps; programs and single moments have none."""
     grown = (_growth(trace, timeline) for timeline in trace.fact(memory_timelines))
     return tuple(growth for growth in grown if growth is not None)
 
 
 def growth_of(trace: Trace, timeline: MemoryTimeline) -> MemoryGrowth | None:
-    """Growth of ``timeline``, one of the trace's; None where too few steps are known to judge it."""
+    """Return the growth of ``timeline``, one of the trace's; None with too few known steps."""
     return next((growth for growth in trace.fact(memory_growth) if growth.timeline is timeline), None)
 
 
 def steps_until_full(timeline: MemoryTimeline, per_step: float) -> int | None:
-    """Steps until the device is full at that growth (bytes per step); None where its size is not recorded."""
+    """Return the steps until the device is full at that growth (bytes per step); None if its size is not recorded."""
     if timeline.capacity_bytes is None:
         return None
     return int(max(0, timeline.capacity_bytes - peak_held(timeline)) / per_step)
 
 
 def step_ends(trace: Trace, timeline: MemoryTimeline) -> Int64 | None:
-    """Ends of the steps on a timeline's axis, sorted; None where fewer than two are known."""
+    """Return the sorted ends of the steps on a timeline's axis; None if fewer than two are known."""
     if timeline.space == "program" or timeline.first == timeline.last:
         return None
     windows = timeline.of(trace).fact(step_windows)
@@ -124,7 +134,7 @@ def _growth(trace: Trace, timeline: MemoryTimeline) -> MemoryGrowth | None:
     live = timeline.live().at(judged, before=True)
     slope, _ = trend(live)
     growing_places = _places(timeline.of(trace), timeline, judged, by_trend=by_trend)
-    # of few steps the whole need not grow evenly: the places must
+    # with few steps the total need not grow evenly, but the places must
     growing = _grows_by_trend(live) if by_trend else bool(growing_places) and bool((np.diff(live) > 0).all())
     return MemoryGrowth(
         timeline=timeline,
@@ -138,7 +148,7 @@ def _growth(trace: Trace, timeline: MemoryTimeline) -> MemoryGrowth | None:
 
 
 def trend(values: Int64) -> tuple[float, float]:
-    """``(median of the slopes of all pairs, share of pairs that rise)``; ``(0, 0)`` for fewer than two values."""
+    """Return ``(median slope of all pairs, share of pairs that rise)``; ``(0, 0)`` for fewer than two values."""
     positions = np.arange(len(values))
     if len(values) > MOST_STEPS:
         positions = np.linspace(0, len(values) - 1, MOST_STEPS).astype(np.int64)
@@ -150,7 +160,7 @@ def trend(values: Int64) -> tuple[float, float]:
 
 
 def left_behind(trace: Trace, timeline: MemoryTimeline, ends: Int64) -> tuple[GrowingPlace, ...]:
-    """Places that hold, at the last of ``ends``, what was made before it within the recording; most bytes first."""
+    """Return the places that hold, at the last of ``ends``, blocks made earlier in the recording; most bytes first."""
     groups, rows = _grouped(timeline.of(trace), timeline)
     held_bytes = _held(timeline, rows, groups, ends[-1:])
     growing = {number: int(held_bytes[number][-1]) for number in np.flatnonzero(held_bytes[:, -1] > 0).tolist()}
@@ -158,7 +168,7 @@ def left_behind(trace: Trace, timeline: MemoryTimeline, ends: Int64) -> tuple[Gr
 
 
 def _settled(trace: Trace, timeline: MemoryTimeline) -> bool:
-    """Whether the recording says that the program had run some steps before."""
+    """Whether the program had run some steps before the recording, according to its step numbers."""
     windows = trace.fact(step_windows)
     recorded = timeline.axis == "ns" and windows.count >= 2 and windows.how == "recorded"
     return recorded and int(windows.numbers.min()) >= SETTLED_STEP
@@ -192,7 +202,7 @@ def _of_groups(
     growing: Mapping[int, int],
     end: int,
 ) -> tuple[GrowingPlace, ...]:
-    """Those of ``growing`` (number of the place -> bytes per step) as places, most bytes first."""
+    """Return the places of ``growing`` (number of the place -> bytes per step), most bytes first."""
     groups, rows = grouped
     order = np.argsort(groups, kind="stable")
     bounds = np.searchsorted(groups[order], np.arange(len(held_bytes) + 1))
@@ -222,7 +232,7 @@ def _place(
 
 
 def _grouped(trace: Trace, timeline: MemoryTimeline) -> tuple[Int64, Int64]:
-    """``(number of the place, row)`` of all blocks made within the recording whose place is known."""
+    """Return ``(number of the place, row)`` of all blocks made within the recording with a known place."""
     blocks = timeline.blocks
     made = np.flatnonzero(~blocks["before"])
     op = np.full(len(made), MISSING, np.int64)
@@ -240,7 +250,7 @@ def _grouped(trace: Trace, timeline: MemoryTimeline) -> tuple[Int64, Int64]:
 
 
 def _held(timeline: MemoryTimeline, rows: Int64, groups: Int64, ends: Int64) -> Int64:
-    """Bytes that each place holds right before each of ``ends``. Shape (places, ends)."""
+    """Return the bytes of each place right before each of ``ends``. Shape (places, ends)."""
     blocks = timeline.blocks
     first = np.searchsorted(ends, blocks["start"][rows], side="right")
     gone = np.where(blocks["after"][rows], NEVER, blocks["end"][rows])  # the last step may end after the recording
@@ -252,47 +262,42 @@ def _held(timeline: MemoryTimeline, rows: Int64, groups: Int64, ends: Int64) -> 
     return held_bytes
 
 
-# What arrays hold more of after the traced steps of a JAX program than before them, by the stack that made them.
+# Growth of arrays over the traced steps of a JAX program, by the stack that made them.
 #
-# Measured: two device memory profiles, with nothing queued at either. A step that gives back what it takes has the
-# same count of each stack at both; one that keeps something has as many more as there were steps between.
+# Measured: two device memory profiles, without queued work at either. A step that frees what it allocates has equal
+# counts for each stack in both profiles; a step that keeps something has as many more buffers as there were steps
+# between.
 
 
 class GrownStack(Struct, frozen=True, kw_only=True):
-    """Buffers that one stack made on one device: what is held after the steps, and how much more than before."""
+    """Buffers that one stack made on one device: the number after the steps, and its increase."""
 
     place: SourceLine | None
-    """The user's innermost frame; ``None`` where nothing but libraries is on the stack."""
+    """The user's innermost frame; ``None`` if only libraries are on the stack."""
     count: int
     bytes: int
     grown: int
-    """Buffers more than before; negative: fewer."""
+    """Increase in the number of buffers; negative for a decrease."""
     grown_bytes: int
 
 
 class JaxGrowth(Struct, frozen=True, kw_only=True):
-    """All stacks whose buffers are more or fewer, those that grew by most bytes first."""
+    """All stacks whose number of buffers changed, most added bytes first."""
 
     steps: int
-    """Steps between the two profiles."""
+    """Number of steps between the two profiles."""
     bytes_before: int
     bytes_after: int
     stacks: tuple[GrownStack, ...]
 
     @property
     def grown_bytes(self) -> int:
-        """Bytes more in all: the sum over the stacks."""
+        """Added bytes, summed over the stacks."""
         return self.bytes_after - self.bytes_before
 
 
-_Stack = tuple[SourceLine, ...]
-"""Innermost frame first."""
-_Buffers = dict[tuple[bool, int, _Stack], tuple[int, int]]
-"""(on a device, its number, stack) -> count and bytes."""
-
-
 def jax_growth(trace: Trace) -> JaxGrowth | None:
-    """What grew within the traced steps; ``None`` where the two profiles or the steps were not recorded."""
+    """Return the growth within the traced steps; ``None`` if the two profiles or the steps were not recorded."""
     from perfscope.analyzers.hlo.scope import is_library
 
     steps = len(trace.rows["steps"])
@@ -316,7 +321,7 @@ def jax_growth(trace: Trace) -> JaxGrowth | None:
 
 
 def _buffers(trace: Trace) -> _Buffers:
-    """The buffers, not the programs, by device and stack."""
+    """Return the buffers, without programs, by device and stack."""
     held_rows, frames = trace.rows["held"], trace.rows["frames"]
     stacks: dict[int, _Stack] = {}
 

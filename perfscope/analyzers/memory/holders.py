@@ -1,4 +1,4 @@
-"""The peak of each memory: when it is, and who holds it, by category, module, line and op. Every sum is exact."""
+"""The peak of each memory: its time, and its holders by category, module, line and op. Every sum is exact."""
 
 from __future__ import annotations
 
@@ -19,39 +19,41 @@ from perfscope.model.trace import MISSING, RECORDED, Trace
 from perfscope.model.trace.tables import MemoryCategory
 
 _NUMBER = re.compile(r"(?<![^._/\[])\d+(?![^._/\]])")
-"""A number that is a part of a module's name: ``blocks.3.mlp``, ``Linear_7``, ``layers[2]``."""
+"""A number in a module's name: ``blocks.3.mlp``, ``Linear_7``, ``layers[2]``."""
 
 
 class Holder(Struct, frozen=True, kw_only=True):
-    """What some owner holds at the peak. ``name`` is None for blocks whose owner is not known."""
+    """Memory of one owner at the peak. ``name`` is None for blocks with unknown owner."""
 
     name: str | None
     """null: the owner is not known."""
     bytes: int
     blocks: int
-    """0 for what is known as a sum only."""
+    """Number of blocks; 0 if only the sum is known."""
     members: int = 1
-    """Modules that ``name`` stands for: ``blocks.*.mlp`` of 12 layers is 12."""
+    """Number of modules that ``name`` covers: ``blocks.*.mlp`` of 12 layers is 12."""
     line: SourceLine | None = None
 
 
 class PeakHolders(Struct, frozen=True, kw_only=True):
-    """The peak of one timeline. Each grouping sums to ``bytes``, with ``unseen_bytes`` as a holder of its own."""
+    """The peak of one timeline. Each grouping sums to ``bytes``, with ``unseen_bytes`` as a separate holder."""
 
     timeline: MemoryTimeline
     position: int
     bytes: int
     unseen_bytes: int
     phase: MemoryPhase
-    """Of training, at the peak."""
+    """Phase of training at the peak."""
     step: int | None
     op: str | None
-    """Op that asked for the block that made the peak; None where that was not recorded."""
+    """Op that allocated the block that made the peak; None if it was not recorded."""
     line: SourceLine | None
     by_category: tuple[Holder, ...]
-    """``name``: the category's, in small letters; None for blocks of no known category. Largest first, as in all."""
+    """``name``: the category in small letters; None for blocks with unknown category. Largest first, as in all
+    groupings.
+    """
     by_module: tuple[Holder, ...]
-    """Numbered layers are one row: ``blocks.*.mlp``, with ``members`` of them."""
+    """Numbered layers share a row: ``blocks.*.mlp``, with their number in ``members``."""
     by_line: tuple[Holder, ...]
     by_op: tuple[Holder, ...]
 
@@ -59,22 +61,22 @@ class PeakHolders(Struct, frozen=True, kw_only=True):
 _Owner = str | SourceLine | None
 
 UNSEEN = "held before the recording began"
-"""Name of the holder that stands for ``unseen_bytes``."""
+"""Name of the holder of ``unseen_bytes``."""
 
 
 def memory_holders(trace: Trace) -> tuple[PeakHolders, ...]:
-    """The peak of each of the trace's memories, in the order of `memory_timelines`."""
+    """Return the peak of each of the trace's memories, in the order of `memory_timelines`."""
     return tuple(peak_holders(trace, timeline) for timeline in trace.fact(memory_timelines))
 
 
 def peak_holders(trace: Trace, timeline: MemoryTimeline) -> PeakHolders:
-    """Who holds the peak of ``timeline``, which was derived from ``trace``."""
+    """Return the holders of the peak of ``timeline``, which was derived from ``trace``."""
     position, total = timeline.peak()
     return holders_at(trace, timeline, position, total)
 
 
 def holders_at(trace: Trace, timeline: MemoryTimeline, position: int, total: int) -> PeakHolders:
-    """Who holds the ``total`` bytes in use at ``position``."""
+    """Return the holders of the ``total`` bytes in use at ``position``."""
     rows = timeline.alive_at(position)
     blocks, recorded = timeline.blocks, timeline.of(trace)
     size, counts = blocks["bytes"][rows], blocks["count"][rows]
@@ -110,7 +112,7 @@ def holders_at(trace: Trace, timeline: MemoryTimeline, position: int, total: int
 
 
 def line_of(timeline: MemoryTimeline, row: int) -> SourceLine | None:
-    """The user's line that a block (a row of ``timeline.blocks``) was asked for at."""
+    """Return the user's line that allocated a block (a row of ``timeline.blocks``)."""
     index = int(timeline.blocks["line"][row])
     return None if index == MISSING else timeline.lines[index]
 
@@ -131,7 +133,10 @@ def _holders(
     unseen: int,
     members: Sequence[str | None] | None = None,
 ) -> tuple[Holder, ...]:
-    """One holder an owner, largest first, and ``unseen`` among them. ``members``: what owners stand for, by block."""
+    """Return one holder per owner, including ``unseen``, largest first.
+
+    ``members``: module of each block before numbering.
+    """
     sums_of: dict[_Owner, list[int]] = {}
     within: dict[_Owner, set[str | None]] = {}
     for index, (owner, bytes_, many) in enumerate(zip(owners, size.tolist(), counts.tolist(), strict=True)):
@@ -159,32 +164,34 @@ def _line_name(line: SourceLine) -> str:
     return line.file if line.line is None else f"{line.file}:{line.line}"
 
 
-# Which memories rules on memory judge, how severe a finding there is, and what they say where nothing was recorded.
+# Memories that rules on memory evaluate, severity of their findings, and reasons if nothing was recorded.
 
 
 NO_MEMORY = f"not recorded: {RECORDED['memory']}"
-"""Why rules on memory cannot look. The detail pass of a run may have what the timing pass lacks, so no rule ``NEEDS``
-it of the trace itself."""
+"""Reason for abstaining. The detail pass of a run may have what the timing pass lacks, so rules do not ``NEED`` it of
+the trace itself.
+"""
 
-HOST_ONLY = "the program computes in the host's memory: what the machine has left is not judged"
-"""Why rules on the headroom of a device cannot look at a program without one."""
+HOST_ONLY = "the program computes in the host's memory, whose free space is not analyzed"
+"""Reason for abstaining from the headroom of a device if the program uses none."""
 
 OF_XLA = "allocator events of XLA"
-"""How `MemoryTimeline.known_from` begins where XLA's allocator was watched."""
+"""Prefix of `MemoryTimeline.known_from` for XLA's allocator."""
 
 SCARCE_SHARE = 0.9
-"""Of the device, at the peak of what its allocator holds: what lies outside of the allocator (the CUDA context,
-communicators, other processes) takes some of the rest, and a longer batch the remainder. It is also what vLLM takes by
-default, as the most that is safe (``gpu_memory_utilization``)."""
+"""Share of the device at the peak of the allocator's memory from which memory is scarce: memory outside of the
+allocator (the CUDA context, communicators, other processes) takes some of the rest, and a longer batch the remainder.
+It is also vLLM's default for the largest safe share (``gpu_memory_utilization``).
+"""
 
 FITS_ANYWHERE_BYTES = 1 << 30
-"""Peak of a program on the host below which its memory stops nobody: the smallest machines for training have 8 GiB."""
+"""Peak of a program on the host below which its memory is no problem: the smallest machines for training have 8 GiB."""
 
 
 def judged_timelines(trace: Trace) -> tuple[MemoryTimeline, ...]:
-    """Memories of devices as their allocators saw them; the host's only where the program computes there.
+    """Return the memories of devices according to their allocators; the host's only if the program computes there.
 
-    `AbstainError` where there is none. What compiled programs need is modelled, and judged by rules of its own.
+    `AbstainError` without any. Needs of compiled programs are modelled and evaluated by separate rules.
     """
     known = [timeline for timeline in trace.fact(memory_timelines) if not timeline.of_driver]
     devices = tuple(timeline for timeline in known if timeline.space == "device")
@@ -197,7 +204,7 @@ def judged_timelines(trace: Trace) -> tuple[MemoryTimeline, ...]:
 
 
 def worst_of_devices(findings: Iterable[Finding]) -> list[Finding]:
-    """Of the devices of one process that have the same finding, that of the one where most is to be saved."""
+    """Return one finding for devices of a process that have the same one: the device with the largest saving."""
     alike: dict[tuple[str, Where], list[Finding]] = {}
     for finding in findings:
         alike.setdefault((finding.subject, finding.where), []).append(finding)
@@ -221,13 +228,13 @@ def is_scarce(timeline: MemoryTimeline) -> bool:
 
 
 def peak_held(timeline: MemoryTimeline) -> int:
-    """Most bytes that the allocator took from the device: reserved where that is known, else in use."""
+    """Return the peak of the bytes taken from the device: reserved bytes if known, else bytes in use."""
     _, live = timeline.peak()
     return live if timeline.reserved is None else max(live, int(timeline.reserved.bytes.max(initial=0)))
 
 
 def severity_of_bytes(saved: int, whole: int, timeline: MemoryTimeline) -> Severity:
-    """High where memory is scarce and the saving is felt; never high where nobody knows how full the device is.
+    """Return the severity: high if memory is scarce and the saving noticeable, never if the device's size is unknown.
 
     Low on a host whose tensors fit into any machine.
     """
@@ -240,7 +247,7 @@ def severity_of_bytes(saved: int, whole: int, timeline: MemoryTimeline) -> Sever
 
 
 def short_line(line: SourceLine | None) -> str | None:
-    """``memory_defects.py:18``, with its folder: short enough for a title. `Where` has the file as recorded."""
+    """Return ``memory_defects.py:18``, with its folder: short enough for a title. `Where` has the file as recorded."""
     if line is None:
         return None
     file = "/".join(line.file.replace("\\", "/").split("/")[-2:])
@@ -248,14 +255,14 @@ def short_line(line: SourceLine | None) -> str | None:
 
 
 def where_of(line: SourceLine | None, *, op: str | None = None, module: str | None = None) -> Where:
-    """The place of a finding on memory that was asked for at ``line``."""
+    """Return the place of a finding about memory allocated at ``line``."""
     if line is None:
         return Where(op=op, module=module)
     return Where(file=line.file, line=line.line, op=op, module=module)
 
 
 def memory_records(trace: Trace) -> Scope:
-    """Allocations that a block or a counter of the allocator tells of."""
+    """Count the allocations with a block or a counter of the allocator."""
     timelines = trace.fact(memory_timelines)
     known = "" if timelines and all(timeline.sums_only for timeline in timelines) else " with an address"
     return Scope(sum(len(timeline.blocks) for timeline in timelines), f"allocations{known} in the recording")

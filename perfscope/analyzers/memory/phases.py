@@ -1,9 +1,9 @@
-"""The phases of training on a memory's axis: forward, backward, optimizer, and what lies between them.
+"""The phases of training on a memory's axis: forward, backward, optimizer, and the gaps between them.
 
-From host spans (torch.profiler) where there are some: outermost autograd nodes are the backward pass,
-``Optimizer.step`` the optimizer, ops that get an autograd sequence number outside of both, and calls of modules, the
-forward pass. From the stacks of allocator events (memory snapshots) otherwise. A phase lasts from its first mark to
-its last one; between two phases is no phase.
+From host spans (torch.profiler) if available: outermost autograd nodes are the backward pass, ``Optimizer.step`` is the
+optimizer; ops with an autograd sequence number outside of both, and calls of modules, are the forward pass. Otherwise
+from the stacks of allocator events (memory snapshots). A phase lasts from its first mark to its last one; between two
+phases there is none.
 """
 
 from __future__ import annotations
@@ -30,48 +30,71 @@ _MARKS = {
     MemoryPhase.BACKWARD: re.compile(r"\W*backward(_pass)?\W*", re.IGNORECASE),
     MemoryPhase.OPTIMIZER: re.compile(r"\W*optimizer([ _]step)?\W*", re.IGNORECASE),
 }
-"""Annotations of the user's own, such as ``## forward ##`` in torch's tutorials."""
+"""The user's annotations, such as ``## forward ##`` in torch's tutorials."""
+
+_COLLECTIVE = re.compile(r"(c10d|nccl|gloo|fsdp|FSDP|_c10d_functional)::?.*|record_param_comms|fsdp::.*")
+"""Ops and annotations around memory for a collective: ``c10d::allreduce_``, ``gloo:all_gather``,
+``fsdp::all_gather_copy_in``, ``FSDP::all_gather (0)`` (seen with PyTorch 2.13).
+"""
+
+_FSDP_COMPUTE = re.compile(r"FSDP::(pre|post)_(forward|backward)( .*)?")
+"""FSDP2's ranges around hooks, which contain separate ranges for collectives."""
+
+_PRODUCT = re.compile(
+    rf"aten::({'|'.join(PRODUCTS)}|(cudnn|miopen)_(convolution|rnn|batch_norm).*|_cudnn_rnn.*|mkldnn_.*)"
+)
+"""Ops that call a library which allocates scratch memory."""
+
+_BLAS_SCRATCH = (4096 * 1024 * 2 + 16 * 1024 * 8, 4096 * 1024 * 8)
+"""Bytes that PyTorch allocates for a cuBLAS handle and keeps: by default ``:4096:2:16:8``, on Hopper and later
+``:4096:8`` (``parseChosenWorkspaceSize`` in ``aten/src/ATen/cuda/CublasHandlePool.cpp``).
+"""
+
+_MOVES = ("aten::to", "aten::_to_copy", "aten::pin_memory", "aten::copy_")
+
+_HANDS_OUT = re.compile(r"aten::(new_)?(empty|zeros|ones|full|rand|randn)(_like|_strided|_quantized)?|aten::resize_")
+"""Ops that allocate memory on behalf of the enclosing op."""
 
 
 class Phases(Struct, frozen=True, kw_only=True):
-    """Segments in order; none overlap, no two neighbours are of the same phase. Shapes (n,)."""
+    """Segments in order, without overlaps or equal neighbours. Shapes (n,)."""
 
     starts: Int64
     ends: Int64
     phase: npt.NDArray[np.uint8]
     modules: Int64
-    """Sorted: when an outermost call of a module began; empty where calls of modules were not recorded."""
+    """Sorted begins of outermost module calls; empty if module calls were not recorded."""
     whole: npt.NDArray[np.bool_]
-    """A span says when it was over; of stacks only the last allocation is known."""
+    """Whether the end is known from a span; from stacks only the last allocation is known."""
     again_ends: Int64
-    """Sorted: when a run of recomputed work was over, where only stacks tell of it."""
+    """Sorted ends of recomputed work, if known only from stacks."""
 
     def segment_at(self, positions: Int64) -> Int64:
-        """Segment that each position lies in, else ``MISSING``."""
+        """Return the segment that contains each position, else ``MISSING``."""
         index = np.searchsorted(self.starts, positions, side="right") - 1
         inside = (index >= 0) & (positions < self.ends[np.maximum(index, 0)]) if len(self.starts) else index >= 0
         return np.where(inside, index, MISSING)
 
     def phase_at(self, positions: Int64) -> npt.NDArray[np.uint8]:
-        """`MemoryPhase` of each position; unknown between segments."""
+        """Return the `MemoryPhase` of each position; unknown between segments."""
         segment = self.segment_at(positions)
         if not len(self.starts):
             return np.zeros(len(positions), np.uint8)
         return np.where(segment == MISSING, np.uint8(MemoryPhase.UNKNOWN), self.phase[segment])
 
     def next_start(self, positions: Int64, phase: MemoryPhase) -> Int64:
-        """When the next segment of ``phase`` begins, behind each position; ``NEVER`` if none does."""
+        """Return the begin of the next segment of ``phase`` after each position; ``NEVER`` if there is none."""
         return following(self.starts[self.phase == phase], positions)
 
     def behind_module(self, positions: Int64) -> npt.NDArray[np.bool_]:
-        """Whether a module has been called in the segment that a position lies in; false between segments."""
+        """Whether a module has been called in the segment that contains a position; False between segments."""
         segment = self.segment_at(positions)
         begun = np.where(segment == MISSING, positions + 1, self.starts[segment])
         return np.asarray(np.searchsorted(self.modules, positions, side="right") > np.searchsorted(self.modules, begun))
 
 
 def following(marks: Int64, positions: Int64) -> Int64:
-    """The first of the sorted ``marks`` behind each position; `NEVER` if there is none."""
+    """Return the first of the sorted ``marks`` after each position; `NEVER` if there is none."""
     marks_after: Int64 = np.concatenate((marks, [NEVER]))[np.searchsorted(marks, positions, side="right")]
     return marks_after
 
@@ -87,7 +110,7 @@ NO_PHASES = Phases(
 
 
 def span_phases(trace: Trace) -> Phases:
-    """Phases from the host spans of a trace, on its clock."""
+    """Return the phases from the host spans of a trace, on its clock."""
     slices = trace.rows["slices"]
     if not len(slices):
         return NO_PHASES
@@ -126,15 +149,15 @@ def span_phases(trace: Trace) -> Phases:
 
 
 def module_calls(trace: Trace) -> npt.NDArray[np.bool_]:
-    """By row of ``slices``: a call of an ``nn.Module``, as Python's spans have it."""
+    """Mask of the rows of ``slices`` that are calls of an ``nn.Module`` in Python spans."""
     called = named_slices(trace, lambda name: name.startswith("nn.Module: "))
     return np.asarray(called & (trace.rows["slices"]["kind"] == SliceKind.PYTHON))
 
 
 def event_phases(trace: Trace, events: Int64, positions: Int64, *, spans: Phases | None = None) -> Phases:
-    """Phases from the stacks of allocator events: rows of ``memory`` and where they are on the axis.
+    """Return the phases from the stacks of allocator events: rows of ``memory`` and their positions on the axis.
 
-    ``spans``: phases that are known from spans on the same axis; stacks tell of the rest.
+    ``spans``: phases known from spans on the same axis; stacks fill the rest.
     """
     frames = trace.rows["memory"]["frame"][events]
     phase = np.zeros(len(events), np.uint8)
@@ -147,7 +170,7 @@ def event_phases(trace: Trace, events: Int64, positions: Int64, *, spans: Phases
     # forward work inside the backward pass does not end it
     within = np.where(again, np.uint8(MemoryPhase.BACKWARD), phase[marked]).astype(np.uint8)
     marked_positions = positions[marked]
-    # a snapshot may have ranges beside its stacks, such as those of the optimizer
+    # a snapshot may have ranges in addition to stacks, such as those of the optimizer
     free = marked_positions if spans is None else marked_positions[spans.segment_at(marked_positions) == MISSING]
     free_phase = within if spans is None else within[spans.segment_at(marked_positions) == MISSING]
     spans = spans or NO_PHASES
@@ -164,7 +187,7 @@ def event_phases(trace: Trace, events: Int64, positions: Int64, *, spans: Phases
 def _merged(
     starts: Int64, ends: Int64, phase: npt.NDArray[np.uint8], whole: npt.NDArray[np.bool_], modules: Int64
 ) -> Phases:
-    """Marks as segments: neighbours of one phase are one, and a segment ends where the next begins at the latest."""
+    """Return marks as segments: equal neighbours are merged, and a segment ends at the latest when the next begins."""
     if not len(starts):
         return NO_PHASES
     order = np.argsort(starts, kind="stable")
@@ -184,34 +207,36 @@ def _merged(
     )
 
 
-# What the op that asked for a block says it is for: collectives, data loaders, copies to the device, scratch.
+# Purpose of a block by the op that allocated it: collectives, data loaders, copies to the device, scratch.
 
 
 _COLLECTIVE = re.compile(r"(c10d|nccl|gloo|fsdp|FSDP|_c10d_functional)::?.*|record_param_comms|fsdp::.*")
-"""Ops and annotations around what a collective needs: ``c10d::allreduce_``, ``gloo:all_gather``,
-``fsdp::all_gather_copy_in``, ``FSDP::all_gather (0)`` (seen with PyTorch 2.13)."""
+"""Ops and annotations around memory for a collective: ``c10d::allreduce_``, ``gloo:all_gather``,
+``fsdp::all_gather_copy_in``, ``FSDP::all_gather (0)`` (seen with PyTorch 2.13).
+"""
 
 _FSDP_COMPUTE = re.compile(r"FSDP::(pre|post)_(forward|backward)( .*)?")
-"""FSDP2's ranges around hooks, in which collectives have ranges of their own."""
+"""FSDP2's ranges around hooks, which contain separate ranges for collectives."""
 
 _PRODUCT = re.compile(
     rf"aten::({'|'.join(PRODUCTS - COMPOSITE_PRODUCTS)}|"
     r"(cudnn|miopen)_(convolution|rnn|batch_norm).*|_cudnn_rnn.*|mkldnn_.*)"
 )
-"""Ops that call a library which asks for scratch memory."""
+"""Ops that call a library which allocates scratch memory."""
 
 _BLAS_SCRATCH = (4096 * 1024 * 2 + 16 * 1024 * 8, 4096 * 1024 * 8)
-"""Bytes that PyTorch gives a cuBLAS handle and keeps: by default ``:4096:2:16:8``, on Hopper and later ``:4096:8``
-(``parseChosenWorkspaceSize`` in ``aten/src/ATen/cuda/CublasHandlePool.cpp``)."""
+"""Bytes that PyTorch allocates for a cuBLAS handle and keeps: by default ``:4096:2:16:8``, on Hopper and later
+``:4096:8`` (``parseChosenWorkspaceSize`` in ``aten/src/ATen/cuda/CublasHandlePool.cpp``).
+"""
 
 _MOVES = ("aten::to", "aten::_to_copy", "aten::pin_memory", "aten::copy_")
 
 _HANDS_OUT = re.compile(r"aten::(new_)?(empty|zeros|ones|full|rand|randn)(_like|_strided|_quantized)?|aten::resize_")
-"""Ops that hand out memory on behalf of the op around them."""
+"""Ops that allocate memory on behalf of the enclosing op."""
 
 
 def asking_op(trace: Trace, row: int) -> str | None:
-    """Name of the op that asked for a block: of a row of ``slices``, or the op around one that only hands out."""
+    """Return the name of the op that allocated a block: of a row of ``slices``, or that around an allocation op."""
     slices = trace.rows["slices"]
     asked = None
     for outer in lineage(trace, row):
@@ -227,19 +252,19 @@ def asking_op(trace: Trace, row: int) -> str | None:
 
 
 class AskingOps(Struct, frozen=True):
-    """The op that asked for each block. ``codes``: shape (blocks,), into ``names``; ``MISSING`` where none is known."""
+    """The op that allocated each block. ``codes``: shape (blocks,), into ``names``; ``MISSING`` if unknown."""
 
     codes: Int64
     names: tuple[str, ...]
 
     def matching(self, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
-        """By block: whether the whole name of its op matches."""
+        """Mask of the blocks whose op's whole name matches."""
         alike = [code for code, name in enumerate(self.names) if pattern.fullmatch(name)]
         return np.asarray(np.isin(self.codes, alike))
 
 
 def asking_ops(trace: Trace, ops: Int64) -> AskingOps:
-    """`asking_op` of many blocks, by their rows of ``slices``; each name is one code."""
+    """Return `asking_op` of many blocks, by their rows of ``slices``; each name has one code."""
     distinct, inverse = np.unique(ops, return_inverse=True)
     numbers: dict[str, int] = {}
     codes = []
@@ -250,7 +275,7 @@ def asking_ops(trace: Trace, ops: Int64) -> AskingOps:
 
 
 def op_categories(trace: Trace, blocks: dict[str, npt.NDArray[Any]]) -> npt.NDArray[np.uint8]:
-    """By block: the `MemoryCategory` that its op says, unknown for most. ``blocks``: columns of ``BLOCKS``."""
+    """Return the `MemoryCategory` of each block by its op, mostly unknown. ``blocks``: columns of ``BLOCKS``."""
     ops = blocks["op"].astype(np.int64)
     categories = np.zeros(len(ops), np.uint8)
     slices = trace.rows["slices"]
@@ -273,7 +298,7 @@ def op_categories(trace: Trace, blocks: dict[str, npt.NDArray[Any]]) -> npt.NDAr
 
 
 def _uploaded(trace: Trace, ops: Int64) -> npt.NDArray[np.bool_]:
-    """Blocks made by a copy to the device that no module called: the batch on its way there."""
+    """Mask of the blocks made by a copy to the device outside of all modules: batches."""
     slices, copies = trace.rows["slices"], trace.rows["copies"]
     moves = (slices["kind"] == SliceKind.OP) & named_slices(trace, _MOVES.__contains__)
     outer = outermost_ancestor(trace, ops, moves)

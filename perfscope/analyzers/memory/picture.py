@@ -1,7 +1,7 @@
-"""A memory over time at a bounded number of positions, for a picture: bytes by category, what is reserved, and bands.
+"""A memory over time at a limited number of positions, for a picture: bytes by category, reserved bytes, and bands.
 
-Of each of many equal parts of the axis two moments are taken: its highest, and its last. So no maximum is lost, and
-what follows a maximum is not drawn as high as it.
+The axis is divided into many equal parts with two positions each: the maximum and the end. So no maximum is lost, and
+the time after a maximum is not drawn as high as it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from perfscope.model.trace import Trace
 from perfscope.model.trace.tables import MemoryCategory
 
 MOST_POINTS = 400
-"""Positions of a picture: one for each pixel of a phone, every other one of a report's page."""
+"""Maximum number of positions of a picture: one per pixel of a phone, every other one of a report's page."""
 
 MOST_BANDS = 240
-"""Phases or steps of a picture. More are narrower than four pixels: none is drawn, since some alone would mislead."""
+"""Maximum number of phases or steps in a picture. More would be narrower than four pixels; then none is drawn, because
+a selection would mislead.
+"""
 
 SCHEDULE_PARTS = 60
-"""Equal parts of a program's schedule that are given a phase: scheduled instructions of two phases interleave."""
+"""Number of equal parts of a program's schedule that have a phase, because instructions of two phases interleave."""
 
 
 class Band(Struct, frozen=True, kw_only=True):
@@ -38,33 +40,33 @@ class Band(Struct, frozen=True, kw_only=True):
 
 
 class MemoryPicture(Struct, frozen=True, kw_only=True):
-    """Bytes hold from each position up to the next one. The sum over ``categories`` and ``unseen_bytes`` is exact."""
+    """Bytes at each position, valid up to the next one. The sum over ``categories`` and ``unseen_bytes`` is exact."""
 
     positions: Int64
-    """Shape (n,), sorted, n at most `MOST_POINTS`; the first is that of the timeline, the peak is one of them."""
+    """Shape (n,), sorted, n at most `MOST_POINTS`; the first is the timeline's first, and the peak is included."""
     categories: tuple[MemoryCategory, ...]
     bytes: Int64
     """Shape (categories, n)."""
     unseen_bytes: int
     """To be added to the sum of the categories."""
     reserved: Int64 | None
-    """Most that was reserved from each position up to the next one; shape (n,)."""
+    """Largest reserved bytes from each position to the next; shape (n,)."""
     steps: tuple[Band, ...]
     phases: tuple[Band, ...]
-    """By start; forward work that runs again lies within its backward pass.
+    """By start; repeated forward work is within its backward pass.
 
-    Of a program's schedule: the phase whose instructions make most bytes there.
+    For a program's schedule: the phase whose instructions make most bytes in that part.
     """
 
     @property
     def total(self) -> Int64:
-        """In use at each position, shape (n,)."""
+        """Bytes in use at each position, shape (n,)."""
         total: Int64 = self.bytes.sum(axis=0) + self.unseen_bytes
         return total
 
 
 def memory_picture(trace: Trace, timeline: MemoryTimeline, points: int = MOST_POINTS) -> MemoryPicture:
-    """The picture of a timeline that was derived from ``trace``, at most ``points`` (3 or more) positions of it."""
+    """Return the picture of a timeline derived from ``trace``, with at most ``points`` positions (at least 3)."""
     positions = _chosen(timeline.live(), timeline, points)
     codes = np.unique(timeline.blocks["category"]).tolist()
     start, end, size, category = (timeline.blocks[name] for name in ("start", "end", "bytes", "category"))
@@ -84,17 +86,17 @@ def memory_picture(trace: Trace, timeline: MemoryTimeline, points: int = MOST_PO
 def _chosen(curve: Curve, timeline: MemoryTimeline, points: int) -> Int64:
     parts = max(1, (points - 1) // 2)
     span = timeline.last - timeline.first + 1
-    # by floats: positions are up to 2**63, and times the number of parts they would not fit
+    # floats, because positions up to 2**63 times the number of parts would overflow
     part = np.minimum((curve.positions - timeline.first) / span * parts, parts - 1).astype(np.int64)
     begins = np.flatnonzero(np.concatenate(([True], part[1:] != part[:-1])))
-    order = np.lexsort((-curve.bytes, part))  # stable: the first of the highest of each part
+    order = np.lexsort((-curve.bytes, part))  # stable: the first of several maxima of each part
     last = np.concatenate((begins[1:], [len(part)])) - 1
     chosen: Int64 = curve.positions[np.unique(np.concatenate(([0], order[begins], last)))]
     return chosen
 
 
 def _highest(reserved: Curve, positions: Int64) -> Int64:
-    """The largest value of a step function from each position up to the next one."""
+    """Return the largest value of a step function from each position to the next."""
     values = np.concatenate((reserved.at(positions), reserved.bytes))
     positions_of_values = np.concatenate((positions, reserved.positions))
     order = np.lexsort((np.arange(len(positions_of_values)), positions_of_values))
@@ -130,7 +132,7 @@ def _phase_bands(trace: Trace, timeline: MemoryTimeline) -> tuple[Band, ...]:
 
 
 def _made_again(timeline: MemoryTimeline) -> list[tuple[str, int, int]]:
-    """Where forward work ran again, within the backward pass: from its first allocation to its last one in a row."""
+    """Return intervals of repeated forward work in the backward pass, each from its first to its last allocation."""
     blocks = timeline.blocks
     made = np.flatnonzero(~blocks["before"])
     again = np.concatenate(([False], blocks["phase"][made] == MemoryPhase.RECOMPUTE, [False]))
@@ -158,7 +160,7 @@ def _schedule_phases(timeline: MemoryTimeline) -> tuple[Band, ...]:
 
 
 def _bands(timeline: MemoryTimeline, bands: list[tuple[str, int, int]]) -> tuple[Band, ...]:
-    """What of them lies within the timeline, in order; nothing if they are too many."""
+    """Return the bands within the timeline, in order; empty if there are too many."""
     first, last = timeline.first, timeline.last + 1
     inside = [(name, max(start, first), min(end, last)) for name, start, end in bands if start < last and end > first]
     if len(inside) > MOST_BANDS:

@@ -1,7 +1,7 @@
-"""Does the memory of the process grow over the run: readings after steps without a profiler, and who grows with it.
+"""Growth of the process's memory over the run: readings after steps without a profiler, and growing variables.
 
-Device memory is what torch's allocator has given out, or what living JAX arrays hold. Memory of the host is all that is
-resident, with the interpreter, the libraries and our own recording in it, so less of its growth counts.
+Device memory is the memory allocated by torch's allocator, or held by living JAX arrays. Host memory is the whole
+resident size, including the interpreter, the libraries and our own recording, so a smaller part of its growth counts.
 """
 
 from __future__ import annotations
@@ -17,20 +17,26 @@ from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, Trace
 
 LEAST_READINGS = 6
-"""After the first ones are left out: of six, one order in 720 rises by chance."""
+"""Minimum number of readings after the excluded ones: of six, one order in 720 rises by chance."""
 LEAST_STEPS = 20
-"""Steps from the first reading to the last: less is the warm-up of caches and pools."""
+"""Minimum number of steps from the first reading to the last: fewer are the warm-up of caches and pools."""
 LEFT_OUT = 0.2
-"""Of the readings, at the front: allocators and caches grow there."""
+"""Share of the readings that is excluded at the begin, while allocators and caches grow."""
 LEAST_DEVICE_BYTES = 4096
-"""A step. A few scalars, each rounded up to 512 B by CUDA's allocator, are metrics that are kept on purpose."""
+"""Smallest growth per step on a device. A few scalars, each rounded up to 512 B by CUDA's allocator, are metrics that
+are kept on purpose.
+"""
 LEAST_RESIDENT_BYTES = 65_536
-"""A step. Sampled stacks and step times of our own take up to 16 KiB of it in a step of a second."""
+"""Smallest growth per step of the resident size. Our sampled stacks and step times take up to 16 KiB in a step of one
+second.
+"""
 MATTERS_STEPS = 10_000
 MATTERS_SHARE = 0.1
-"""What does not grow by a tenth of what is held within 10,000 steps, a short training run, fills no memory."""
+"""Smallest growth within 10,000 steps (a short training run), as a share of the memory held; less does not fill a
+memory.
+"""
 EXPLAINS = 0.5
-"""Of the growth: a variable with less of it is not why the memory grows."""
+"""Share of the growth that a variable must have to explain it."""
 
 
 class RunGrowth(Struct, frozen=True, kw_only=True):
@@ -45,13 +51,13 @@ class RunGrowth(Struct, frozen=True, kw_only=True):
     per_step: float
     """Bytes: the median of the slopes of all pairs of readings."""
     growing: bool
-    """It rises nearly always, still in the second half, and enough to matter."""
+    """Whether it rises nearly always, also in the second half, and enough to matter."""
     name: GrownName | None
-    """The variable that keeps it, as far as one is known."""
+    """The variable that keeps it, if known."""
 
 
 def run_growth(trace: Trace) -> RunGrowth | None:
-    """Growth of the device's memory where it was read, else of the host's; ``None`` with too few readings."""
+    """Return the growth of the device's memory if it was read, else of the host's; ``None`` with too few readings."""
     rows = trace.rows["run_memory"]
     device = rows["device_bytes"] != MISSING
     if device.any():
@@ -87,7 +93,7 @@ def _growth(
 
 
 def slope_of(steps: Int64, values: Int64) -> tuple[float, float]:
-    """``(median of the slopes of all pairs, share of pairs that rise)``; ``(0, 0)`` for fewer than two values."""
+    """Return ``(median slope of all pairs, share of pairs that rise)``; ``(0, 0)`` for fewer than two values."""
     if len(steps) > MOST_STEPS:
         chosen = np.linspace(0, len(steps) - 1, MOST_STEPS).astype(np.int64)
         steps, values = steps[chosen], values[chosen]
@@ -100,7 +106,7 @@ def slope_of(steps: Int64, values: Int64) -> tuple[float, float]:
 
 
 def _keeper(trace: Trace, per_step: float) -> GrownName | None:
-    """The variable that explains the growth: by its bytes, else one that keeps each step's graph."""
+    """Return the variable that explains the growth: by its bytes, else one that keeps each step's graph."""
     names = trace.fact(grown_names)
     by_bytes = [name for name in names if name.bytes_per_step >= EXPLAINS * per_step]
     graphs = [name for name in names if name.keeps_graphs]

@@ -1,9 +1,8 @@
-"""The module and the user's line that each block was asked for from. Vectorised, and judged once for each distinct op.
+"""The module and the user's line that allocated each block. Vectorised, and computed once per distinct op.
 
-The same sources as for any host span (`time/sites.py`): the op graph has qualified modules and the line that
-ran; Python spans have modules by class (``Block_3.Linear_7``: numbered as torch.profiler numbers them, one inside the
-other) and the line where the user's function begins; an op of the backward pass has those of its forward op. A
-recorded stack has the line, and no module.
+The sources are those of host spans (`time/sites.py`): the op graph has qualified modules and the executed line; Python
+spans have modules by class (``Block_3.Linear_7``: numbered by torch.profiler, nested) and the first line of the user's
+function; an op of the backward pass has those of its forward op. A recorded stack has the line but no module.
 """
 
 from __future__ import annotations
@@ -25,25 +24,10 @@ from perfscope.model.memory import MemoryPhase, SourceLine
 from perfscope.model.trace import MISSING, SliceKind, Trace
 from perfscope.model.trace.tables import MemoryCategory
 
-# What the recorded stack of an allocation says: its phase of training, what the block is for, and the user's line.
-#
-# The frames are those of PyTorch's allocator history, Python's and (``stacks="all"``) C++'s, innermost first. Seen in
-# the corpus and in torch's sources:
-#
-# * ``torch/optim/adamw.py: _init_group`` makes optimizer state; everything else below ``torch/optim`` is the step.
-# * ``torch::autograd::Engine::evaluate_function`` (C++), ``torch/autograd/graph.py: _engine_run_backward`` and
-# ``torch/_tensor.py: backward`` (Python, when it runs in the caller's thread) are the backward pass.
-# * ``torch/utils/checkpoint.py: recompute_fn``, ``unpack_hook`` and ``backward`` run forward work again.
-# * ``torch/nn/modules/module.py: _call_impl`` is a module being called, and so is the user's function ``forward``;
-# ``convert`` or ``_apply`` is one being moved.
-# * ``torch::autograd::AccumulateGrad`` makes a gradient.
-# * ``c10d::`` and ``torch/distributed`` as the innermost Python frame are communication: further out they are only a
-# wrapper around the whole forward pass (DDP, FSDP).
-# * ``getNewWorkspace``, ``CUDABlasLtWorkspace`` and ``cudnn``'s plans are scratch of a library.
-
-
 DEEPEST_STACK = 4096
-"""Frames that are looked at outwards: CPython itself stops at 1000 by default. A damaged file may hold a circle."""
+"""Maximum number of frames followed outwards: CPython itself stops at 1000 by default, and a damaged file may have a
+cycle.
+"""
 
 _MODULE = re.compile(r"(^|/)torch/nn/modules/module\.py$")
 _OPTIMIZER = re.compile(r"(^|/)torch/optim/")
@@ -61,6 +45,30 @@ _SCRATCH = re.compile(r"getNewWorkspace|getCurrentCUDABlasHandle|CUDABlasLtWorks
 _ACCUMULATES = re.compile(r"torch::autograd::AccumulateGrad::")
 _PARAMETER_INIT = re.compile(r"(^|/)torch/nn/(modules/(?!module\.py)|parameter\.py)")
 
+_ALL = (
+    "python", "user", "library", "module", "optimizer", "states", "backward", "again", "moves", "initial", "loader",
+    "distributed", "collective", "scratch", "accumulates",
+)  # fmt: skip
+
+Value = TypeVar("Value", bound=Hashable)
+
+
+# Information in the recorded stack of an allocation: its phase of training, the purpose of the block, and the user's
+# line.
+#
+# The frames are those of PyTorch's allocator history, Python's and (``stacks="all"``) C++'s, innermost first. Seen in
+# the corpus and in torch's sources:
+# - ``torch/optim/adamw.py: _init_group`` makes optimizer state; everything else below ``torch/optim`` is the step.
+# - ``torch::autograd::Engine::evaluate_function`` (C++), ``torch/autograd/graph.py: _engine_run_backward`` and
+#   ``torch/_tensor.py: backward`` (Python, if it runs in the caller's thread) are the backward pass.
+# - ``torch/utils/checkpoint.py: recompute_fn``, ``unpack_hook`` and ``backward`` run forward work again.
+# - ``torch/nn/modules/module.py: _call_impl`` is a call of a module, and so is the user's function ``forward``;
+#   ``convert`` or ``_apply`` moves a module.
+# - ``torch::autograd::AccumulateGrad`` makes a gradient.
+# - ``c10d::`` and ``torch/distributed`` as the innermost Python frame are communication: further out they only wrap the
+#   whole forward pass (DDP, FSDP).
+# - ``getNewWorkspace``, ``CUDABlasLtWorkspace`` and ``cudnn``'s plans are scratch of a library.
+
 
 def _normal(file: str) -> str:
     return file.replace("\\", "/")
@@ -77,9 +85,9 @@ def _is_python(file: str) -> bool:
 
 
 def nearest_frame(trace: Trace, frames: Int64, wanted: npt.NDArray[np.bool_]) -> tuple[Int64, Int64]:
-    """For rows of ``frames``: the row itself or its nearest caller with ``wanted``, and how many frames out it is.
+    """Return, for rows of ``frames``, the row itself or its nearest caller in ``wanted``, and their distance.
 
-    ``wanted``: a mask over the ``frames`` table. ``MISSING`` (and distance 0) where there is none.
+    ``wanted``: a mask over the ``frames`` table. ``MISSING`` (and distance 0) without such a frame.
     """
     parents = trace.rows["frames"]["parent"]
     frame_rows = np.array(frames, np.int64)
@@ -97,13 +105,13 @@ def nearest_frame(trace: Trace, frames: Int64, wanted: npt.NDArray[np.bool_]) ->
 
 
 def frames_named(trace: Trace, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
-    """By row of ``frames``: the function's name holds the pattern."""
+    """Mask of the rows of ``frames`` whose function name contains the pattern."""
     names = trace.rows["frames"]["name"]
     return np.asarray(np.isin(names, [code for code in np.unique(names).tolist() if pattern.search(trace.text(code))]))
 
 
 def stack_phases(trace: Trace) -> npt.NDArray[np.uint8]:
-    """By row of ``frames``: the `MemoryPhase` that the stack from it outwards says."""
+    """Return the `MemoryPhase` of each row of ``frames``, from the stack outwards."""
     rows = np.arange(len(trace.rows["frames"]))
     masks = trace.fact(_masks)
     nearest = {name: nearest_frame(trace, rows, masks[name]) for name in ("module", "optimizer", "moves")}
@@ -113,14 +121,17 @@ def stack_phases(trace: Trace) -> npt.NDArray[np.uint8]:
     phase[nearest["module"][0] != MISSING] = MemoryPhase.FORWARD
     phase[nearest["optimizer"][0] != MISSING] = MemoryPhase.OPTIMIZER
     phase[node != MISSING] = MemoryPhase.BACKWARD
-    # a reentrant checkpoint runs its region again, and then a backward pass of its own, inside one frame
+    # a reentrant checkpoint runs its region again, followed by its own backward pass, inside one frame
     phase[(again != MISSING) & ((node == MISSING) | (again_out < node_out))] = MemoryPhase.RECOMPUTE
     phase[nearest["moves"][0] != MISSING] = MemoryPhase.UNKNOWN
     return phase
 
 
 def stack_categories(trace: Trace) -> npt.NDArray[np.uint8]:
-    """By row of ``frames``: the `MemoryCategory` that the stack alone says; unknown where it takes the lifetime too."""
+    """Return the `MemoryCategory` of each row of ``frames`` from the stack alone.
+
+    Unknown if it also depends on the lifetime.
+    """
     masks = trace.fact(_masks)
     rows = np.arange(len(trace.rows["frames"]))
     categories = np.zeros(len(rows), np.uint8)
@@ -145,7 +156,7 @@ def stack_categories(trace: Trace) -> npt.NDArray[np.uint8]:
 
 
 def user_frames(trace: Trace) -> Int64:
-    """By row of ``frames``: the innermost frame of the user's from it outwards, else a library's, else ``MISSING``."""
+    """Return, per row of ``frames``, the user's innermost frame outwards, else a library's, else ``MISSING``."""
     masks = trace.fact(_masks)
     rows = np.arange(len(trace.rows["frames"]))
     users = nearest_frame(trace, rows, masks["user"])[0]
@@ -153,7 +164,7 @@ def user_frames(trace: Trace) -> Int64:
 
 
 def _masks(trace: Trace) -> dict[str, npt.NDArray[np.bool_]]:
-    """By kind of frame: a mask over ``frames``. Judged once for each pair of file and function."""
+    """Masks over ``frames`` by kind of frame, computed once per pair of file and function."""
     frames = trace.rows["frames"]
     pairs = np.stack((frames["file"].astype(np.int64), frames["name"].astype(np.int64)), axis=1)
     distinct, inverse = np.unique(pairs, axis=0, return_inverse=True)
@@ -161,12 +172,6 @@ def _masks(trace: Trace) -> dict[str, npt.NDArray[np.bool_]]:
     return {
         kind: np.array([kind in kinds_of_frame for kinds_of_frame in kinds], bool)[inverse.ravel()] for kind in _ALL
     }
-
-
-_ALL = (
-    "python", "user", "library", "module", "optimizer", "states", "backward", "again", "moves", "initial", "loader",
-    "distributed", "collective", "scratch", "accumulates",
-)  # fmt: skip
 
 
 def _kinds(file: str, name: str) -> frozenset[str]:
@@ -195,28 +200,25 @@ def _kinds(file: str, name: str) -> frozenset[str]:
     return frozenset(kinds | {kind for kind, holds in tests.items() if holds})
 
 
-Value = TypeVar("Value", bound=Hashable)
-
-
 class Sites(Struct, frozen=True, kw_only=True):
-    """Where blocks come from. Shapes (blocks,); ``MISSING`` where it is not known."""
+    """Modules and lines of blocks. Shapes (blocks,); ``MISSING`` if unknown."""
 
     modules: npt.NDArray[np.int64]
-    """Number of its name."""
+    """Number of the module's name."""
     lines: npt.NDArray[np.int64]
     """Index into ``places``."""
     places: tuple[SourceLine, ...]
 
 
 class Numbered(Generic[Value]):
-    """Distinct values by number, as they come: first those of ``known``, which stays as it is."""
+    """Distinct values by number, in order of appearance; first those of ``known``, which stays unchanged."""
 
     def __init__(self, known: Sequence[Value] = ()) -> None:
         self.values = list(known)
         self._numbers = {value: number for number, value in enumerate(known)}
 
     def number(self, value: Value | None) -> int:
-        """The number of ``value``, a new one if need be; ``MISSING`` for none and for an empty text."""
+        """Return the number of ``value``, a new one if necessary; ``MISSING`` for None and for an empty text."""
         if not value:
             return MISSING
         number = self._numbers.setdefault(value, len(self.values))
@@ -226,9 +228,9 @@ class Numbered(Generic[Value]):
 
 
 def block_sites(trace: Trace, ops: Int64, frames: Int64, names: Numbered[str], *, graph: Trace | None = None) -> Sites:
-    """Sites of blocks by their rows of ``slices`` and of ``frames``, each ``MISSING`` where there is none.
+    """Return the sites of blocks by their rows of ``slices`` and of ``frames``, each ``MISSING`` if unknown.
 
-    ``names``: gets the modules. ``graph``: a trace with the same rows that also holds an op graph
+    ``names``: the modules are added to it. ``graph``: a trace with the same rows and an op graph
     (`memory/categories.py`).
     """
     known: Numbered[SourceLine] = Numbered()
@@ -269,21 +271,21 @@ def _of_graph(
             module[index], certain[index] = name, True
         if found.file is not None:
             line[index] = known.number(SourceLine(file=found.file, line=found.line, function=found.function))
-    # ops that the graph has not, in a call that all of the graph's ops put into one module, are in that module too
+    # ops missing in the graph, in a call whose other ops are all in one module of the graph, are in that module too
     for span, inside in qualified.items():
         if span != MISSING and len(inside) == 1:
             module[~certain & (module == span)] = inside.pop()
 
 
 def _each(rows: Int64, value_of: Callable[[int], int]) -> Int64:
-    """``found(row)`` for every row, asked once for each distinct one; ``MISSING`` stays so."""
+    """Return ``value_of(row)`` for every row, called once per distinct row; ``MISSING`` stays ``MISSING``."""
     distinct, inverse = np.unique(rows, return_inverse=True)
     values = [MISSING if row == MISSING else value_of(row) for row in distinct.tolist()]
     return np.array(values, np.int64)[inverse]
 
 
 def frame_line(trace: Trace, row: int) -> SourceLine:
-    """The line of a row of ``frames``."""
+    """Return the line of a row of ``frames``."""
     frames = trace.rows["frames"]
     number = int(frames["line"][row])
     return SourceLine(
@@ -299,7 +301,7 @@ def _span_line(trace: Trace, row: int) -> SourceLine | None:
 
 
 def _module_path(trace: Trace, row: int) -> str:
-    """``Transformer_0.Block_3.Linear_7`` for the row of a module's call: the modules around it, outermost first."""
+    """Return ``Transformer_0.Block_3.Linear_7`` for the row of a module's call: enclosing modules, outermost first."""
     names, parents = trace.rows["slices"]["name"], trace.fact(_module_parents)
     parts = []
     while row != MISSING:
@@ -309,7 +311,7 @@ def _module_path(trace: Trace, row: int) -> str:
 
 
 def _module_parents(trace: Trace) -> dict[int, int]:
-    """Row of a module's call -> row of the call around it, or ``MISSING``."""
+    """Map the row of a module's call to the row of the enclosing call, or ``MISSING``."""
     modules = trace.fact(_python_masks)["module"]
     rows = np.flatnonzero(modules)
     around = nearest_ancestor(trace, trace.rows["slices"]["parent"][rows].astype(np.int64), modules)
@@ -317,7 +319,7 @@ def _module_parents(trace: Trace) -> dict[int, int]:
 
 
 def _forward_side(trace: Trace, ops: Int64) -> Int64:
-    """Each op, or for one inside an autograd node the forward op whose gradient that is."""
+    """Return each op, or for one inside an autograd node the forward op of that gradient."""
     slices = trace.rows["slices"]
     node = nearest_ancestor(trace, ops, trace.fact(autograd_nodes) & (slices["sequence"] != MISSING))
     numbers, rows = trace.fact(_forward_rows)
@@ -330,7 +332,7 @@ def _forward_side(trace: Trace, ops: Int64) -> Int64:
 
 
 def _forward_rows(trace: Trace) -> tuple[Int64, Int64]:
-    """Sequence numbers, sorted, and for each the last op outside the backward pass that shows it."""
+    """Return the sorted sequence numbers, and for each the last op outside of the backward pass that has it."""
     slices = trace.rows["slices"]
     numbered = (slices["kind"] == SliceKind.OP) & (slices["sequence"] != MISSING) & (slices["forward_thread"] <= 0)
     rows = np.flatnonzero(numbered)
@@ -342,7 +344,7 @@ def _forward_rows(trace: Trace) -> tuple[Int64, Int64]:
 
 
 def _python_masks(trace: Trace) -> dict[str, npt.NDArray[np.bool_]]:
-    """By kind of Python span: a mask over ``slices``. Judged once for each distinct name."""
+    """Masks over ``slices`` by kind of Python span, computed once per distinct name."""
     slices = trace.rows["slices"]
     python = slices["kind"] == SliceKind.PYTHON
     codes: dict[str, list[int]] = {"user": [], "library": [], "module": []}

@@ -1,6 +1,6 @@
-"""Each memory of a trace in a bounded form: its peak and who holds it, what is reserved, room left, and its picture.
+"""Each memory of a trace in a bounded form: its peak with holders, reserved memory, headroom, and its picture.
 
-Small enough to travel from where the trace was read to where a report is written.
+Small enough to be sent from the process that read the trace to the one that writes a report.
 """
 
 from __future__ import annotations
@@ -22,76 +22,77 @@ from perfscope.model.trace import MISSING, Trace
 from perfscope.model.trace.tables import MemoryCategory
 
 MOST_PROGRAMS = 12
-"""Compiled programs of a trace, those with the highest peaks: a few matter, dozens are of one op each."""
+"""Maximum number of compiled programs per trace, highest peaks first: a few matter, dozens have a single op."""
 
 MOST_HOLDERS = 20
-"""Modules and lines of a peak: those below the twentieth hold a percent or two each."""
+"""Maximum number of modules and lines per peak: the others hold a percent or two each."""
 
 
 LARGEST = 20
-"""Blocks of a peak that are named by their op where nothing else names them."""
+"""Number of blocks of a peak that are named by their op if they have no other name."""
 
 
 class Holders(Struct, frozen=True, kw_only=True):
-    """A peak by owner, most bytes first. ``rows`` and ``left_bytes`` sum to the peak, exactly."""
+    """A peak by owner, most bytes first. ``rows`` and ``left_bytes`` sum to the peak exactly."""
 
     rows: tuple[Holder, ...]
     """At most 20, most bytes first."""
     left: int = 0
-    """Owners that are not in ``rows``."""
+    """Number of owners that are not in ``rows``."""
     left_bytes: int = 0
     """Theirs. With the rows it sums to the peak, exactly."""
 
 
 class HeldCategory(Struct, frozen=True, kw_only=True):
-    """A category's part of a peak: how it is known, and the place that holds most of it."""
+    """A category's part of a peak: its evidence, and the place that holds most of it."""
 
     category: MemoryCategory
     bytes: int
     blocks: int
     known_by: KnownBy
-    """Of most of its bytes."""
+    """Evidence for most of its bytes."""
     place: SourceLine | None
-    """Line that asked for most of it; None where that is not known."""
+    """Line that allocated most of it; None if unknown."""
     name: str | None
     """Op, module, tensor or instruction of its largest block, the first of these that is known."""
     place_bytes: int
-    """What that line holds of it; without a line, the largest block."""
+    """Bytes of that line; without a line, of the largest block."""
 
 
 class Reserved(Struct, frozen=True, kw_only=True):
-    """What an allocator (or the program) held from the driver. Bytes."""
+    """Memory reserved by an allocator (or the program) from the driver. Bytes."""
 
     peak_bytes: int
     """Most that was held from the driver."""
     allocated_bytes: int | None
-    """Handed out when most was reserved; None for programs."""
+    """Allocated at the moment with most reserved memory; None for programs."""
     as_requested: bool
-    """``allocated_bytes`` are as asked for: what rounding added counts as not handed out."""
+    """Whether ``allocated_bytes`` are as requested: rounding then counts as not allocated."""
     requested_bytes: int | None
-    """Asked for, of that; None where that was not recorded."""
+    """Requested part of the allocated bytes; None if not recorded."""
     excess_bytes: int | None
-    """The peak of reserved memory less the peak of used memory: upper bound of what better packing saves.
-    None where less was reserved than was in use: one of the two is not complete."""
+    """Upper bound of the saving by better packing: the peak of reserved memory minus the peak of used memory. None if
+    less was reserved than in use, because one of the two is incomplete.
+    """
     split_bytes: int | None
-    """Free at the snapshot and not to be given back; None without a snapshot."""
+    """Free bytes at the snapshot that cannot be returned; None without a snapshot."""
     largest_free_bytes: int | None
 
     @property
     def fragmentation(self) -> float | None:
-        """Share of the most that was reserved that was not handed out then; None where less was reserved than that."""
+        """Share of the peak of reserved memory that was not allocated at that moment; None if it is inconsistent."""
         if self.allocated_bytes is None or not self.peak_bytes or self.allocated_bytes > self.peak_bytes:
             return None
         return (self.peak_bytes - self.allocated_bytes) / self.peak_bytes
 
 
 class Growing(Struct, frozen=True, kw_only=True):
-    """What a memory holds at the ends of steps, where there are enough of them to tell growth from chance."""
+    """Memory held at the ends of steps, if there are enough of them to distinguish growth from chance."""
 
     steps: int
     growing: bool
     bytes_per_step: float
-    """Median slope behind the first step."""
+    """Median slope after the first step."""
     steps_left: int | None
     """Until the device is full."""
 
@@ -115,28 +116,29 @@ class Memory(Struct, frozen=True, kw_only=True):
     """First and last position; the same: one moment was recorded."""
     peak_bytes: int
     rounded_peak_bytes: int | None
-    """Most in use in blocks of the allocator, which rounds sizes up (`torch.cuda.max_memory_allocated`), where
-    ``peak_bytes`` is of sizes as asked for; None where it is of blocks already, or the allocator does not round."""
+    """Peak in use in blocks of the allocator, which rounds sizes up (`torch.cuda.max_memory_allocated`), if
+    ``peak_bytes`` has requested sizes; None if it has block sizes, or if the allocator does not round.
+    """
     peak_position: int
     phase: MemoryPhase
     """At the peak."""
     step: int | None
     op: str | None
-    """Op or instruction that asked for the block that made the peak."""
+    """Op or instruction that allocated the block that made the peak."""
     line: SourceLine | None
     by_category: tuple[HeldCategory, ...]
     """Most bytes first; with unseen_bytes it sums to the peak, exactly."""
     by_module: Holders
     by_line: Holders
     unseen_bytes: int
-    """Held when the recording began, owner unknown; a part of the peak, and of no category."""
+    """Bytes held when the recording began, with unknown owner; a part of the peak without category."""
     reserved: Reserved | None
     capacity_bytes: int | None
     """Memory of the device."""
     out_of_memory: int
-    """Allocations that failed."""
+    """Number of failed allocations."""
     failed_bytes: int | None
-    """The most that was asked for in vain, where recorded."""
+    """Largest failed request, if recorded."""
     unmatched: int
     """Events that belong to no block."""
     growth: Growing | None
@@ -146,29 +148,29 @@ class Memory(Struct, frozen=True, kw_only=True):
 
     @property
     def taken_bytes(self) -> int:
-        """Most that was taken from the device: reserved where that is known, else in use."""
+        """Peak of the bytes taken from the device: reserved bytes if known, else bytes in use."""
         return max(self.peak_bytes, self.reserved.peak_bytes if self.reserved is not None else 0)
 
     @property
     def headroom_bytes(self) -> int | None:
-        """What the device had left at its fullest; None where its size was not recorded."""
+        """Free bytes of the device at its fullest; None if its size was not recorded."""
         return None if self.capacity_bytes is None else self.capacity_bytes - self.taken_bytes
 
 
 class TraceMemories(Struct, frozen=True, kw_only=True):
-    """The memories of one trace, highest peak first, and how many more programs it has."""
+    """The memories of one trace, highest peak first, and the number of further programs."""
 
     memories: tuple[Memory, ...]
     left: int
 
 
 def trace_memories(trace: Trace) -> TraceMemories:
-    """The memories of one trace. A fact: all that the section reads of a trace."""
-    # a device of which nothing was in use is told of all the same: of what it reserved, and of what failed
+    """Return the memories of one trace: a fact with everything that the section reads."""
+    # a device without memory in use is reported too: its reserved memory and failed allocations
     known = (peak for peak in trace.fact(memory_holders) if peak.bytes or peak.timeline.space != "program")
     peaks = sorted(known, key=lambda peak: -peak.bytes)
     of_programs = [peak for peak in peaks if peak.timeline.space == "program"]
-    # devices and the host are few
+    # there are only a few devices and hosts
     chosen = [*(peak for peak in peaks if peak.timeline.space != "program"), *of_programs[:MOST_PROGRAMS]]
     memories = sorted((_memory(trace, peak) for peak in chosen), key=lambda memory: -memory.peak_bytes)
     return TraceMemories(memories=tuple(memories), left=len(peaks) - len(chosen))
@@ -200,7 +202,7 @@ def _memory(trace: Trace, peak: PeakHolders) -> Memory:
         by_line=_holders(peak.by_line),
         unseen_bytes=peak.unseen_bytes,
         reserved=_reserved(peak, fragmentation),
-        # what was held before the recording takes an unknown part of the device
+        # memory from before the recording takes an unknown part of the device
         capacity_bytes=None if timeline.sums_only else timeline.capacity_bytes,
         out_of_memory=len(timeline.out_of_memory),
         failed_bytes=max((failure.failed_bytes for failure in failures if failure.failed_bytes), default=None),
@@ -219,7 +221,7 @@ def _memory(trace: Trace, peak: PeakHolders) -> Memory:
 
 
 def _step(trace: Trace, timeline: MemoryTimeline, peak: PeakHolders) -> int | None:
-    """Number of the step that the peak is in: of its block, else by the clock."""
+    """Return the step number of the peak: of its block, else by the clock."""
     if peak.step is not None or timeline.axis != "ns" or timeline.space == "program":
         return peak.step
     windows = timeline.of(trace).fact(step_windows)
@@ -228,7 +230,7 @@ def _step(trace: Trace, timeline: MemoryTimeline, peak: PeakHolders) -> int | No
 
 
 def _maker(trace: Trace, peak: PeakHolders) -> str | None:
-    """Name of the block that made the peak: the instruction of a program."""
+    """Return the name of the block that made the peak: the instruction of a program."""
     blocks = peak.timeline.blocks
     making = np.flatnonzero((blocks["start"] == peak.position) & ~blocks["before"])
     return peak.timeline.text(int(blocks["name"][making[-1]])) or None if len(making) else None
@@ -261,7 +263,7 @@ def _categories(trace: Trace, peak: PeakHolders) -> tuple[HeldCategory, ...]:
 
 
 def _most(codes: np.ndarray, size: np.ndarray) -> tuple[int, int]:
-    """The code with most bytes, and these. ``MISSING`` where most bytes have none."""
+    """Return the code with most bytes, and these bytes. ``MISSING`` if most bytes have none."""
     values, inverse = np.unique(codes, return_inverse=True)
     sums = np.zeros(len(values), np.int64)
     np.add.at(sums, inverse, size)
@@ -270,7 +272,7 @@ def _most(codes: np.ndarray, size: np.ndarray) -> tuple[int, int]:
 
 
 def _block_name(trace: Trace, timeline: MemoryTimeline, row: int, *, is_large: bool) -> str | None:
-    """Of a block: its tensor or instruction, else its module, else, of a large one, the op that asked for it."""
+    """Return the name of a block: its tensor or instruction, else its module, else (if large) its allocating op."""
     blocks = timeline.blocks
     texts = (timeline.text(int(blocks[name][row])) for name in ("name", "module"))
     op = asking_op(timeline.of(trace), int(blocks["op"][row])) if is_large else None

@@ -1,4 +1,4 @@
-"""Ops and kernels of a program: their time, traffic, fusion, and where they show in a recording."""
+"""Ops and kernels of a program: time, traffic, fusion, and their places in a recording."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""What kernels achieved against what the device can do: FLOPs and bytes of the ops they run, per kernel, and MFU.
+"""Achieved rates of kernels relative to the device's peaks: FLOPs and bytes of the ops they run, per kernel, and MFU.
 
-The cost of an op is known from the op graph of the run where there is one, else from the shapes that the profiler
-recorded (``eager_cost``). A kernel belongs to the innermost op that launched it and has a cost. Several kernels of one
-op divide its cost by their times; those that only prepare or sum up a product have none of it. Collectives count the
-bytes that cross the links (bus bandwidth of nccl-tests). Kernels of compiled XLA programs have the cost of their
-instruction. Costs and roofs are modelled, times are measured.
+The cost of an op is known from the run's op graph, else from the shapes that the profiler recorded (``eager_cost``). A
+kernel belongs to the innermost op that launched it and has a cost. Several kernels of one op divide its cost by their
+times; kernels that only prepare or sum a product have no cost. Collectives count the bytes that cross the links (bus
+bandwidth of nccl-tests). Kernels of compiled XLA programs have the cost of their instruction. Costs and roofs are
+modelled, times are measured.
 """
 
 from __future__ import annotations
@@ -38,23 +38,24 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 
 MOST_ABOVE = 6
-"""Ops above the one that launched a kernel in which a cost is looked for: attention and convolutions launch from ops
-of their backends, a few levels down."""
+"""Number of enclosing ops in which a cost is searched: attention and convolutions launch from ops of their backends, a
+few levels down.
+"""
 
 
 class Achieved(Struct, frozen=True, kw_only=True):
-    """Work whose cost is known. FLOPs and bytes are modelled, times measured."""
+    """Work with known cost. FLOPs and bytes are modelled, times measured."""
 
     flops: float = 0.0
-    """Of matrix products."""
+    """FLOPs of matrix products."""
     bytes: float = 0.0
-    """Through device memory; of collectives over the links."""
+    """Bytes through device memory; for collectives, over the links."""
     time_ns: int = 0
-    """Of the work they are of."""
+    """Time of that work."""
     roof_ns: float = 0.0
-    """The least time of the part of it whose peaks are known."""
+    """Shortest possible time of the part with known peaks."""
     roofed_ns: int = 0
-    """Time of that part."""
+    """Measured time of that part."""
 
     def __add__(self, other: Achieved) -> Achieved:
         return Achieved(
@@ -67,17 +68,17 @@ class Achieved(Struct, frozen=True, kw_only=True):
 
     @property
     def flops_per_s(self) -> float | None:
-        """None: no matrix products."""
+        """None without matrix products."""
         return self.flops * NS / self.time_ns if self.flops and self.time_ns else None
 
     @property
     def bytes_per_s(self) -> float | None:
-        """None: nothing is known."""
+        """None if unknown."""
         return self.bytes * NS / self.time_ns if self.bytes and self.time_ns else None
 
     @property
     def roofline_share(self) -> float | None:
-        """Least time over measured time; above 1 a cache helped. None where no peak is known."""
+        """Shortest possible time over measured time; above 1 if a cache helped. None without known peaks."""
         return self.roof_ns / self.roofed_ns if self.roof_ns and self.roofed_ns else None
 
 
@@ -85,16 +86,16 @@ NOTHING = Achieved()
 
 
 class Costs(Struct, frozen=True, kw_only=True):
-    """By row of a table of device work. NaN: not known."""
+    """Costs by row of a table of device work. NaN: unknown."""
 
     flops: Floats
     bytes: Floats
     roof_ns: Floats
     repeats: npt.NDArray[np.bool_]
-    """Its op runs again what the forward pass ran (activation checkpointing)."""
+    """Whether its op repeats work of the forward pass (activation checkpointing)."""
 
     def part(self, row: int, time_ns: int, whole_ns: int) -> Achieved:
-        """Of a row of which so much time counts."""
+        """Return the achieved work of a row of which ``time_ns`` of ``whole_ns`` counts."""
         if np.isnan(self.bytes[row]) or not whole_ns:
             return NOTHING
         share, roofed = time_ns / whole_ns, not np.isnan(self.roof_ns[row])
@@ -108,12 +109,12 @@ class Costs(Struct, frozen=True, kw_only=True):
 
 
 def device_peaks(trace: Trace) -> tuple[Device | None, ...]:
-    """By row of ``devices``: its entry in the catalogue."""
+    """Return the catalogue entry of each row of ``devices``."""
     return tuple(find_device(trace.text(int(code))) for code in trace.rows["devices"]["name"])
 
 
 def kernel_costs(trace: Trace) -> Costs:
-    """Cost of every row of ``kernels``."""
+    """Return the cost of every row of ``kernels``."""
     kernels = trace.rows["kernels"]
     costs = _unknown(len(kernels))
     devices, again = trace.fact(device_peaks), _repeated(trace)
@@ -142,7 +143,7 @@ def kernel_costs(trace: Trace) -> Costs:
 def _roofs(
     trace: Trace, calls: Mapping[tuple[int, int], tuple[OpCost, list[int]]], devices: Sequence[Device | None]
 ) -> Floats:
-    """The least time of each call, ns; NaN where a peak is not known. Calls that are alike are priced once."""
+    """Return the shortest time of each call, ns; NaN for an unknown peak. Equal calls are computed once."""
     names = trace.rows["kernels"]["name"]
     known: dict[tuple[int, int, frozenset[int]], float] = {}
     roofs = np.empty(len(calls))
@@ -156,7 +157,7 @@ def _roofs(
 
 
 def copy_costs(trace: Trace) -> Costs:
-    """Cost of every row of ``copies``: a copy inside a device reads and writes, the others cross a link once."""
+    """Return the cost of every row of ``copies``: a copy inside a device reads and writes, others cross a link once."""
     copies = trace.rows["copies"]
     costs, devices = _unknown(len(copies)), trace.fact(device_peaks)
     rows = np.flatnonzero(copies["bytes"] > 0)
@@ -172,7 +173,7 @@ def copy_costs(trace: Trace) -> Costs:
 
 
 def host_costs(trace: Trace, rows: Iterable[int]) -> dict[int, OpCost]:
-    """Costs of ops that ran on the host, by row of ``slices``: of those that did the work, to lay beside own times."""
+    """Return the costs of ops on the host, by row of ``slices`` of the op that did the work (as for self times)."""
     return _costs_in(trace, rows, _at_work(trace, slice_costs(trace)))
 
 
@@ -184,7 +185,7 @@ def _costs_in(trace: Trace, rows: Iterable[int], known: Mapping[int, OpCost]) ->
 
 
 def _at_work(trace: Trace, known: dict[int, OpCost]) -> dict[int, OpCost]:
-    """The costs by the op inside that takes most of the time: ``copy_`` of ``clone``, a convolution's library call."""
+    """Assign costs to the inner op with most of the time: ``copy_`` for ``clone``, a convolution's library call."""
     slices = trace.rows["slices"]
     length, longest = slices["end_ns"] - slices["start_ns"], np.full(len(slices), MISSING, np.int64)
     inner = np.flatnonzero((slices["kind"] == SliceKind.OP) & (slices["parent"] != MISSING))
@@ -204,7 +205,7 @@ def _at_work(trace: Trace, known: dict[int, OpCost]) -> dict[int, OpCost]:
 
 
 def slice_costs(trace: Trace) -> dict[int, OpCost]:
-    """By row of ``slices``: costs of the ops that were found in the op graph of the run; empty without one."""
+    """Return the costs of ops found in the run's op graph, by row of ``slices``; empty without one."""
     graph, flow = trace.op_graph, trace.fact(trace_flow)
     if graph is None or flow is None:
         return {}
@@ -223,41 +224,41 @@ def slice_costs(trace: Trace) -> dict[int, OpCost]:
 
 
 class Utilization(Struct, frozen=True, kw_only=True):
-    """Share of a device's peak that the matrix products of a step used. Modelled FLOPs over measured time."""
+    """Share of a device's peak that the matrix products of a step reached. Modelled FLOPs over measured time."""
 
     device: str
     dtype: str
-    """Of the peak: bfloat16, or float16 where the device has no such unit."""
+    """dtype of the peak: bfloat16, or float16 if the device has no such unit."""
     peak_flops: float
     """FLOP/s, dense."""
     flops: float
-    """Of all steps, without what activation checkpointing ran again."""
+    """FLOPs of all steps, without repetition by activation checkpointing."""
     repeated_flops: float
     """FLOPs that ran again."""
     time_ns: int
-    """Of all steps, times devices."""
+    """Time of all steps, times the number of devices."""
     compute_ns: int
-    """Time of the kernels in them that do not communicate."""
+    """Time of the kernels in them, except communication."""
     costed_ns: int
-    """Of that, what has a known cost."""
+    """Part of that time with known cost."""
 
     @property
     def costed_share(self) -> float:
-        """Of the time of kernels that compute: with less than all of it the FLOPs are a lower bound."""
+        """Share of the compute kernels' time with known cost; below 1, the FLOPs are a lower bound."""
         return self.costed_ns / self.compute_ns if self.compute_ns else 0.0
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs utilization (Chowdhery et al. 2022, appendix B), against one peak for all dtypes."""
+        """Model FLOPs utilization (Chowdhery et al. 2022, appendix B), relative to one peak for all dtypes."""
         return self.flops * NS / (self.time_ns * self.peak_flops)
 
     @property
     def hfu(self) -> float:
-        """With what ran again."""
+        """The same, including repeated work."""
         return (self.flops + self.repeated_flops) * NS / (self.time_ns * self.peak_flops)
 
     def __add__(self, other: Utilization) -> Utilization:
-        """Of both together; ``ValueError`` where their peaks differ."""
+        """Return the sum of both; ``ValueError`` for different peaks."""
         if (self.device, self.dtype) != (other.device, other.dtype):
             raise ValueError(f"{self.device} and {other.device}: two peaks")
         return replace(
@@ -271,9 +272,11 @@ class Utilization(Struct, frozen=True, kw_only=True):
 
 
 def utilization(trace: Trace, inside_ns: npt.NDArray[np.int64], window_ns: int) -> Utilization | None:
-    """Of steps of ``window_ns`` in all; ``inside_ns``: time of each row of ``kernels`` in them.
+    """Return the utilization of steps of ``window_ns`` in total.
 
-    ``None`` without products, and where devices are of several kinds or have no peak.
+    ``inside_ns``: time of each row of ``kernels`` in them.
+
+    ``None`` without products, and for devices of several kinds or without a peak.
     """
     kernels, costs = trace.rows["kernels"], trace.fact(kernel_costs)
     length = np.maximum(kernels["end_ns"] - kernels["start_ns"], 1)
@@ -306,13 +309,13 @@ _HELPER = re.compile(
     r"precompute",
     re.IGNORECASE,
 )
-"""Kernels beside that of a product: they prepare its operands, or sum up its parts."""
+"""Helper kernels of a product, which prepare its operands or sum its parts."""
 
 
 def _main_kernels(trace: Trace, names: Int64, call: Int64, kinds: Sequence[CostKind]) -> npt.NDArray[np.bool_]:
-    """Which kernels the cost of their call is of: of products, convolutions and attention not those that help.
+    """Mask of the kernels that do the work of their call, without helpers of products, convolutions and attention.
 
-    ``names``: code of each kernel's name; ``call``: its place in ``kinds``.
+    ``names``: code of each kernel's name; ``call``: its index in ``kinds``.
     """
     codes, index = np.unique(names, return_inverse=True)
     helps = np.array([_HELPER.search(trace.text(code)) is not None for code in codes.tolist()], bool)
@@ -332,7 +335,7 @@ def _unknown(size: int) -> Costs:
 
 
 def costed_calls(trace: Trace) -> dict[tuple[int, int], tuple[OpCost, list[int]]]:
-    """By call of an op (row of ``slices``) and device: its cost and its kernels (rows of ``kernels``)."""
+    """Map (row of ``slices``, device) of a call to its cost and its kernels (rows of ``kernels``)."""
     kernels = trace.rows["kernels"]
     by_op: dict[int, list[int]] = defaultdict(list)
     launched = np.flatnonzero((kernels["op"] != MISSING) & ~kernels["communication"])
@@ -351,9 +354,9 @@ def costed_calls(trace: Trace) -> dict[tuple[int, int], tuple[OpCost, list[int]]
 
 
 def op_costs(trace: Trace, kernels: Mapping[int, Sequence[int]]) -> dict[int, tuple[int, OpCost]]:
-    """By op that launched kernels (codes of their names): the innermost op with a cost, and it.
+    """Map each op that launched kernels (codes of their names) to the innermost op with a cost, and that cost.
 
-    Above the one that launched only products, convolutions and attention.
+    Above the launching op, only products, convolutions and attention are considered.
     """
     slices, known, shapes = trace.rows["slices"], slice_costs(trace), _Shapes(trace)
     result: dict[int, tuple[int, OpCost]] = {}
@@ -376,7 +379,7 @@ def op_costs(trace: Trace, kernels: Mapping[int, Sequence[int]]) -> dict[int, tu
 
 
 class _Shapes:
-    """Costs of ops by the shapes that the profiler recorded; ops that are alike are parsed once."""
+    """Costs of ops by the shapes that the profiler recorded; equal ops are parsed once."""
 
     def __init__(self, trace: Trace) -> None:
         slices = trace.rows["slices"]
@@ -385,7 +388,7 @@ class _Shapes:
         self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], OpCost | None] = {}
 
     def cost(self, op: int, kernels: Iterable[int]) -> OpCost | None:
-        """Of an op (row of ``slices``) that launched kernels (codes of names); ``None`` where it is not known."""
+        """Return the cost of an op (row of ``slices``) that launched kernels (codes of names); ``None`` if unknown."""
         codes = tuple(column[op] for column in self._columns)
         if codes[1] == MISSING:
             return None
@@ -409,7 +412,7 @@ _OF_SIZE = {"1": "int8", "2": "float16", "4": "float32", "8": "float64"}
 
 
 def _list_dtype(names: Iterable[str]) -> str:
-    """dtype of the tensors of a list, from the kernels that go over it; one of its size where only that is known."""
+    """Return the dtype of the tensors of a list, from its kernels; a dtype of equal size if only that is known."""
     for name in sorted(names):
         if found := _ELEMENT.search(name):
             if found[1]:
@@ -419,7 +422,7 @@ def _list_dtype(names: Iterable[str]) -> str:
 
 
 def call_roof(device: Device, cost: OpCost, kernels: Iterable[str]) -> Roof:
-    """The least time of one call of an op; ``kernels``: names of those that it launched."""
+    """Return the roof of one call of an op; ``kernels``: names of the kernels it launched."""
     plain = cost.dtype == "float32" and any(matmul_precision(name) == "float32" for name in kernels)
     return kernel_roof(
         device, flops=cost.flops, dtype=cost.dtype, moved=cost.bytes, precision="highest" if plain else "default"
@@ -427,13 +430,13 @@ def call_roof(device: Device, cost: OpCost, kernels: Iterable[str]) -> Roof:
 
 
 def _roof_ns(device: Device | None, cost: OpCost, kernels: Iterable[str]) -> float:
-    """NaN where a peak is not known."""
+    """Return the roof, ns; NaN for an unknown peak."""
     roof = None if device is None else call_roof(device, cost, kernels)
     return np.nan if roof is None or roof.bound == "unknown" else roof.roof_ns
 
 
 def _repeated(trace: Trace) -> npt.NDArray[np.bool_]:
-    """By row of ``slices``: it is, or is inside, an op that the backward pass runs again."""
+    """Mask of the rows of ``slices`` that are, or are inside, an op that the backward pass repeats."""
     slices = trace.rows["slices"]
     roots = np.zeros(len(slices), bool)
     roots[trace.fact(recomputed_ops)] = True
@@ -443,7 +446,7 @@ def _repeated(trace: Trace) -> npt.NDArray[np.bool_]:
 
 
 def _add_instructions(trace: Trace, costs: Costs, devices: tuple[Device | None, ...]) -> None:
-    """Kernels of compiled XLA programs: the cost of their instruction, divided by time where it launches several."""
+    """Add kernels of compiled XLA programs: the cost of their instruction, divided by time among several."""
     from perfscope.analyzers.hlo.cost.module import hlo_costs
     from perfscope.analyzers.hlo.roofline import roof_of, run_times
     from perfscope.analyzers.hlo.scope import scope_of
@@ -474,7 +477,7 @@ def _add_instructions(trace: Trace, costs: Costs, devices: tuple[Device | None, 
 
 
 def _instruction_kernels(trace: Trace) -> dict[tuple[InstructionTime, int], list[int]]:
-    """By instruction of a scheduled program and device: its kernels."""
+    """Map (instruction, device) of a scheduled program to its kernels."""
     from perfscope.analyzers.hlo.time import hlo_time
 
     ops, kernels = trace.rows["hlo_ops"], trace.rows["kernels"]
@@ -514,25 +517,24 @@ def _add_collectives(trace: Trace, costs: Costs, devices: tuple[Device | None, .
             costs.roof_ns[kernel] = np.nan if roof.link_ns is None else roof.roof_ns
 
 
-# The longest that avoidable traffic and launches can have taken: no modelled saving is more than that.
+# Upper bound of the time of avoidable traffic and launches, which limits every modelled saving.
 #
-# A saving that is taken as a share of measured time says nothing of why that time was long: the first call of a kernel,
-# a slow operand beside the one that is saved, another process on the same cores. What goes away with the bytes is no
-# more than the bytes at the lowest bandwidth that moving them reaches, and what goes with a launch no more than the
-# longest that an empty kernel and the gap behind it take.
+# A saving that is a share of measured time ignores why that time was long: the first call of a kernel, a slow operand
+# next to the saved one, another process on the same cores. Removing bytes saves at most their time at the lowest
+# bandwidth of a copy, and removing a launch at most the longest empty kernel and the gap after it.
 
 
 HOST_BANDWIDTH = 2 * 10**9
-"""Bytes/s that an op on the host moves at least: one core of a shared machine, strided. It streams 5 to 20 GB/s."""
+"""Minimum bytes/s of an op on the host: one core of a shared machine, strided. Streaming reaches 5 to 20 GB/s."""
 
 HOST_OP_NS = 10_000
-"""The longest an eager op on the host takes beside its elements: dispatch, allocation, a thread pool woken up."""
+"""Maximum overhead of an eager op on the host: dispatch, allocation, waking a thread pool."""
 
 
 def longest_ns(trace: Trace, *, moved: float, launches: int) -> int:
-    """Upper bound of the time that goes away with ``moved`` bytes and ``launches`` kernels (ops, on the host), ns.
+    """Return the upper bound of the time saved with ``moved`` bytes and ``launches`` kernels (ops, on the host), ns.
 
-    Of several devices the slowest counts; of one whose peaks are not known the slowest of the catalogue.
+    Of several devices the slowest counts; for a device with unknown peaks, the slowest of the catalogue.
     """
     from perfscope.analyzers.predict.assumptions import vendor_factors
 
@@ -549,7 +551,7 @@ def longest_ns(trace: Trace, *, moved: float, launches: int) -> int:
 
 
 def moved_bytes(trace: Trace, ops: Iterable[int]) -> float | None:
-    """Bytes that the work in rows of ``slices`` moves; ``None`` where some of it is not known."""
+    """Return the bytes moved by the work in rows of ``slices``; ``None`` if some are unknown."""
     rows = np.fromiter(ops, np.int64)
     if len(trace.rows["kernels"]):
         inside = trace.fact(kernel_costs).bytes[work_inside(trace, "kernels", rows)]

@@ -1,4 +1,4 @@
-"""What anomaly mode of autograd does in a step: checks for NaN after each node, and stacks of the forward pass."""
+"""Work of autograd's anomaly mode in a step: checks for NaN after each node, and stacks of the forward pass."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ _CHECKS = frozenset({_FIRST_CHECK, "aten::_is_any_true", "aten::any", "aten::ite
 """Ops that the engine runs on each result of a node, outside of the node's own work."""
 
 CHECKED_SHARE = 0.5
-"""Of the nodes: in anomaly mode all that have a result, without it none."""
+"""Share of checked nodes from which anomaly mode is on: all nodes with a result, or none without it."""
 
 
 DISTORTED = frozenset({"host_bound", "host_sync", "launch_bound", "small_kernels", "unexplained_idle", "unfused_ops"})
-"""Rules whose findings are consequences of anomaly mode, whose checks are reads and small kernels after each node, or
-of jit that is disabled."""
+"""Rules whose findings are consequences of anomaly mode (reads and small kernels after each node) or of disabled jit.
+"""
 
 
 class AnomalyMode(Struct, frozen=True, kw_only=True):
-    """What it costs in the recorded steps."""
+    """Cost in the recorded steps."""
 
     where: Where
-    """The line that turns it on, where a run of ours noted it."""
+    """Line that turns it on, if `perfscope run` recorded it."""
     rows: Int64
-    """The checks, rows of ``slices``."""
+    """Rows of ``slices`` of the checks."""
     checks: int
-    """Results that are checked, per step."""
+    """Number of checked results per step."""
     check_ns: int
-    """Of all checks, over the recording."""
+    """Time of all checks over the recording."""
     stacks: int
-    """Stacks that are kept, per step."""
+    """Number of kept stacks per step."""
     stack_ns: int | None
-    """Of all stacks, over the recording; ``None``: not measured."""
+    """Time of all stacks over the recording; ``None`` if not measured."""
 
     @property
     def cost_ns(self) -> int:
-        """Of both together, over the recording."""
+        """Sum of both over the recording."""
         return self.check_ns + (self.stack_ns or 0)
 
 
 def anomaly_mode(trace: Trace) -> AnomalyMode | None:
-    """What anomaly mode does in the recorded steps; ``None`` where it is off."""
+    """Return the cost of anomaly mode in the recorded steps; ``None`` if it is off."""
     slices = trace.rows["slices"]
     texts = trace.strings
     nodes = np.array([code for code, text in enumerate(texts) if text.startswith(_NODE)], np.int64)
@@ -78,7 +78,7 @@ def anomaly_mode(trace: Trace) -> AnomalyMode | None:
 
 
 def distortion(trace: Trace) -> str | None:
-    """Why the rules in ``DISTORTED`` cannot judge the program in this trace; ``None``: they can."""
+    """Return why the rules in ``DISTORTED`` cannot evaluate this trace; ``None`` if they can."""
     if jit_disabled(trace):
         return "jax_disable_jit makes every operation a program of its own: turn it off and record again"
     if trace.fact(anomaly_mode) is None:
@@ -87,7 +87,7 @@ def distortion(trace: Trace) -> str | None:
 
 
 def _in_steps(trace: Trace, times_ns: Int64) -> npt.NDArray[np.bool_]:
-    """Whether a time is in a step; true of all where no step is known."""
+    """Mask of the times in a step; all True without known steps."""
     windows = trace.fact(step_windows)
     if not windows.count:
         return np.ones(len(times_ns), bool)

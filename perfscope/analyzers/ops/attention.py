@@ -1,8 +1,8 @@
-"""Attention written out: scores = q k^T, pointwise ops, softmax, pointwise ops, scores v.
+"""Unfused attention: scores = q k^T, pointwise ops, softmax, pointwise ops, scores v.
 
-Exact from the op graph (dataflow), else from a trace with shapes (order and element counts). The
-*score ops* are those that read or write a tensor of the size of the scores, the two matmuls aside,
-with the backward of each: what a fused kernel keeps on chip.
+Exact from the op graph (dataflow), else from a trace with shapes (order and element counts). The *score ops* read or
+write a tensor of the size of the scores, except the two matmuls, with the backward of each: a fused kernel keeps their
+results on chip.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ if TYPE_CHECKING:
     from perfscope.model.op_graph import OpGraph
 
 SDPA_SOFTMAX = "aten._safe_softmax"
-"""The softmax of torch's own math fallback of ``scaled_dot_product_attention``."""
+"""The softmax of torch's math fallback of ``scaled_dot_product_attention``."""
 
 
 class GraphAttention(Struct, frozen=True, kw_only=True):
-    """One attention of the op graph that was computed by its formula."""
+    """One unfused attention of the op graph."""
 
     softmax: int
     """Index of the softmax op in ``OpGraph.ops``."""
     matmuls: tuple[int, int]
     ops: tuple[int, ...]
-    """Score ops, forward and backward, in order. The matmuls are not among them."""
+    """Score ops, forward and backward, in order, without the matmuls."""
     score_shape: tuple[int, ...]
     score_dtype: str
     bytes: int
-    """What the score ops read and write in one step."""
+    """Bytes that the score ops read and write per step."""
     by_sdpa: bool
-    """The program called ``scaled_dot_product_attention`` and got its math fallback."""
+    """Whether the program called ``scaled_dot_product_attention`` and got its math fallback."""
 
 
 def graph_attentions(trace: Trace) -> tuple[GraphAttention, ...]:
-    """Written-out attentions of the trace's op graph, in order; empty if none was recorded."""
+    """Return the unfused attentions of the trace's op graph, in order; empty without a graph."""
     flow = trace.fact(trace_flow)
     return () if trace.op_graph is None or flow is None else find_attentions(trace.op_graph, flow)
 
 
 def find_attentions(graph: OpGraph, flow: Flow | None = None) -> tuple[GraphAttention, ...]:
-    """As ``graph_attentions``, of a graph."""
+    """Return the same as ``graph_attentions`` for a graph."""
     known = flow_of(graph) if flow is None else flow
     program = op_program(graph, known)
     found = (_attention(graph, known, program, group) for group in score_groups(program))
@@ -112,7 +112,7 @@ USED_OPS = SCORE_OPS | frozenset(f"aten::{name}" for name in (*BATCHED, *SOFTMAX
 
 
 class TraceAttention(Struct, frozen=True, kw_only=True):
-    """One attention of a trace that was computed by its formula. All are rows of ``slices``."""
+    """One unfused attention of a trace. All fields are rows of ``slices``."""
 
     softmax: int
     ops: tuple[int, ...]
@@ -122,7 +122,7 @@ class TraceAttention(Struct, frozen=True, kw_only=True):
 
 
 def trace_attentions(trace: Trace) -> tuple[TraceAttention, ...]:
-    """Written-out attentions in order of the table. Needs host ops with shapes."""
+    """Return the unfused attentions in order of the table. Requires host ops with shapes."""
     slices = trace.rows["slices"]
     nodes = trace.fact(autograd_nodes)
     in_backward = nearest_ancestor(trace, slices["parent"].astype(np.int64), nodes) != MISSING
@@ -151,10 +151,10 @@ def _trace_attention(
 
 
 def _backward_nodes(trace: Trace) -> dict[tuple[int, int], list[int]]:
-    """(sequence, forward's row of ``threads``) -> autograd nodes.
+    """Map (sequence, forward's row of ``threads``) to autograd nodes.
 
-    Traces name the forward's thread by an id of their own, so the numbers are taken as of one
-    thread unless several threads ran forward ops.
+    Traces identify the forward's thread by a separate id, so the numbers are assumed to be of one thread unless several
+    threads ran forward ops.
     """
     slices = trace.rows["slices"]
     nodes = np.flatnonzero(trace.fact(autograd_nodes) & (slices["sequence"] != MISSING))

@@ -1,13 +1,13 @@
 """FLOPs and bytes of one eager op of PyTorch, from the shapes, dtypes and strides that the profiler recorded.
 
-FLOPs are those of matrix products, convolutions and attention (formulas: ``model/op_flops.py``); other work is bounded
-by memory and counts none. Bytes are the least an op moves: every operand once and every result once; a dimension of
-stride 0 (``expand``) counts once. What caches keep between kernels is not known and not taken off.
+FLOPs are those of matrix products, convolutions and attention (formulas: ``model/op_flops.py``); other work is limited
+by memory and counts none. Bytes are the minimum that an op moves: every operand once and every result once; a dimension
+with stride 0 (``expand``) counts once. Caching between kernels is unknown and not subtracted.
 
-Results are not recorded, they follow from the operands: of elementwise ops by broadcasting and type promotion, of
-products, convolutions and attention from the shapes, of norms and softmax the size of the input. A reduction counts its
-input alone. Ops whose work depends on values of tensors (``index``, ``nonzero``, attention of packed sequences) have no
-cost. Kernels of inductor count what their loops touch. Signatures are those of torch 2.1 to 2.13
+Results are not recorded; they follow from the operands: for elementwise ops by broadcasting and type promotion, for
+products, convolutions and attention from the shapes, for norms and softmax the size of the input. A reduction counts
+only its input. Ops whose work depends on values of tensors (``index``, ``nonzero``, attention of packed sequences) have
+no cost. Kernels of inductor count the elements that their loops touch. Signatures are those of torch 2.1 to 2.13
 (``native_functions.yaml``).
 """
 
@@ -29,7 +29,59 @@ Formula = Callable[[OpCall], OpCost | None]
 
 
 MOST_AMOUNT = 1 << 100
-"""FLOPs or bytes of one call."""
+"""Maximum FLOPs or bytes of one call."""
+
+_SCALAR_TYPES = {5: "float16", 6: "float32", 15: "bfloat16"}
+"""Numbers in ``c10::ScalarType``."""
+
+_BACKWARD = "grad_output input weight bias_sizes stride padding dilation transposed output_padding groups output_mask"
+
+_COMPARISONS = frozenset(["eq", "ne", "lt", "le", "gt", "ge", "logical_not", "logical_and", "logical_or", "isnan"])
+
+_UNARY = (
+    "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan tanh sigmoid neg abs reciprocal relu silu erf "
+    "floor ceil round sign bitwise_not logical_not isnan"
+)
+
+_BINARY = "add sub mul div maximum minimum remainder floor_divide atan2 eq ne lt le gt ge"
+
+_OPERANDS = {**dict.fromkeys(_UNARY.split(), 1), **dict.fromkeys(_BINARY.split(), 2)}
+
+_WRITE_ONLY = frozenset({"fill", "zero", "uniform", "normal", "random", "bernoulli", "exponential"})
+
+_POOL = "self kernel_size stride padding dilation ceil_mode"
+
+_INDUCTOR = re.compile(r"triton_(?:poi|red|per)_")
+
+_MIOPEN = "input weight bias padding stride dilation groups"
+
+_DEPTHWISE = "input weight kernel_size bias stride padding dilation"
+
+_FULL = "input weight bias stride padding dilation transposed output_padding groups"
+
+_SDPA = "query key value dropout_p is_causal"
+
+_BIASED = "query key value attn_bias compute_log_sumexp dropout_p is_causal"
+
+_EFFICIENT = "query key value attn_bias cum_seq_q cum_seq_k max_q max_k dropout_p custom_mask_type"
+
+_EFFICIENT_BACKWARD = (
+    "grad query key value bias out cum_seq_q cum_seq_k max_q max_k logsumexp dropout_p seed offset custom_mask_type"
+)
+
+_FLASH = "query key value cum_seq_q cum_seq_k max_q max_k dropout_p is_causal"
+
+_FLASH_BACKWARD = "grad query key value out logsumexp cum_seq_q cum_seq_k max_q max_k dropout_p is_causal"
+
+_CUDNN_BACKWARD = (
+    "grad query key value out logsumexp seed offset attn_bias cum_seq_q cum_seq_k max_q max_k dropout_p is_causal"
+)
+
+_SDPA_BACKWARD = "grad query key value attn_bias out logsumexp seed offset dropout_p mask is_causal"
+
+_PACKAGE = "query key value dropout_p softmax_scale is_causal"
+
+_PACKAGE_BACKWARD = "grad query key value out softmax_lse dq dk dv dropout_p softmax_scale is_causal"
 
 
 @lru_cache(maxsize=65536)
@@ -43,10 +95,10 @@ def op_cost(
     list_dtype: str = "",
     elementwise: bool = False,
 ) -> OpCost | None:
-    """The cost of a call; ``None`` where it has no formula, or what the formula needs was not recorded.
+    """Return the cost of a call; ``None`` without a formula, or if inputs of the formula were not recorded.
 
     ``shapes``, ``dtypes``, ``strides``, ``values``: JSON text as recorded. ``list_dtype``: of tensors in lists.
-    ``elementwise``: all its kernels are, so that it needs no formula of its own.
+    ``elementwise``: all its kernels are elementwise, so that it needs no formula.
     """
     try:
         call = parse_call(name, shapes, dtypes, strides, values, list_dtype)
@@ -56,12 +108,12 @@ def op_cost(
         if elementwise and name.startswith("aten::") and call.tensors:
             return _possible(OpCost(kind="memory", bytes=_elementwise_bytes(call)), call)
     except (ValueError, TypeError, IndexError, KeyError, AttributeError):
-        return None  # another signature than the one that is known
+        return None  # a different signature than the known one
     return None
 
 
 def _possible(cost: OpCost | None, call: OpCall) -> OpCost | None:
-    """With its dtype; ``None`` for an amount of which the sizes cannot be real."""
+    """Return the cost with its dtype; ``None`` for unrealistic sizes."""
     if cost is None or max(cost.flops, cost.bytes) > MOST_AMOUNT:
         return None
     return cost if cost.dtype or not call.tensors else replace(cost, dtype=call.tensors[0].dtype)
@@ -83,15 +135,15 @@ def _flops(call: OpCall, packet: str, names: str, outputs: tuple[Operand, ...] =
 
 
 def _product(names: str, left: int, right: int) -> Formula:
-    """A product of two operands at these positions; its result has the rows of one and the columns of the other.
+    """Return the formula of a product of two operands at these positions, with rows of one and columns of the other.
 
-    What stands behind the names of the signature (``out=``) is the result itself.
+    Arguments after the signature's names (``out=``) are the result itself.
     """
 
     def cost(call: OpCall) -> OpCost:
         first, second = call.tensor(left), call.tensor(right)
         arguments = call.named(names)
-        added = call.arguments[0] if left else None  # what the product is added to
+        added = call.arguments[0] if left else None  # the addend of the product
         unread = isinstance(added, Operand) and arguments.get("beta") == 0
         read = sum(value.bytes for value in arguments.values() if isinstance(value, Operand))
         read -= added.bytes if isinstance(added, Operand) and unread else 0
@@ -108,10 +160,6 @@ def _product(names: str, left: int, right: int) -> Formula:
     return cost
 
 
-_SCALAR_TYPES = {5: "float16", 6: "float32", 15: "bfloat16"}
-"""Numbers of ``c10::ScalarType``."""
-
-
 def _result_dtype(call: OpCall, names: str, operand: str) -> str:
     asked = call.named(names).get("out_dtype")
     if isinstance(asked, int) and asked in _SCALAR_TYPES:
@@ -122,7 +170,7 @@ def _result_dtype(call: OpCall, names: str, operand: str) -> str:
 
 
 def _scaled_mm_out(call: OpCall) -> OpCost:
-    """``_C::cutlass_scaled_mm(out, a, b, ...)`` of vLLM."""
+    """Return the cost of ``_C::cutlass_scaled_mm(out, a, b, ...)`` of vLLM."""
     out, left = call.tensor(0), call.tensor(1)
     flops = product_flops(out.shape[0], left.shape[-1], out.shape[1])
     sizes = Sizes(batch=1, rows=out.shape[0], columns=out.shape[1], inner=left.shape[-1])
@@ -153,12 +201,12 @@ def _convolution(names: str, *, transposed: bool = False) -> Formula:
 
 
 def _windows(positions: Shape, weight: Shape) -> Sizes:
-    """A convolution as a product: positions of all samples, by filters, over the elements of a filter."""
+    """Return a convolution as a product: positions of all samples, by filters, over the elements of a filter."""
     return Sizes(batch=1, rows=positions[0] * math.prod(positions[2:]), columns=weight[0], inner=math.prod(weight[1:]))
 
 
 def _convolved(source: Shape, weight: Shape, arguments: Mapping[str, Argument]) -> Shape:
-    """Shape of the result. ``TypeError`` where stride or padding were not recorded."""
+    """Return the shape of the result. ``TypeError`` if stride or padding were not recorded."""
     axes = len(source) - 2
     stride, padding = (_per_axis(arguments[name], axes) for name in ("stride", "padding"))
     dilation = _per_axis(arguments.get("dilation", 1), axes)
@@ -186,9 +234,6 @@ def _per_axis(value: Argument, axes: int) -> list[int]:
     return value * axes if len(value) == 1 else value
 
 
-_BACKWARD = "grad_output input weight bias_sizes stride padding dilation transposed output_padding groups output_mask"
-
-
 def _convolution_backward(call: OpCall) -> OpCost:
     grad, source, weight = (call.tensor(index) for index in range(3))
     mask = call.named(_BACKWARD)["output_mask"]
@@ -208,7 +253,10 @@ def _convolution_backward(call: OpCall) -> OpCost:
 def _attention(
     names: str, *, causal: str = "is_causal", heads: int = 1, lower_right: bool = False, backward: bool = False
 ) -> Formula:
-    """``heads``: axis of the heads, 1 in (B, H, L, E) and 2 in (B, L, H, E). ``causal``: argument that says so."""
+    """Return the formula of attention. ``heads``: axis of the heads, 1 in (B, H, L, E) and 2 in (B, L, H, E).
+
+    ``causal``: name of the argument for causal masks.
+    """
 
     def cost(call: OpCall) -> OpCost | None:
         arguments = call.named(names)
@@ -233,15 +281,15 @@ def _attention(
 
 
 def _is_list_of_lengths(argument: Argument) -> bool:
-    """An absent tensor is recorded as none or as an empty one."""
+    """Whether the argument is a list of lengths; an absent tensor is recorded as None or as an empty one."""
     return isinstance(argument, Operand) and math.prod(argument.shape) > 1
 
 
-# Work bounded by memory.
+# Work limited by memory.
 
 
 def _moves(*, tensors: int | None = None, results: int = 0, copies: int = 0) -> Formula:
-    """Reads its first ``tensors`` (None: all); writes ``results`` as large as the first one, ``copies`` of all."""
+    """Return the formula: read the first ``tensors`` (None: all), write ``results`` of its size, ``copies`` of all."""
 
     def cost(call: OpCall) -> OpCost | None:
         read = call.tensors[:tensors]
@@ -253,7 +301,7 @@ def _moves(*, tensors: int | None = None, results: int = 0, copies: int = 0) -> 
 
 
 def _causal_softmax(call: OpCall) -> OpCost | None:
-    """Reads the lower triangle of its scores and writes all of them, zeros above.
+    """Return the cost of reading the lower triangle of the scores and writing all of them, with zeros above.
 
     NVIDIA apex, csrc/megatron/scaled_upper_triang_masked_softmax.h: a row loads as many elements as its number.
     """
@@ -268,16 +316,6 @@ def _dense(tensor: Operand) -> int:
     return _result_bytes(tensor.shape, tensor.dtype)
 
 
-_COMPARISONS = frozenset(["eq", "ne", "lt", "le", "gt", "ge", "logical_not", "logical_and", "logical_or", "isnan"])
-_UNARY = (
-    "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan tanh sigmoid neg abs reciprocal relu silu erf "
-    "floor ceil round sign bitwise_not logical_not isnan"
-)
-_BINARY = "add sub mul div maximum minimum remainder floor_divide atan2 eq ne lt le gt ge"
-_OPERANDS = {**dict.fromkeys(_UNARY.split(), 1), **dict.fromkeys(_BINARY.split(), 2)}
-_WRITE_ONLY = frozenset({"fill", "zero", "uniform", "normal", "random", "bernoulli", "exponential"})
-
-
 def _elementwise_bytes(call: OpCall) -> int:
     tensors = call.tensors
     if call.in_place:
@@ -290,7 +328,7 @@ def _elementwise_bytes(call: OpCall) -> int:
 
 
 def elementwise_result(name: str, tensors: Sequence[Operand]) -> Operand:
-    """What an elementwise op makes of its tensors, at least one: by broadcasting and type promotion."""
+    """Return the result of an elementwise op on its tensors, at least one: by broadcasting and type promotion."""
     kept = tensors[1:] if name == "where" and len(tensors) > 1 else tensors
     dtype = "bool" if name in _COMPARISONS else promoted(kept)
     return Operand(shape=broadcast(tuple(tensor.shape for tensor in tensors)), dtype=dtype)
@@ -314,7 +352,7 @@ def _softmax(call: OpCall) -> OpCost:
 
 
 def _rows(call: OpCall) -> OpCost:
-    """``index_select(self, dim, index)``, ``embedding(weight, index)``: the rows that are chosen, read and written."""
+    """Return the cost of ``index_select(self, dim, index)``, ``embedding(weight, index)``: chosen rows in and out."""
     table, index = call.tensor(0), call.tensors[1]
     axis = call.arguments[1] if isinstance(call.arguments[1], int) else 0
     row = table.bytes // max(1, table.shape[axis])
@@ -329,7 +367,7 @@ def _embedding_backward(call: OpCall) -> OpCost:
 
 
 def _resized(call: OpCall) -> OpCost:
-    """``upsample_nearest2d(self, output_size, ...)``: the image read, and one of the other size written."""
+    """Return the cost of ``upsample_nearest2d(self, output_size, ...)``: an image read, one of another size written."""
     source, size = call.tensor(0), call.arguments[1]
     if not isinstance(size, list):
         raise TypeError("the size was not recorded")
@@ -337,11 +375,8 @@ def _resized(call: OpCall) -> OpCost:
     return OpCost(kind="memory", bytes=source.bytes + made)
 
 
-_POOL = "self kernel_size stride padding dilation ceil_mode"
-
-
 def _pooled(call: OpCall) -> OpCost:
-    """``max_pool2d_with_indices``: the image read, the maxima and where they were written."""
+    """Return the cost of ``max_pool2d_with_indices``: the image read, the maxima and their positions written."""
     source, arguments = call.tensor(0), call.named(_POOL)
     window = arguments["kernel_size"]
     if arguments["ceil_mode"] is not False or not isinstance(window, list) or len(source.shape) != 4:
@@ -352,9 +387,9 @@ def _pooled(call: OpCall) -> OpCost:
 
 
 def _rotary(call: OpCall) -> OpCost:
-    """``rotary_embedding(positions, query, key, head_size, cos_sin_cache, is_neox)``: heads are turned in place.
+    """Return the cost of ``rotary_embedding(positions, query, key, head_size, cos_sin_cache, is_neox)``, in place.
 
-    Of each head as many elements as a row of the cache has.
+    Each head rotates as many elements as a row of the cache has.
     """
     positions, cache, head = call.tensor(0), call.tensor(4), call.arguments[3]
     if not isinstance(head, int):
@@ -371,7 +406,7 @@ def _gather(call: OpCall) -> OpCost:
 
 
 def _lists(call: OpCall) -> OpCost | None:
-    """``_foreach_`` ops: read all lists, write the first or one like it."""
+    """Return the cost of ``_foreach_`` ops: read all lists, write the first or one like it."""
     lists = [argument for argument in call.arguments if isinstance(argument, tuple)]
     if not lists:
         return None
@@ -383,7 +418,7 @@ def _lists(call: OpCall) -> OpCost | None:
 
 
 def _fused_optimizer(written: tuple[int, ...]) -> Formula:
-    """Lists of parameters, gradients and state by position; ``written`` are read and written, the others read."""
+    """Return the formula for lists of parameters, gradients and state; ``written``: positions that are also written."""
 
     def cost(call: OpCall) -> OpCost | None:
         sizes = [sum(t.bytes for t in item) if isinstance(item, tuple) else 0 for item in call.arguments]
@@ -393,13 +428,10 @@ def _fused_optimizer(written: tuple[int, ...]) -> Formula:
     return cost
 
 
-_INDUCTOR = re.compile(r"triton_(?:poi|red|per)_")
-
-
 def _inductor_kernel(call: OpCall) -> OpCost | None:
-    """A fused kernel of inductor: its tensors, then the extents of its loops.
+    """Return the cost of a fused kernel of inductor: its tensors, followed by the extents of its loops.
 
-    It touches no more elements of a tensor than its loops have; one that it reads and writes counts once.
+    It touches at most as many elements of a tensor as its loops have; a tensor that it reads and writes counts once.
     """
     extents = [value for value in call.arguments if isinstance(value, int) and not isinstance(value, bool)]
     if not extents or not call.tensors:
@@ -408,24 +440,6 @@ def _inductor_kernel(call: OpCall) -> OpCost | None:
     moved = sum(min(math.prod(tensor.shape), elements) * ITEM_SIZES[tensor.dtype] for tensor in call.tensors)
     return OpCost(kind="memory", bytes=moved)
 
-
-_MIOPEN = "input weight bias padding stride dilation groups"
-_DEPTHWISE = "input weight kernel_size bias stride padding dilation"
-_FULL = "input weight bias stride padding dilation transposed output_padding groups"
-_SDPA = "query key value dropout_p is_causal"
-_BIASED = "query key value attn_bias compute_log_sumexp dropout_p is_causal"
-_EFFICIENT = "query key value attn_bias cum_seq_q cum_seq_k max_q max_k dropout_p custom_mask_type"
-_EFFICIENT_BACKWARD = (
-    "grad query key value bias out cum_seq_q cum_seq_k max_q max_k logsumexp dropout_p seed offset custom_mask_type"
-)
-_FLASH = "query key value cum_seq_q cum_seq_k max_q max_k dropout_p is_causal"
-_FLASH_BACKWARD = "grad query key value out logsumexp cum_seq_q cum_seq_k max_q max_k dropout_p is_causal"
-_CUDNN_BACKWARD = (
-    "grad query key value out logsumexp seed offset attn_bias cum_seq_q cum_seq_k max_q max_k dropout_p is_causal"
-)
-_SDPA_BACKWARD = "grad query key value attn_bias out logsumexp seed offset dropout_p mask is_causal"
-_PACKAGE = "query key value dropout_p softmax_scale is_causal"
-_PACKAGE_BACKWARD = "grad query key value out softmax_lse dq dk dv dropout_p softmax_scale is_causal"
 
 _TABLE: tuple[tuple[Formula, str, str], ...] = (
     (_product("self mat2", 0, 1), "", "mm _int_mm bmm"),
@@ -513,7 +527,7 @@ _TABLE: tuple[tuple[Formula, str, str], ...] = (
     (_moves(), "sgl_kernel::", "rmsnorm silu_and_mul gelu_and_mul gelu_tanh_and_mul"),
     (_rotary, "", "_C::rotary_embedding sgl_kernel::rotary_embedding"),
     (_pooled, "", "max_pool2d_with_indices"),
-    (_moves(), "", "max_pool2d_with_indices_backward"),  # the second is as large as what is written
+    (_moves(), "", "max_pool2d_with_indices_backward"),  # the second tensor is as large as the written one
     (
         _moves(tensors=1),
         "",
@@ -527,7 +541,7 @@ _TABLE: tuple[tuple[Formula, str, str], ...] = (
         "clamp_max norm copy zero",
     ),
 )
-"""Formula, and the ops that it is of: what their names begin with, and the rest of each."""
+"""Formula, prefix of the op names, and the rest of each name."""
 
 _FORMULAS = {prefix + name: formula for formula, prefix, names in _TABLE for name in names.split()}
-"""By name. Elementwise ops need none: their kernels say what they are."""
+"""By name. Elementwise ops need none: their kernels identify them."""

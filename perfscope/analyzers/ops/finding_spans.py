@@ -1,8 +1,8 @@
-"""Where in a recording a finding shows that names ops, instructions, or moments of a memory.
+"""Spans of a recording for a finding that names ops, instructions, or moments of a memory.
 
-Every piece is of the recording itself: of the kernels and copies that ops launched (without any, the ops on the host),
-of the rows of instructions, of blocks that lived on the trace's clock. Where the recording shows nothing of them there
-is no piece.
+Every span is from the recording itself: of the kernels and copies that ops launched (without any, the ops on the host),
+of the rows of instructions, of blocks that lived on the trace's clock. If the recording has none of them there is no
+span.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ Int64 = npt.NDArray[np.int64]
 
 
 def spans_of_slices(trace: Trace, rows: Iterable[int]) -> tuple[Span, ...]:
-    """Device work launched inside host spans (rows of ``slices``), the longest first; without any, the spans."""
+    """Return the device work launched inside host spans (rows of ``slices``), longest first; without any, the spans."""
     return _longest(*_work_of(trace, np.fromiter(rows, np.int64)))
 
 
 def spans_of_regions(trace: Trace, regions: Iterable[Iterable[int]]) -> tuple[Span, ...]:
-    """A piece for each region of host spans that follow one another: from the first work of it to the end of the last.
+    """Return a span per region of consecutive host spans: from the begin of its first work to the end of its last.
 
-    The longest first.
+    Longest first.
     """
     starts, ends = [], []
     for region in regions:
@@ -47,7 +47,7 @@ def spans_of_regions(trace: Trace, regions: Iterable[Iterable[int]]) -> tuple[Sp
 
 
 def spans_of_ops(trace: Trace, ops: Iterable[int]) -> tuple[Span, ...]:
-    """Work of ops of the op graph in the timed steps, as far as the two were joined; the longest first."""
+    """Return the work of ops of the op graph in the timed steps, as far as both could be matched; longest first."""
     chosen = np.fromiter(dict.fromkeys(ops), np.int64)
     rows = [spans[chosen] for spans in trace.fact(graph_time).spans]
     if not rows:
@@ -57,14 +57,14 @@ def spans_of_ops(trace: Trace, ops: Iterable[int]) -> tuple[Span, ...]:
 
 
 def spans_of_instructions(trace: Trace, module: HloModule, names: Iterable[str]) -> tuple[Span, ...]:
-    """Rows of instructions on all devices, the longest first; a loop that has a row itself is one piece."""
+    """Return the rows of instructions on all devices, longest first; a loop with its own row is one span."""
     from perfscope.analyzers.programs.saving import Part
 
     return spans_of_parts(trace, [Part(module=module, instructions=tuple(names), modelled_ns=None)])
 
 
 def spans_of_parts(trace: Trace, parts: Iterable[Part]) -> tuple[Span, ...]:
-    """As `spans_of_instructions`, of the instructions of several parts (`hlo_saving`)."""
+    """Return the same as `spans_of_instructions` for the instructions of several parts."""
     from perfscope.analyzers.hlo.executions import rows_of
 
     if not len(trace.rows["hlo_ops"]):
@@ -76,9 +76,9 @@ def spans_of_parts(trace: Trace, parts: Iterable[Part]) -> tuple[Span, ...]:
 
 
 def spans_of_peak(timeline: MemoryTimeline, blocks: npt.ArrayLike) -> tuple[Span, ...]:
-    """While a memory holds its peak, then the lives of ``blocks`` (rows), the largest first.
+    """Return the time of a memory's peak, followed by the lifetimes of ``blocks`` (rows), largest first.
 
-    Nothing where its positions are no times of the trace: another recording, counted events, a schedule.
+    Empty if its positions are not times of the trace: another recording, counted events, a schedule.
     """
     if not _is_on_clock(timeline):
         return ()
@@ -86,16 +86,17 @@ def spans_of_peak(timeline: MemoryTimeline, blocks: npt.ArrayLike) -> tuple[Span
 
 
 def spans_of_blocks(timeline: MemoryTimeline, blocks: npt.ArrayLike) -> tuple[Span, ...]:
-    """Lives of blocks (rows), the largest first; nothing as of `spans_of_peak`."""
+    """Return the lifetimes of blocks (rows), largest first; empty as for `spans_of_peak`."""
     if not _is_on_clock(timeline):
         return ()
     rows, table = np.asarray(blocks, np.int64), timeline.blocks
-    ends = np.minimum(table["end"][rows], timeline.last)  # what is never free lives to the end of the recording
+    # a block that is never freed lives to the end of the recording
+    ends = np.minimum(table["end"][rows], timeline.last)
     return worst_spans(table["start"][rows], ends, table["bytes"][rows])
 
 
 def spans_at(timeline: MemoryTimeline, position: int) -> tuple[Span, ...]:
-    """From a moment of a memory to its next change, else to its end; nothing as of `spans_of_peak`."""
+    """Return the span from a moment of a memory to its next change, else to its end; empty as for `spans_of_peak`."""
     if not _is_on_clock(timeline):
         return ()
     later = timeline.live().positions
@@ -105,14 +106,14 @@ def spans_at(timeline: MemoryTimeline, position: int) -> tuple[Span, ...]:
 
 
 def spans_of_windows(windows: Iterable[Window]) -> tuple[Span, ...]:
-    """Pieces of host time, the longest first."""
+    """Return spans of host time, longest first."""
     chosen_rows = list(windows)
     starts = np.array([window.start_ns for window in chosen_rows], np.int64)
     return _longest(starts, np.array([window.end_ns for window in chosen_rows], np.int64))
 
 
 def spans_within(trace: Trace, found: Intervals) -> tuple[Span, ...]:
-    """The part of some intervals on the trace's clock that lies within the recording, the longest first."""
+    """Return the parts of some intervals on the trace's clock within the recording, longest first."""
     low, high = trace.span_ns()
     seen = (found.ends > low) & (found.starts < high)
     return _longest(np.maximum(found.starts[seen], low), np.minimum(found.ends[seen], high))
@@ -123,7 +124,7 @@ def _is_on_clock(timeline: MemoryTimeline) -> bool:
 
 
 def _work_of(trace: Trace, rows: Int64) -> tuple[Int64, Int64]:
-    """Starts and ends of the device work launched inside host spans; without a device, of the spans."""
+    """Return starts and ends of the device work launched inside host spans; without a device, of the spans."""
     tables = [name for name in ("kernels", "copies") if len(trace.rows[name])] if len(trace.rows["kernels"]) else []
     found = [(trace.rows[name], work_inside(trace, name, rows)) for name in tables] or [(trace.rows["slices"], rows)]
     starts = np.concatenate([table["start_ns"][mine] for table, mine in found])

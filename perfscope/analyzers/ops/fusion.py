@@ -1,10 +1,9 @@
 """Groups of elementwise ops that one kernel could run, exact from the op graph.
 
-A group is what a fusing compiler would merge: pointwise ops over one iteration domain, with the
-reductions over that domain and the small ops that broadcast into it. Groups are convex and can
-all be scheduled together: every op gets a level that never falls along a dependency and rises at
-every edge that cannot be fused, and a group lies on one level. A path that leaves a group has
-risen, so it cannot come back.
+A group is what a fusing compiler would merge: pointwise ops over one iteration domain, with the reductions over that
+domain and the small ops that broadcast into it. Groups are convex and can all be scheduled together: every op gets a
+level that never falls along a dependency and rises at every edge that cannot be fused, and a group has a single level.
+A path that leaves a group has risen, so it cannot return.
 """
 
 from __future__ import annotations
@@ -29,30 +28,91 @@ if TYPE_CHECKING:
     from perfscope.model.op_graph import GraphOp, GraphTensor, OpGraph
 
 FUSED_ALREADY = ("aten.native_", "aten._fused_", "aten._foreach_", "aten.cum", "aten.nll_loss", "aten.logcum")
-"""Norms, losses and list ops that are one hand-written kernel over several steps of a formula, and scans. A
-compiler may still join them with their neighbours; that gains a fraction of what the rule is about."""
+"""Norms, losses and list ops that are one hand-written kernel over several steps of a formula, and scans. A compiler
+may still fuse them with their neighbours, but that gains little.
+"""
 
 ELEMENTWISE_NATIVE = frozenset({"aten.native_dropout", "aten.native_dropout_backward"})
 
+FORWARD_PRECISION = 0.93
+
+FORWARD_RECALL = 0.97
+
+_ELEMENTWISE_KERNEL = re.compile(r"\b(?:vectorized_|unrolled_|legacy_)?elementwise_kernel\b|_elementwise_kernel_")
+
+NOTHING_LOST = re.compile(
+    r"intermediate nodes"  # a kernel between them needs the value as well; its own reason is reported instead
+    r"|\bextern\b|epilogue|\btemplate\b|prologue"  # library calls and matrix product templates
+    r"|\bnop\b|must go before"
+    r"|foreach"  # already one launch for many tensors
+    r"|register spilling|grouped node"  # inductor measured it, or a setting requires it
+)
+"""Reasons that are right, or that do not concern a border between two fusable kernels."""
+
+_SIZES = (
+    "Bring both over the same elements: a reduction fuses with what goes over its own input or its own output, not "
+    "with a third size."
+)
+
+_ORDER = (
+    "Let both go over memory in one order: reduce over the last dimension, and transpose or call .contiguous() before "
+    "the first of them, not between."
+)
+
+_REASONS: tuple[tuple[str, str, str], ...] = (
+    (
+        r"no shared data",
+        "they touch the same values in another order: one of them transposes, or reduces over another axis",
+        _ORDER,
+    ),
+    (
+        r"memory deps did not match",
+        "the second reads the values at other positions than the first writes them (shifted, strided, transposed)",
+        _ORDER,
+    ),
+    (r"numel/rnumel mismatch|numel(/rnumel)? incompatibility", "they go over different numbers of elements", _SIZES),
+    (r"tiling|loop order", "their loops are tiled differently, for strides that do not agree", _ORDER),
+    (r"different buf layouts", "their results are laid out differently in memory", _ORDER),
+    (
+        r"device mismatch",
+        "they run on different devices",
+        "Make both tensors on the same device: torch.arange(..., device=x.device), torch.zeros and similar functions.",
+    ),
+    (
+        r"[Ss]plit scan",
+        "a scan (cumsum, cumprod) over a long dimension runs in parts, which cannot hold a reduction",
+        "Reduce after the scan from its last element, or in a function of its own.",
+    ),
+    (
+        r"explicit(ly)? disabled",
+        "fusion was turned off for this value",
+        "See torch._inductor.config for the setting.",
+    ),
+)
+"""Part of a reason, its meaning, and the fix."""
+
+LONGEST_CHAIN = 6
+"""Maximum number of names in a chain, so that it fits on a line of a report."""
+
 
 class FusionGroup(Struct, frozen=True, kw_only=True):
-    """At least two ops that one kernel could run. Bytes are those of one step."""
+    """At least two ops that one kernel could run. Bytes are per step."""
 
     ops: tuple[int, ...]
     """Indices into ``OpGraph.ops``, in execution order."""
     eager_bytes: int
-    """Sum over the ops of what each reads and writes."""
+    """Sum over the ops of the bytes that each reads and writes."""
     fused_bytes: int
-    """What a fused kernel reads from outside and writes for others."""
+    """Bytes that a fused kernel reads from outside and writes for others."""
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes that never leave the chip when fused; never negative."""
+        """Bytes that stay on chip when fused; never negative."""
         return self.eager_bytes - self.fused_bytes
 
     @property
     def saved_share(self) -> float:
-        """``saved_bytes`` as a part of ``eager_bytes``; 0 where nothing is moved."""
+        """``saved_bytes`` as a share of ``eager_bytes``; 0 if no bytes are moved."""
         return self.saved_bytes / self.eager_bytes if self.eager_bytes else 0.0
 
 
@@ -66,7 +126,7 @@ class _Part(Struct, kw_only=True):
 
 
 class _Kind(Struct, frozen=True, kw_only=True):
-    """What decides whether an op fuses at all, and with whom. Domain in elements."""
+    """Properties that determine whether an op fuses, and with which others. Domain in elements."""
 
     domain: int
     reduces: bool
@@ -77,13 +137,13 @@ class _Kind(Struct, frozen=True, kw_only=True):
 
 
 def fusion_groups(trace: Trace) -> tuple[FusionGroup, ...]:
-    """The groups of the trace's op graph, most saved bytes first; empty if none was recorded."""
+    """Return the groups of the trace's op graph, most saved bytes first; empty without a graph."""
     flow = trace.fact(trace_flow)
     return () if trace.op_graph is None or flow is None else find_groups(trace.op_graph, flow)
 
 
 def find_groups(graph: OpGraph, flow: Flow | None = None) -> tuple[FusionGroup, ...]:
-    """All groups of a graph, most saved bytes first. Time grows linearly with ops and edges."""
+    """Return all groups of a graph, most saved bytes first. Time is linear in ops and edges."""
     known = flow_of(graph) if flow is None else flow
     builder = _Builder(graph, known)
     builder.raise_parts()
@@ -92,10 +152,10 @@ def find_groups(graph: OpGraph, flow: Flow | None = None) -> tuple[FusionGroup, 
 
 
 def group_of(graph: OpGraph, flow: Flow, ops: list[int]) -> FusionGroup:
-    """The bytes of a set of ops, run one by one and as one kernel.
+    """Return the bytes of a set of ops, run one by one and as one kernel.
 
-    eager = sum over ops of distinct bytes in and out; fused = distinct bytes read from outside the
-    set, plus those written and used outside it, later in the step or after it.
+    eager = sum over ops of distinct bytes in and out; fused = distinct bytes read from outside the set, plus those
+    written and used outside it, later in the step or after it.
     """
     members = set(ops)
     eager = 0
@@ -115,7 +175,7 @@ def group_of(graph: OpGraph, flow: Flow, ops: list[int]) -> FusionGroup:
 
 
 def region_bytes(graph: OpGraph, flow: Flow, tensors: tuple[int, ...]) -> int:
-    """Bytes of distinct regions; of no storage more than it has."""
+    """Return the bytes of distinct regions; for each storage at most its size."""
     regions = {flow.region(graph, tensor): graph.tensors[tensor].bytes for tensor in tensors}
     by_storage: dict[int, int] = {}
     for (storage, _), size in regions.items():
@@ -124,7 +184,7 @@ def region_bytes(graph: OpGraph, flow: Flow, tensors: tuple[int, ...]) -> int:
 
 
 def is_elementwise(op: GraphOp) -> bool:
-    """True if each output element depends on one element of each input."""
+    """Whether each output element depends on one element of each input."""
     return op.pointwise and not op.view and not _stands_alone(op)
 
 
@@ -134,7 +194,7 @@ def _stands_alone(op: GraphOp) -> bool:
 
 
 class _Builder:
-    """Assigns levels in execution order, joining parts where an edge fuses; then raises parts."""
+    """Assigns levels in execution order and merges parts at edges that fuse; then raises parts."""
 
     def __init__(self, graph: OpGraph, flow: Flow) -> None:
         self.graph = graph
@@ -144,7 +204,7 @@ class _Builder:
         self.part = [-1] * len(graph.ops)
         self.parts: dict[int, _Part] = {}
         self.followers: list[list[int]] = [[] for _ in graph.ops]
-        """By op: later ops that must stay behind it without reading from it."""
+        """By op: later ops that must remain after it without reading from it."""
         for index, op in enumerate(graph.ops):
             if not op.view:
                 self._place(index)
@@ -172,7 +232,7 @@ class _Builder:
             self._store(index, blank, {self.part[before] for before in same})
 
     def _merge_all(self, part: _Part, others: list[tuple[int, int]]) -> int | None:
-        """Widen ``part`` by the parts that feed it; the op whose part does not fit, or ``None``."""
+        """Widen ``part`` by the parts that feed it; return the op whose part does not fit, or ``None``."""
         for other_id, producer in others:
             merged = self._merged(self.parts[other_id], producer, part)
             if merged is None:
@@ -181,10 +241,10 @@ class _Builder:
         return None
 
     def _merged(self, upstream: _Part, producer: int, downstream: _Part) -> _Part | None:
-        """Domain of two parts as one, or ``None``: one kernel has one iteration domain.
+        """Return the domain of two merged parts, or ``None``: one kernel has one iteration domain.
 
-        A smaller part may broadcast into a larger one if it holds no reduction of its own; the
-        result of a reduction may be worked on after it.
+        A smaller part may broadcast into a larger one if it has no reduction; the result of a reduction may be
+        processed after it.
         """
         if upstream.domain < downstream.domain and upstream.reduces:
             return None
@@ -199,7 +259,7 @@ class _Builder:
         )
 
     def _store(self, key: int, part: _Part, absorbed: set[int]) -> None:
-        """Keep a new or lifted part under ``key`` and unite it with others of its level."""
+        """Store a new or raised part under ``key`` and merge it with others of its level."""
         for op in part.ops:
             self.part[op], self.level[op] = key, part.level
         self.parts[key] = part
@@ -208,7 +268,7 @@ class _Builder:
         self.parts[key].domain, self.parts[key].reduces = part.domain, part.reduces
 
     def _unite(self, first: int, second: int) -> int:
-        """The larger part takes in the smaller, so no op moves more than log(ops) times; its key."""
+        """Merge the smaller part into the larger, so that no op moves more than log(ops) times; return the key."""
         small, large = sorted((first, second), key=lambda key: len(self.parts[key].ops))
         moved = self.parts.pop(small).ops
         self.parts[large].ops.extend(moved)
@@ -217,7 +277,7 @@ class _Builder:
         return large
 
     def fuses(self, producer: int, reader: int) -> bool:
-        """True if nothing about the two ops themselves keeps them from one kernel."""
+        """Whether the two ops themselves allow one kernel."""
         first, second = self.kinds[producer], self.kinds[reader]
         if first is None or second is None or first.to_scalar:
             return False
@@ -234,7 +294,7 @@ class _Builder:
         return whole and in_order
 
     def _overwrites_only_what_it_reads(self, before: int, index: int) -> bool:
-        """An in-place op may fuse with the op that made its input, not with another reader of it."""
+        """Whether an in-place op overwrites only values of the op that made its input, not of another reader."""
         tensors = self.graph.tensors
         read_by_before = {tensors[tensor].storage for tensor in self.flow.reads[before]}
         made_by_before = {tensors[tensor].storage for tensor in self.flow.writes[before]}
@@ -242,7 +302,7 @@ class _Builder:
         return not (written & read_by_before) - made_by_before
 
     def raise_parts(self) -> None:
-        """Lift parts to the level of their readers where that lets them join, latest first."""
+        """Raise parts to the level of their readers if that lets them merge, latest first."""
         for key in sorted(self.parts, key=lambda known: -self.parts[known].level):
             part = self.parts.get(key)
             if part is None:
@@ -264,7 +324,7 @@ class _Builder:
             self._lift(key, part, ceiling, feeds)
 
     def _lift(self, key: int, part: _Part, level: int, feeds: dict[int, int]) -> None:
-        """Join ``part`` with the parts it feeds on ``level``, if all of them fit."""
+        """Merge ``part`` with the parts it feeds on ``level``, if all of them fit."""
         whole = part
         for other_id, producer in feeds.items():
             merged = self._merged(whole, producer, self.parts[other_id])
@@ -276,7 +336,7 @@ class _Builder:
 
 
 def _kinds(graph: OpGraph) -> list[_Kind | None]:
-    """What each op is to fusion; ``None`` for ops that stand alone. A host read ends a segment."""
+    """Return the fusion properties of each op; ``None`` for ops that never fuse. A host read ends a segment."""
     kinds: list[_Kind | None] = []
     segment = 0
     for op in graph.ops:
@@ -310,58 +370,52 @@ def _elements(tensor: GraphTensor) -> int:
     return math.prod(tensor.shape)
 
 
-# Chains of elementwise kernels that look fusable, from a bare trace with shapes.
+# Chains of elementwise kernels that appear fusable, from a bare trace with shapes.
 #
-# Consecutive elementwise kernels on one stream are taken as a chain where the shape and dtype that
-# one makes are those of an input of the next. There is no dataflow in such a trace, so this is a
-# guess. Against the exact op graph of attention, MoE and SSM training steps it had precision 0.93
-# and recall 0.97 in the forward pass, 0.24 and 1.0 in the backward, 0.67 and 1.0 in the optimizer;
-# only forward chains are given.
-
-
-FORWARD_PRECISION = 0.93
-FORWARD_RECALL = 0.97
-
-_ELEMENTWISE_KERNEL = re.compile(r"\b(?:vectorized_|unrolled_|legacy_)?elementwise_kernel\b|_elementwise_kernel_")
+# Consecutive elementwise kernels on one stream form a chain if the shape and dtype of one result are those of an input
+# of the next. Such a trace has no dataflow, so this is an estimate. Compared with the exact op graph of attention, MoE
+# and SSM training steps it had precision 0.93 and recall 0.97 in the forward pass, 0.24 and 1.0 in the backward, 0.67
+# and 1.0 in the optimizer; only forward chains are reported.
 
 
 def is_elementwise_kernel(name: str) -> bool:
-    """True for a generic elementwise kernel of PyTorch, by its name."""
+    """Whether it is a generic elementwise kernel of PyTorch, by its name."""
     return _ELEMENTWISE_KERNEL.search(name) is not None
 
 
 class KernelChain(Struct, frozen=True, kw_only=True):
-    """At least two kernels that look like one elementwise expression."""
+    """At least two kernels that appear to be one elementwise expression."""
 
     kernels: tuple[int, ...]
     """Rows of ``kernels``, in order."""
     ops: tuple[int, ...]
-    """Rows of ``slices``: the op behind each kernel."""
+    """Rows of ``slices``: the op of each kernel."""
     names: tuple[str, ...]
     duration_ns: int
     eager_bytes: int
     fused_bytes: int
-    """With the value of every link kept on chip: the least it can be, as other readers of it are not known.
-    Nothing is counted between two copies within one dtype: those are layouts of different tensors."""
+    """Bytes if the value of every link stays on chip: a lower bound, because other readers of it are unknown. Links
+    between two copies within one dtype do not count: those are layouts of different tensors.
+    """
 
     @property
     def saved_ns(self) -> int:
-        """Time of the bytes saved, at the bandwidth the kernels reached."""
+        """Time of the saved bytes, at the bandwidth that the kernels reached."""
         share = 1 - self.fused_bytes / self.eager_bytes if self.eager_bytes else 0.0
         return round(self.duration_ns * share)
 
 
 def _outside_forward(trace: Trace) -> npt.NDArray[np.bool_]:
-    """By row of ``slices``: inside an autograd node, an optimizer's step, or a graph that inductor compiled.
+    """Mask of the rows of ``slices`` inside an autograd node, an optimizer's step, or a graph that inductor compiled.
 
-    Inductor fused what it could.
+    Inductor has already fused its graphs where possible.
     """
     marked = named_slices(trace, lambda name: name.startswith((EVALUATE, "Optimizer.", GRAPH_CALL)))
     return np.asarray(nearest_ancestor(trace, np.arange(len(marked)), marked) != MISSING)
 
 
 def forward_chains(trace: Trace) -> tuple[KernelChain, ...]:
-    """The chains of the forward pass, in order of time. Needs kernels linked to ops, and shapes."""
+    """Return the chains of the forward pass, in order of time. Requires kernels linked to ops, and shapes."""
     kernels, slices = trace.rows["kernels"], trace.rows["slices"]
     forward = ~_outside_forward(trace) & (slices["kind"] == SliceKind.OP)
     codes = np.unique(trace.rows["kernels"]["name"])
@@ -411,7 +465,7 @@ def _chain(trace: Trace, chain: list[int]) -> KernelChain:
 
 
 def _signature(trace: Trace, op: int) -> tuple[tuple[Operand, ...], Operand | None]:
-    """(tensors read, tensor made) by an elementwise op; nothing made if its shapes are unknown."""
+    """Return (tensors read, tensor made) of an elementwise op; None if its shapes are unknown."""
     tensors = input_tensors(trace, op)
     name = slice_name(trace, op).rpartition("::")[2]
     if not tensors:
@@ -425,81 +479,26 @@ def _signature(trace: Trace, op: int) -> tuple[tuple[Operand, ...], Operand | No
 
 # Why inductor's scheduler did not fuse two neighbours, in plain words.
 #
-# Reasons of torch 2.13 (``torch/_inductor/scheduler.py`` and ``codegen/simd.py``, where ``WhyNoFuse`` is called).
+# Reasons of torch 2.13 (``torch/_inductor/scheduler.py`` and ``codegen/simd.py``, which call ``WhyNoFuse``).
 
 
 class FusionReason(Struct, frozen=True, kw_only=True):
-    """What a reason means. ``fix``: what makes them fuse, an imperative sentence."""
+    """Meaning of a reason. ``fix``: an imperative sentence that makes them fuse."""
 
     meaning: str
     fix: str | None = None
 
 
-NOTHING_LOST = re.compile(
-    r"intermediate nodes"  # a kernel in between needs the value as well; what keeps that one apart is said of it
-    r"|\bextern\b|epilogue|\btemplate\b|prologue"  # library calls and matrix product templates
-    r"|\bnop\b|must go before"
-    r"|foreach"  # one launch for many tensors already
-    r"|register spilling|grouped node"  # inductor measured it, or was told so
-)
-"""Reasons that are right, or no border between two kernels that could be one."""
-
-_SIZES = (
-    "Bring both over the same elements: a reduction fuses with what goes over its own input or its own output, not "
-    "with a third size."
-)
-_ORDER = (
-    "Let both go over memory in one order: reduce over the last dimension, and transpose or call .contiguous() before "
-    "the first of them, not between."
-)
-
-_REASONS: tuple[tuple[str, str, str], ...] = (
-    (
-        r"no shared data",
-        "they touch the same values in another order: one of them transposes, or reduces over another axis",
-        _ORDER,
-    ),
-    (
-        r"memory deps did not match",
-        "the second reads the values at other places than the first writes them (shifted, strided, transposed)",
-        _ORDER,
-    ),
-    (r"numel/rnumel mismatch|numel(/rnumel)? incompatibility", "they go over different numbers of elements", _SIZES),
-    (r"tiling|loop order", "their loops are tiled differently, for strides that do not agree", _ORDER),
-    (r"different buf layouts", "their results are laid out differently in memory", _ORDER),
-    (
-        r"device mismatch",
-        "they run on different devices",
-        "Make both tensors on the same device: torch.arange(..., device=x.device), torch.zeros and their like.",
-    ),
-    (
-        r"[Ss]plit scan",
-        "a scan (cumsum, cumprod) over a long dimension runs in parts, which cannot hold a reduction",
-        "Reduce after the scan from its last element, or in a function of its own.",
-    ),
-    (
-        r"explicit(ly)? disabled",
-        "fusion was turned off for this value",
-        "See torch._inductor.config for what did it.",
-    ),
-)
-"""Part of a reason, what it means, and what makes them fuse."""
-
-
 def fusion_reason(reason: str) -> FusionReason:
-    """What ``reason`` means; one that is not known stands for itself."""
+    """Return the meaning of ``reason``; an unknown reason is quoted."""
     for part, meaning, fix in _REASONS:
         if re.search(part, reason):
             return FusionReason(meaning=meaning, fix=fix)
-    return FusionReason(meaning=f'inductor says "{reason}"')
-
-
-LONGEST_CHAIN = 6
-"""Names shown of a chain: what a line of a report holds."""
+    return FusionReason(meaning=f'inductor gives "{reason}"')
 
 
 def chain_text(names: tuple[str, ...]) -> str:
-    """``add -> mul -> silu``: names in order, repeats of a run left out, the tail as ``...``."""
+    """Return ``add -> mul -> silu``: names in order, without repeats, truncated with ``...``."""
     shown: list[str] = []
     for name in names:
         if name not in shown or len(names) <= LONGEST_CHAIN:

@@ -1,9 +1,8 @@
-"""How long each op of the op graph took in the timed steps of the same program.
+"""Time of each op of the op graph in the timed steps of the same program.
 
-The op graph carries no time and the timed trace no dataflow, but both saw the same ops in the same
-order. Within each traced step the sequence of op names is laid beside the graph's; device time of
-an op is that of the kernels launched in its host span, and on a program without an accelerator the
-span itself stands for it.
+The op graph has no times and the timed trace no dataflow, but both contain the same ops in the same order. Within each
+traced step the sequence of op names is aligned with the graph's; the device time of an op is that of the kernels
+launched in its host span, and without an accelerator that of the span itself.
 """
 
 from __future__ import annotations
@@ -31,50 +30,64 @@ from perfscope.model.trace import MISSING, SliceKind, Trace
 if TYPE_CHECKING:
     from perfscope.model.op_graph import GraphOp, OpGraph
 
-# Dataflow of an op graph over storages: who wrote what an op reads, who must stay in order.
-#
-# Views are transparent: they move nothing, so a value is a *version* of a storage, and a version is
-# made by every op that writes the storage.
-
 
 WRITE_ONLY = frozenset({"aten.copy_", "aten.fill_", "aten.zero_", "aten.uniform_", "aten.normal_", "aten.bernoulli_"})
 """In-place ops that overwrite their first argument without reading it."""
 
+ENOUGH_MATCHED = 0.9
+"""Share of the graph's ops that must be found in a step. Steps of one program differ by a skipped branch or a print,
+not by a tenth of their ops; with fewer, the structure step ran something else.
+"""
+
+LOOKAHEAD = 64
+"""Maximum number of ops to skip on either side until the sequences agree again: a branch, not a layer."""
+
+SAME = {"aten::_index_put_impl": "aten::index_put", "aten::new_zeros": "aten::zeros"}
+"""Under a dispatch mode, in which the graph is recorded, autograd adds gradients out of place (``add``, else ``add_``)
+and fills index gradients with ``new_zeros`` and ``index_put`` (else ``zeros``, ``_index_put_impl_``).
+"""
+
+
+# Dataflow of an op graph over storages: the writers of an op's inputs, and ops whose order must be kept.
+#
+# Views are transparent: they move nothing, so a value is a *version* of a storage, and every op that writes the storage
+# makes a version.
+
 
 def base_name(op: GraphOp) -> str:
-    """``aten.add.Tensor`` -> ``aten.add``: the name without the overload."""
+    """Return the name without the overload: ``aten.add`` for ``aten.add.Tensor``."""
     head, _, _ = op.name.rpartition(".")
     return head if "." in head else op.name
 
 
 def short_name(op: GraphOp) -> str:
-    """``aten.add_.Tensor`` -> ``add_``."""
+    """Return ``add_`` for ``aten.add_.Tensor``."""
     return base_name(op).rpartition(".")[2]
 
 
 class Flow(Struct, frozen=True, kw_only=True):
-    """Who depends on whom, by op index. Views have no entries."""
+    """Dependencies by op index. Views have no entries."""
 
     reads: tuple[tuple[int, ...], ...]
     """By op: tensors it reads (indices into ``OpGraph.tensors``), each once."""
     writes: tuple[tuple[int, ...], ...]
     """By op: tensors it writes, each once."""
     producers: tuple[tuple[tuple[int, int], ...], ...]
-    """By op: ``(tensor read, op that wrote what it reads)``; values from before the step have none."""
+    """By op: ``(tensor read, op that wrote it)``; values from before the step have no entry."""
     order: tuple[tuple[int, ...], ...]
-    """By op: earlier ops that must stay before it because it overwrites what they read or wrote."""
+    """By op: earlier ops that must stay before it because it overwrites their inputs or results."""
     consumers: tuple[tuple[int, ...], ...]
-    """By op: later ops that read what it wrote."""
+    """By op: later ops that read its results."""
     outlives: tuple[bool, ...]
-    """By op: something it wrote last is still alive when the step ends."""
+    """By op: whether a result that it wrote last is still live when the step ends."""
     storage_bytes: dict[int, int]
-    """The most bytes any tensor of a storage shows."""
+    """Largest number of bytes of any tensor of a storage."""
 
     def region(self, graph: OpGraph, tensor: int) -> tuple[int, int]:
-        """What names the bytes behind a tensor: the whole storage, or this part of it.
+        """Return a key for the bytes of a tensor: the whole storage, or this part of it.
 
-        Tensors that show all of a storage name the same bytes whatever their shape; parts are told
-        apart by tensor, as the graph holds no offsets.
+        Tensors that cover a whole storage share a key whatever their shape; parts are distinguished by tensor, because
+        the graph has no offsets.
         """
         seen = graph.tensors[tensor]
         whole = seen.bytes >= self.storage_bytes[seen.storage]
@@ -82,12 +95,12 @@ class Flow(Struct, frozen=True, kw_only=True):
 
 
 def trace_flow(trace: Trace) -> Flow | None:
-    """The dataflow of the trace's op graph; ``None`` if none was recorded."""
+    """Return the dataflow of the trace's op graph; ``None`` without a graph."""
     return None if trace.op_graph is None else flow_of(trace.op_graph)
 
 
 def flow_of(graph: OpGraph) -> Flow:
-    """Dependencies of all ops, in one pass over the graph."""
+    """Return the dependencies of all ops, in one pass over the graph."""
     sizes: dict[int, int] = {}
     for seen in graph.tensors:
         sizes[seen.storage] = max(sizes.get(seen.storage, 0), seen.bytes)
@@ -140,7 +153,7 @@ def flow_of(graph: OpGraph) -> Flow:
 
 
 def _reads(graph: OpGraph, op: GraphOp, sizes: dict[int, int]) -> tuple[int, ...]:
-    """Inputs whose bytes the op reads. An overwritten part leaves the rest of its storage in use: a read."""
+    """Return the inputs whose bytes the op reads. A partly overwritten storage counts as read."""
     if base_name(op) not in WRITE_ONLY:
         return _once(op.inputs)
     overwritten = {
@@ -153,37 +166,24 @@ def _once(items: Iterable[int]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(items))
 
 
-ENOUGH_MATCHED = 0.9
-"""Share of the graph's ops that must be found in a step. Steps of one program differ by a skipped branch
-or a print, not by a tenth of their ops; below it, the structure step ran something else."""
-
-LOOKAHEAD = 64
-"""Ops to skip on either side to find the sequences in agreement again: a branch, not a layer."""
-
-
-SAME = {"aten::_index_put_impl": "aten::index_put", "aten::new_zeros": "aten::zeros"}
-"""Under a dispatch mode, as the graph is recorded, autograd adds up gradients out of place (``add``, else
-``add_``) and fills index gradients by ``new_zeros`` and ``index_put`` (else ``zeros``, ``_index_put_impl_``)."""
-
-
 class GraphTime(Struct, frozen=True, kw_only=True):
     """Host spans of the graph's ops, by traced step."""
 
     spans: tuple[npt.NDArray[np.int64], ...]
-    """By matched step: row of ``slices`` for each op of the graph, ``MISSING`` where none was found."""
+    """By matched step: row of ``slices`` for each op of the graph, ``MISSING`` if none was found."""
     matched_share: float
-    """Of the graph's ops (views aside), over the steps that agree best; 0 where no step was traced."""
+    """Share of the graph's ops (without views) found in the steps that agree best; 0 without a traced step."""
     on_device: bool
-    """True: time is that of kernels. False: of host spans, on a program without an accelerator."""
+    """Whether time is that of kernels; False: of host spans, without an accelerator."""
 
     @property
     def known(self) -> bool:
-        """True if enough ops were found for times to be said."""
+        """Whether enough ops were found for times to be known."""
         return bool(self.spans)
 
 
 def graph_time(trace: Trace) -> GraphTime:
-    """Where the ops of the trace's op graph are in its traced steps."""
+    """Find the ops of the trace's op graph in its traced steps."""
     graph, slices = trace.op_graph, trace.rows["slices"]
     on_device = bool(len(trace.rows["kernels"]))
     if graph is None or not len(slices):
@@ -205,7 +205,7 @@ def graph_time(trace: Trace) -> GraphTime:
 
 
 def ops_time(trace: Trace, ops: Iterable[int]) -> WorkTime | None:
-    """Time of a set of graph ops in one step, the mean over traced steps; None where it is not known."""
+    """Return the time of a set of graph ops per step, the mean over traced steps; None if unknown."""
     place = trace.fact(graph_time)
     if not place.known:
         return None
@@ -223,14 +223,14 @@ def ops_time(trace: Trace, ops: Iterable[int]) -> WorkTime | None:
 
 
 def removed_ops(trace: Trace, ops: Iterable[int]) -> tuple[Removed, ...]:
-    """A set of graph ops with their device work, in all steps where they were found, as what a fix takes away."""
+    """Return a set of graph ops with their device work in all matched steps, for a fix that removes them."""
     chosen = np.fromiter(ops, np.int64)
     rows = np.concatenate([spans[chosen] for spans in trace.fact(graph_time).spans] or [chosen[:0]])
     return removed_inside(trace, rows[rows != MISSING]) if len(rows) else ()
 
 
 def spans_time(trace: Trace, rows: npt.NDArray[np.int64]) -> WorkTime:
-    """Device work launched inside host spans; on a program without an accelerator, the spans themselves."""
+    """Return the device work launched inside host spans; without an accelerator, the spans themselves."""
     if len(trace.rows["kernels"]):
         return work_time(trace, rows)
     slices = trace.rows["slices"]
@@ -239,11 +239,11 @@ def spans_time(trace: Trace, rows: npt.NDArray[np.int64]) -> WorkTime:
 
 
 def align(names: list[str], seen: list[str]) -> list[int]:
-    """For each of ``names`` its position in ``seen``, in order; ``MISSING`` where it has none.
+    """Return, for each of ``names``, its position in ``seen``, in order; ``MISSING`` without one.
 
-    The sequences are walked together. Where they part, the nearest place is taken at which the
-    next two names agree (one, at the end), at most ``LOOKAHEAD`` names away on either side. Given
-    up once too many are missing for the whole to count: what follows stays ``MISSING``.
+    The sequences are walked together. If they differ, the nearest position is taken at which the next two names agree
+    (one, at the end), at most ``LOOKAHEAD`` names away on either side. The walk stops if too many are missing for the
+    result to count; the rest stays ``MISSING``.
     """
     found = [MISSING] * len(names)
     spare = max(LOOKAHEAD, len(names) - ENOUGH_MATCHED * len(names))
@@ -260,7 +260,7 @@ def align(names: list[str], seen: list[str]) -> list[int]:
 
 
 def _resume(names: list[str], seen: list[str], i: int, j: int) -> tuple[int, int] | None:
-    """How far to skip on either side so that the next two names agree; the shortest way in all."""
+    """Return how far to skip on either side so that the next two names agree; the smallest sum."""
     ahead: dict[tuple[str, ...], int] = {}
     for jump in range(min(LOOKAHEAD, len(seen) - j)):
         ahead.setdefault(tuple(seen[j + jump : j + jump + 2]), jump)
@@ -273,7 +273,7 @@ def _resume(names: list[str], seen: list[str], i: int, j: int) -> tuple[int, int
 
 
 def _outermost(trace: Trace, names: set[str]) -> npt.NDArray[np.int64]:
-    """Rows of the ops named so that no other such op encloses, by start: what was dispatched, not what it calls."""
+    """Return the rows of the ops with these names outside of other such ops, by start: the dispatched ops."""
     slices = trace.rows["slices"]
     wanted = (slices["kind"] == SliceKind.OP) & named_slices(trace, lambda name: _plain(name) in names)
     rows = outermost(trace, wanted)
@@ -281,7 +281,7 @@ def _outermost(trace: Trace, names: set[str]) -> npt.NDArray[np.int64]:
 
 
 def _steps(trace: Trace, rows: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
-    """The rows by step window; all in one where the trace shows no steps."""
+    """Return the rows by step window; all in one window without steps."""
     windows = trace.fact(step_windows)
     starts = trace.rows["slices"]["start_ns"][rows]
     if not windows.count:
@@ -291,12 +291,12 @@ def _steps(trace: Trace, rows: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int
 
 
 def _trace_name(name: str) -> str:
-    """``aten.add_`` -> ``aten::add``, as a profiler names it, in place or not."""
+    """Return the profiler's name, in place or not: ``aten::add`` for ``aten.add_``."""
     namespace, _, rest = name.partition(".")
     return _plain(f"{namespace}::{rest}")
 
 
 def _plain(name: str) -> str:
-    """Without the mark of an in-place op, and by one name where recording the graph makes autograd take another."""
+    """Return the name without the mark of an in-place op, unified for ops that differ when the graph is recorded."""
     plain = name.rstrip("_")
     return SAME.get(plain, plain)

@@ -39,41 +39,41 @@ _USED = frozenset({_TENSOR, _READ, _WRITTEN, _MOVED}).union(
     _INSTRUCTIONS.format(letter, op) for letter in PRECISIONS.values() for op in _WEIGHTS
 )
 UNNAMED = "__missing__"
-"""What the profiler writes for a kernel whose name it does not know."""
+"""The profiler's text for a kernel with unknown name."""
 
 MOST_ROWS = 50
-"""Ops kept for a report, and names of counters."""
+"""Maximum number of ops, and of counter names, kept for a report."""
 
 
 class CountedCall(Struct, frozen=True, kw_only=True):
-    """One call of an op, or a range that is of no op. ``None``: not counted, or not known."""
+    """One call of an op, or a range without an op. ``None``: not counted, or unknown."""
 
     op: int
-    """Row of ``slices``; ``MISSING`` for a range of no op."""
+    """Row of ``slices``; ``MISSING`` for a range without an op."""
     name: str
-    """Of the op, else of the range."""
+    """Name of the op, else of the range."""
     kernels: tuple[str, ...]
     """Names of its ranges, in order."""
     joined: int
-    """How many of these have a launch."""
+    """Number of them with a known launch."""
     basis: str
     flops: dict[str, float | None]
-    """Measured, by each precision that was counted at all."""
+    """Measured, by each precision that was counted."""
     dram_bytes: float | None
     tensor_cores: bool | None
     modelled_flops: int | None
-    """Of products, convolutions and attention, by the shapes."""
+    """FLOPs of products, convolutions and attention, by the shapes."""
     modelled_bytes: int | None
-    """The least that the op moves."""
+    """Minimum bytes that the op moves."""
 
     @property
     def total_flops(self) -> float | None:
-        """Of all these precisions."""
+        """Sum over these precisions."""
         return _sum(self.flops.values()) if self.flops else None
 
 
 class CountedOp(Struct, frozen=True, kw_only=True):
-    """All calls of an op; a value is ``None`` where it is for one of them."""
+    """All calls of an op; a value is ``None`` if it is for one of them."""
 
     name: str
     """The op, else the range."""
@@ -93,9 +93,9 @@ class CountedOp(Struct, frozen=True, kw_only=True):
     modelled_bytes: int | None
     """The least that the calls move, by the shapes."""
     tensor_cores: bool
-    """Counted, or by the name of a kernel."""
+    """Whether tensor cores worked: counted, or by the name of a kernel."""
     line: str
-    """Where the call that computes most is."""
+    """Place of the call that computes most."""
 
 
 class CountedWork(Struct, frozen=True, kw_only=True):
@@ -105,23 +105,23 @@ class CountedWork(Struct, frozen=True, kw_only=True):
     ranges: int
     """Kernels, or parts of the program, that were counted."""
     joined: int
-    """Ranges whose launch is known."""
+    """Number of ranges with known launch."""
     unnamed: int
-    """Ranges of kernels whose name the profiler did not know."""
+    """Number of ranges of kernels with unknown name."""
     basis: str
     """How ranges and launches were joined, or why they were not."""
     counters: int
-    """How many counters there are."""
+    """Number of counters."""
     metrics: tuple[str, ...]
-    """Their names, those of a few of many."""
+    """Names of the counters, possibly truncated."""
     ops: tuple[CountedOp, ...]
-    """Those that compute most first; where nothing is joined, the ranges."""
+    """Most compute first; without links to ops, the ranges."""
     left: int
-    """Further ones."""
+    """Number of further ones."""
 
 
 def counted_calls(trace: Trace) -> tuple[CountedCall, ...]:
-    """Calls of ops whose kernels were counted, in the order of their first kernel."""
+    """Return the calls of ops whose kernels were counted, in the order of their first kernel."""
     counters = trace.rows["kernel_counters"]
     numbers, first, place = np.unique(counters["number"], return_index=True, return_inverse=True)
     names, ops, launches, basis = (counters[name][first].tolist() for name in ("name", "op", "call", "basis"))
@@ -133,7 +133,7 @@ def counted_calls(trace: Trace) -> tuple[CountedCall, ...]:
     members: dict[int, list[int]] = defaultdict(list)
     for index, op in enumerate(ops):
         owner = costs[op][0] if op in costs else op
-        members[-1 - index if op == MISSING else owner].append(index)  # a range of no op stays alone
+        members[-1 - index if op == MISSING else owner].append(index)  # a range without an op stays separate
     cost_of = dict(costs.values())
     group = np.empty(len(numbers), np.int64)
     for number, indices in enumerate(members.values()):
@@ -166,7 +166,7 @@ def counted_calls(trace: Trace) -> tuple[CountedCall, ...]:
 
 
 def _by_metric(trace: Trace, place: npt.NDArray[np.intp], ranges: int) -> dict[str, Floats]:
-    """Values of the counters that are used, by range; NaN where not counted, or below 0, which no count is."""
+    """Return the values of the used counters, by range; NaN if not counted, or negative (invalid)."""
     counters = trace.rows["kernel_counters"]
     result: dict[str, Floats] = {}
     for code in np.unique(counters["metric"]).tolist():
@@ -180,7 +180,7 @@ def _by_metric(trace: Trace, place: npt.NDArray[np.intp], ranges: int) -> dict[s
 
 
 def _derived(metrics: dict[str, Floats], ranges: int) -> dict[str, Floats]:
-    """What follows from the counters, by range: the only place of these formulas."""
+    """Return the values derived from the counters, by range: the only place of these formulas."""
     unknown = np.full(ranges, np.nan)
     result = {_TENSOR: metrics.get(_TENSOR, unknown)}
     for precision, letter in PRECISIONS.items():
@@ -199,13 +199,13 @@ def _known(values: Floats) -> list[float | None]:
 
 
 def _any(values: Iterable[bool | None]) -> bool | None:
-    """True where one is, False where all are, else not known."""
+    """Return True if one is True, False if all are False, else None."""
     told = set(values)
     return True if True in told else None if None in told else False
 
 
 def counted_work(trace: Trace) -> CountedWork | None:
-    """Hardware counters by op, for a report; ``None`` where none were recorded."""
+    """Return the hardware counters by op, for a report; ``None`` if none were recorded."""
     calls = trace.fact(counted_calls)
     if not calls:
         return None
@@ -251,6 +251,6 @@ def _counted_op(trace: Trace, name: str, calls: Sequence[CountedCall]) -> Counte
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
-    """``None`` where one is not known."""
+    """Return the sum; ``None`` if one value is unknown."""
     known = list(values)
     return None if None in known else sum(value for value in known if value is not None)

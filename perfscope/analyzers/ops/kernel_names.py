@@ -1,4 +1,4 @@
-"""Short names of kernels: what they do, without template arguments and parameters."""
+"""Short names of kernels: their purpose, without template arguments and parameters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import zlib
 from functools import lru_cache
 
 LONGEST = 60
-"""Characters of a short name. Of a longer one the end is replaced by four digits that keep different names apart."""
+"""Maximum number of characters of a short name. Longer ones end with four digits that distinguish them."""
 
 _TRITON = re.compile(r"triton_(?P<kind>[a-z]{3})_fused_(?P<ops>\w*?)_?(?<!\d)(?P<number>\d*+)$")
 _TRITON_KINDS = {
@@ -48,20 +48,20 @@ _NOISE = re.compile(
     r"_(?:stage\d+|warpsize[\dx]+|warpgroupsize[\dx]+|tensor[\dx]+|g\d|execute_\w+|kernel)(?=_|$)|(?<=_)tilesize|"
     r"^split_embedding_|(?<=backward_)codegen_"
 )
-"""Of long names of cuBLAS, cuDNN and FBGEMM what tells least."""
+"""The least informative parts of long names of cuBLAS, cuDNN and FBGEMM."""
 _LENGTH = re.compile(r"\d{1,6}")
 _MANGLED = re.compile(r"_ZN[KVr]*(?=\d)")
 _GENERIC = frozenset({"Kernel", "Kernel2", "kentry", "device_kernel"})
-"""Kernels of CUTLASS and Composable Kernel that run whatever their first template argument is."""
+"""Kernels of CUTLASS and Composable Kernel that run their first template argument."""
 
 
 @lru_cache(maxsize=65536)
 def short_kernel_name(name: str) -> str:
-    """``void at::native::vectorized_elementwise_kernel<..silu_kernel..>(..)`` -> ``vectorized_elementwise: silu``.
+    """Return ``vectorized_elementwise: silu`` for ``void at::native::vectorized_elementwise_kernel<..silu_..>(..)``.
 
-    The name without its return type, template arguments, parameters and anonymous namespaces, ``LONGEST`` characters
-    at most; what a generic kernel of PyTorch, Triton, CUTLASS, Tensile or NCCL computes is read from its arguments. A
-    name of another form comes back as it is.
+    The name is without its return type, template arguments, parameters and anonymous namespaces, at most ``LONGEST``
+    characters; the operation of a generic kernel of PyTorch, Triton, CUTLASS, Tensile or NCCL comes from its arguments.
+    A name of another form is returned unchanged.
     """
     short = _short(name)
     if len(short) <= LONGEST:
@@ -101,7 +101,7 @@ def _of_templates(name: str) -> str:
 
 
 def _of_mangled(name: str) -> str:
-    """``_ZN2ck16tensor_operation6device11kernel_gemmI..`` -> ``ck::kernel_gemm``."""
+    """Return ``ck::kernel_gemm`` for ``_ZN2ck16tensor_operation6device11kernel_gemmI..``."""
     parts, position = _identifiers(name, _MANGLED.match(name).end())  # type: ignore[union-attr]
     if not parts:
         return name
@@ -114,7 +114,7 @@ def _of_mangled(name: str) -> str:
 
 
 def _identifiers(name: str, position: int) -> tuple[list[str], int]:
-    """Length-prefixed identifiers of a mangled name from a position on, and the position behind them."""
+    """Return length-prefixed identifiers of a mangled name from a position on, and the position after them."""
     parts: list[str] = []
     while found := _LENGTH.match(name, position):
         end = found.end() + int(found[0])
@@ -137,13 +137,13 @@ def _functor(name: str) -> str | None:
 
 
 def _in_lambda(name: str) -> str | None:
-    """The function that an elementwise lambda is written in: ``launch_clamp_scalar`` -> ``clamp_scalar``."""
+    """Return the function that contains an elementwise lambda: ``clamp_scalar`` for ``launch_clamp_scalar``."""
     found = _LAMBDA.search(name.partition("<")[2])
     return None if found is None else re.sub(r"^launch_|CUDAKernelImpl$|_cuda_out$|_gpu$", "", found["function"])
 
 
 def _without_arguments(name: str) -> str:
-    """The qualified name up to its parameters, without template arguments and ``(anonymous namespace)``."""
+    """Return the qualified name up to its parameters, without template arguments and ``(anonymous namespace)``."""
     text = name.replace("(anonymous namespace)::", "").replace("<unnamed>::", "").replace("operator()", "operator")
     kept: list[str] = []
     depth = 0

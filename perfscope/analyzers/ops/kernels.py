@@ -1,8 +1,8 @@
-"""What a matrix kernel's name says of the precision it multiplies in.
+"""Precision of a matrix kernel, from its name.
 
-cuBLAS, cuDNN and CUTLASS name the operand type or the tensor-core instruction: ``sgemm`` and ``simt``
-are float32 on the ordinary cores, ``s1688`` without a 16-bit type is TF32, ``s16816`` and ``s884`` are
-16-bit. Tensile (ROCm) names the types behind the index order: ``Cijk_Ailk_Bljk_SB_`` is float32.
+cuBLAS, cuDNN and CUTLASS name the operand type or the tensor-core instruction: ``sgemm`` and ``simt`` are float32 on
+the ordinary cores, ``s1688`` without a 16-bit type is TF32, ``s16816`` and ``s884`` are 16-bit. Tensile (ROCm) names
+the types after the index order: ``Cijk_Ailk_Bljk_SB_`` is float32.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Precision = Literal["float32", "tf32", "bfloat16", "float16", "fp8", "float64"]
 
 _MATRIX = re.compile(r"gemm|^Cijk_|scudnn|xmma|implicit_convolve", re.IGNORECASE)
 _NO_PRODUCT = re.compile(r"gemv|splitkreduce|reduce_kernel|[cz]gemm|gemmSN|embedding", re.IGNORECASE)
-"""Vectors (bound by memory at any precision), the sums after a split product, complex numbers."""
+"""Vectors (limited by memory at any precision), the sums after a split product, complex numbers."""
 
 _AFTER_TYPES = ("Bias", "HA", "MT", "GB", "UserArgs", "AS")
-"""How the part of a Tensile name begins that follows the types."""
+"""Prefixes of the part of a Tensile name that follows the types."""
 MOST_TYPES = 6
-"""Parts of a Tensile name in which the types end (``B_BS_BH``)."""
+"""Maximum number of parts of a Tensile name up to the end of the types (``B_BS_BH``)."""
 _TENSILE_TYPES: dict[str, Precision] = {"S": "float32", "D": "float64", "H": "float16", "B": "bfloat16"}
 
 _BY_NAME: tuple[tuple[re.Pattern[str], Precision], ...] = (
@@ -38,12 +38,42 @@ _BY_NAME: tuple[tuple[re.Pattern[str], Precision], ...] = (
     (re.compile(r"dgemm|f64f64|d884|\bdouble\b", re.IGNORECASE), "float64"),
     (re.compile(r"sgemm|scudnn|f32f32_f32f32", re.IGNORECASE), "float32"),
 )
-"""In this order: ``bf16bf16_bf16f32_f32`` holds f32, ``fp16_s1688gemm`` is not TF32."""
+"""In this order: ``bf16bf16_bf16f32_f32`` contains f32, ``fp16_s1688gemm`` is not TF32."""
+
+_TENSOR_CORES = re.compile(
+    r"884|1688|168(?:16|32)|[hiq]mma|w?gmma|xmma|tensorop|nvjet|_MI\d+x\d+|flash_(?:fwd|bwd)|fmha|^bmm_\w+_t\d+x",
+    re.IGNORECASE,
+)
+"""Shapes and names of tensor-core (matrix) instructions, and families of kernels that use them."""
+
+ITEM_SIZES: dict[str, int] = {
+    "double": 8, "float64": 8, "long": 8, "long int": 8, "int64": 8, "c10::complex<float>": 8, "complex64": 8,
+    "float": 4, "float32": 4, "int": 4, "int32": 4, "uint32": 4,
+    "c10::half": 2, "half": 2, "float16": 2, "c10::bfloat16": 2, "bfloat16": 2, "short": 2, "int16": 2,
+    "c10::float8_e4m3fn": 1, "c10::float8_e5m2": 1, "c10::float8_e8m0fnu": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1, "bool": 1, "unsigned char": 1, "signed char": 1,
+    "char": 1, "uint8": 1, "int8": 1,
+}  # fmt: skip
+"""Bytes per element, by the lower-case name in Kineto and the op graph."""
+
+_RANKS = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
+"""dtypes by promotion: the output has the widest type of the inputs (float16 with bfloat16 gives float32)."""
+
+_CANONICAL = {
+    "double": "float64", "float": "float32", "c10::half": "float16", "half": "float16", "c10::bfloat16": "bfloat16",
+    "long": "int64", "long int": "int64", "int": "int32", "short": "int16", "unsigned char": "uint8",
+    "signed char": "int8", "char": "int8", "c10::float8_e4m3fn": "float8_e4m3fn", "c10::float8_e5m2": "float8_e5m2",
+    "c10::float8_e4m3fnuz": "float8_e4m3fnuz", "c10::float8_e5m2fnuz": "float8_e5m2fnuz",
+    "c10::complex<float>": "complex64", "c10::complex<double>": "complex128",
+    "c10::float8_e8m0fnu": "float8_e8m0fnu",
+}  # fmt: skip
+
+Shape = tuple[int, ...]
 
 
 @lru_cache(maxsize=65536)
 def matmul_precision(kernel: str) -> Precision | None:
-    """Precision of the operands of a matrix product or convolution; None if the name does not tell."""
+    """Return the operand precision of a matrix product or convolution; None if the name lacks it."""
     if not _MATRIX.search(kernel) or _NO_PRODUCT.search(kernel):
         return None
     if kernel.startswith("Cijk_"):
@@ -51,15 +81,8 @@ def matmul_precision(kernel: str) -> Precision | None:
     return next((precision for pattern, precision in _BY_NAME if pattern.search(kernel)), None)
 
 
-_TENSOR_CORES = re.compile(
-    r"884|1688|168(?:16|32)|[hiq]mma|w?gmma|xmma|tensorop|nvjet|_MI\d+x\d+|flash_(?:fwd|bwd)|fmha|^bmm_\w+_t\d+x",
-    re.IGNORECASE,
-)
-"""Shapes and names of tensor-core (matrix) instructions, and families of kernels that are written for them."""
-
-
 def uses_tensor_cores(kernel: str) -> bool | None:
-    """What a kernel's name says of tensor (matrix) cores: True, False for products in plain float32, None: nothing."""
+    """Whether a kernel uses tensor (matrix) cores by its name: False for products in plain float32, None if unknown."""
     if matmul_precision(kernel) == "float32" or "simt" in kernel:
         return False
     return True if _TENSOR_CORES.search(kernel) else None
@@ -74,41 +97,16 @@ def _tensile(kernel: str) -> Precision | None:
     return "fp8" if types.startswith(("F8", "B8")) else _TENSILE_TYPES.get(types[0])
 
 
-# Input shapes and dtypes of a host op, parsed from the JSON text the profiler recorded.
-
-
-ITEM_SIZES: dict[str, int] = {
-    "double": 8, "float64": 8, "long": 8, "long int": 8, "int64": 8, "c10::complex<float>": 8, "complex64": 8,
-    "float": 4, "float32": 4, "int": 4, "int32": 4, "uint32": 4,
-    "c10::half": 2, "half": 2, "float16": 2, "c10::bfloat16": 2, "bfloat16": 2, "short": 2, "int16": 2,
-    "c10::float8_e4m3fn": 1, "c10::float8_e5m2": 1, "c10::float8_e8m0fnu": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
-    "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1, "bool": 1, "unsigned char": 1, "signed char": 1,
-    "char": 1, "uint8": 1, "int8": 1,
-}  # fmt: skip
-"""Bytes of one element, by the lower-case name Kineto and the op graph use."""
-
-_RANKS = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
-"""dtypes by promotion: the widest of the inputs is the output's (float16 with bfloat16 gives float32)."""
-
-_CANONICAL = {
-    "double": "float64", "float": "float32", "c10::half": "float16", "half": "float16", "c10::bfloat16": "bfloat16",
-    "long": "int64", "long int": "int64", "int": "int32", "short": "int16", "unsigned char": "uint8",
-    "signed char": "int8", "char": "int8", "c10::float8_e4m3fn": "float8_e4m3fn", "c10::float8_e5m2": "float8_e5m2",
-    "c10::float8_e4m3fnuz": "float8_e4m3fnuz", "c10::float8_e5m2fnuz": "float8_e5m2fnuz",
-    "c10::complex<float>": "complex64", "c10::complex<double>": "complex128",
-    "c10::float8_e8m0fnu": "float8_e8m0fnu",
-}  # fmt: skip
-
-Shape = tuple[int, ...]
+# Input shapes and dtypes of a host op, parsed from the JSON text that the profiler recorded.
 
 
 class Operand(Struct, frozen=True, kw_only=True):
-    """A tensor argument. ``dtype`` is canonical (``float32``, ``bfloat16`` ...); ``''``: not recorded."""
+    """A tensor argument. ``dtype`` is canonical (``float32``, ``bfloat16`` ...); ``''`` if not recorded."""
 
     shape: Shape
     dtype: str
     strides: Shape | None = None
-    """None: not recorded."""
+    """None if not recorded."""
 
     @property
     def elements(self) -> int:
@@ -117,16 +115,19 @@ class Operand(Struct, frozen=True, kw_only=True):
 
     @property
     def bytes(self) -> int:
-        """Of its elements; those that share an address (stride 0) once. ``KeyError`` without a known dtype."""
+        """Bytes of its elements; elements with one address (stride 0) count once.
+
+        ``KeyError`` without a known dtype.
+        """
         strides = self.strides or (1,) * len(self.shape)
         distinct = [size for size, stride in zip(self.shape, strides, strict=False) if stride or not size]
         return math.prod(distinct) * ITEM_SIZES[self.dtype]
 
 
 def input_tensors(trace: Trace, row: int) -> tuple[Operand, ...]:
-    """Tensor arguments of a row of ``slices``, in order; empty if none was recorded.
+    """Return the tensor arguments of a row of ``slices``, in order; empty if none was recorded.
 
-    Scalars and absent arguments are left out; lists of tensors are flattened.
+    Scalars and absent arguments are omitted; lists of tensors are flattened.
     """
     slices = trace.rows["slices"]
     return parse_inputs(trace.text(int(slices["shapes"][row])), trace.text(int(slices["dtypes"][row])))
@@ -134,7 +135,7 @@ def input_tensors(trace: Trace, row: int) -> tuple[Operand, ...]:
 
 @lru_cache(maxsize=65536)
 def parse_inputs(shapes: str, dtypes: str) -> tuple[Operand, ...]:
-    """``'[[4,8],[]]'`` with ``'["float","Scalar"]'`` -> one tensor. Text that is no such JSON gives none."""
+    """Parse ``'[[4,8],[]]'`` with ``'["float","Scalar"]'`` as one tensor. Empty for other text."""
     try:
         dims, kinds = json.loads(shapes or "[]"), json.loads(dtypes or "[]")
     except ValueError:
@@ -145,20 +146,23 @@ def parse_inputs(shapes: str, dtypes: str) -> tuple[Operand, ...]:
 
 
 def canonical_dtype(name: str) -> str:
-    """``c10::BFloat16`` -> ``bfloat16``; a name that is not known comes back in lower case."""
+    """Return ``bfloat16`` for ``c10::BFloat16``; an unknown name in lower case."""
     plain = name.lower().removeprefix("torch.")
     return _CANONICAL.get(plain, plain)
 
 
 def broadcast(shapes: tuple[Shape, ...]) -> Shape:
-    """The shape that all broadcast to; where they do not, the larger extent is taken."""
+    """Return the shape that all broadcast to; for incompatible shapes, the larger extent."""
     width = max(map(len, shapes), default=0)
     padded = [(1,) * (width - len(shape)) + shape for shape in shapes]
     return tuple(max(extents) if 0 not in extents else 0 for extents in zip(*padded, strict=True))
 
 
 def promoted(tensors: Sequence[Operand]) -> str:
-    """dtype of an elementwise result; 0-dim tensors count only if there are no others; ``''`` of none."""
+    """Return the dtype of an elementwise result; 0-dim tensors count only if there are no others.
+
+    ``''`` without tensors.
+    """
     sized = [tensor.dtype for tensor in tensors if tensor.shape] or [tensor.dtype for tensor in tensors]
     if {"float16", "bfloat16"} <= set(sized):
         return "float32"

@@ -1,8 +1,8 @@
-"""Work of PyTorch ops that computes nothing: it joins, copies, fills or picks data. By cause and place in the program.
+"""Ops of PyTorch that compute nothing: they join, copy, fill or pick data. By cause and place in the program.
 
 The time is that of kernels and of copies inside a device, by the op that launched them; without an accelerator it is
-the time in ops alone. What the ops around one are decides its cause: ``aten::fill_`` in ``SelectBackward0`` clears the
-gradient of an index, ``aten::copy_`` in ``aten::reshape`` changes a layout. What a data loader runs is left out.
+the self time of ops. The enclosing ops determine the cause: ``aten::fill_`` in ``SelectBackward0`` clears the gradient
+of an index, ``aten::copy_`` in ``aten::reshape`` changes a layout. Work of data loaders is excluded.
 """
 
 from __future__ import annotations
@@ -61,15 +61,17 @@ MovementKind = Literal[
     "gather",
     "shift",
 ]
-"""``kept_join``: what was kept before the step and something new are joined and kept for the next; ``cache_join``: and
-attention reads it. ``head_repeat``: keys and values are copied for each query head."""
+"""``kept_join``: a value kept before the step and a new one are joined and kept for the next step; ``cache_join``:
+attention also reads the result. ``head_repeat``: keys and values are copied for each query head.
+"""
 
 MOST_SITES = 1_000
-"""Ops whose line is looked up, those with most time first: each takes about 0.1 ms. The others of a cause are at the
-line that most of its time is at."""
+"""Maximum number of ops whose line is looked up, most time first: each takes about 0.1 ms. The others of a cause get
+the line with most of its time.
+"""
 
 LEAST_PART = 0.01
-"""Of the steps: less time in a cause is not placed."""
+"""Smallest share of the steps for a cause."""
 
 _VIEW_GRADIENT = re.compile(
     r"(?:autograd::engine::evaluate_function: )?"
@@ -89,12 +91,12 @@ _SHIFTS = frozenset({"roll", "flip"})
 _CONVERSIONS = frozenset({"_to_copy", "to", "type_as"})
 _ARITHMETIC = frozenset({"add", "sub", "rsub", "mul", "div", "true_divide", "pow", "addcmul", "addcdiv", "lerp",
                          "remainder", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge"})  # fmt: skip
-"""Ops that take a number in place of a tensor."""
+"""Ops that accept a number instead of a tensor."""
 _LAYOUTS = frozenset({"contiguous", "reshape", "flatten", "as_strided_copy"})
 _REPEATS = frozenset({"repeat", "repeat_interleave", "tile"})
 _SMALL_INTEGERS = frozenset({"signed char", "unsigned char", "int8", "uint8", "c10::Float8_e4m3fn",
                              "c10::Float8_e5m2", "Float8_e4m3fn", "Float8_e5m2"})  # fmt: skip
-"""dtypes of weights that are kept small and made larger to compute."""
+"""dtypes of weights that are stored in a small type and converted for computing."""
 
 
 _MOVES = (
@@ -109,7 +111,7 @@ _MOVES = (
         "masked_fill", "broadcast_to", "_reshape_alias", "_reshape_copy", "item", "_local_scalar_dense",
     }
 )  # fmt: skip
-"""Ops that compute nothing: copies in any other are its own business and not the program's."""
+"""Ops that compute nothing: copies inside other ops belong to those ops."""
 
 
 class Movement(Struct, frozen=True, kw_only=True, eq=False):
@@ -117,37 +119,37 @@ class Movement(Struct, frozen=True, kw_only=True, eq=False):
 
     kind: MovementKind
     op: str
-    """The one that takes most of the time, as recorded."""
+    """Op with most of the time, as recorded."""
     cause: str
-    """The op or node of autograd around it that is the reason: ``SelectBackward0``; ``""``: itself."""
+    """Enclosing op or autograd node that is the reason: ``SelectBackward0``; ``""``: the op itself."""
     site: CallSite
-    """Of most of the time."""
+    """Call site of most of the time."""
     rows: Int64
-    """Of ``slices``, the costliest first."""
+    """Rows of ``slices``, costliest first."""
     times_ns: Int64
-    """Of each."""
+    """Time of each row."""
     lines: tuple[tuple[str, int, int], ...]
-    """(line or ``""``, calls of ``op``, ns), the costliest first."""
+    """(line or ``""``, calls of ``op``, ns), costliest first."""
     backward: bool
-    """In the backward pass."""
+    """Whether it is in the backward pass."""
     attention: bool
-    """In the function of an attention."""
+    """Whether it is in the function of an attention."""
     onto: Literal["grows", "stays"] = "stays"
-    """Whether what a join keeps becomes longer."""
+    """Whether the kept result of a join becomes longer."""
 
     @property
     def time_ns(self) -> int:
-        """In all steps."""
+        """Time in all steps."""
         return int(self.times_ns.sum())
 
     @property
     def calls(self) -> int:
-        """Of ``op``, in all steps."""
+        """Calls of ``op`` in all steps."""
         return sum(calls for _, calls, _ in self.lines)
 
 
 def times_of_ops(trace: Trace) -> tuple[Int64, Int64]:
-    """(row of ``slices``, ns) of each op with work in the steps: device work it launched, else time in it alone."""
+    """Return (row of ``slices``, ns) of each op with work in the steps: launched device work, else self time."""
     windows = trace.fact(account_windows)
     steps = union(windows.starts, windows.ends)
     slices = trace.rows["slices"]
@@ -167,7 +169,7 @@ def times_of_ops(trace: Trace) -> tuple[Int64, Int64]:
 
 
 def movements(trace: Trace) -> tuple[Movement, ...]:
-    """All that takes at least ``LEAST_PART`` of the steps, the costliest first."""
+    """Return the movements that take at least ``LEAST_PART`` of the steps, costliest first."""
     rows, times = trace.fact(times_of_ops)
     whole = trace.fact(account_windows).whole_ns
     causes = _causes(trace, rows)
@@ -182,7 +184,7 @@ def movements(trace: Trace) -> tuple[Movement, ...]:
 
 
 def _products_of_one_hot(trace: Trace) -> Int64:
-    """Rows of ``slices`` with work: conversions and products of one-hot rows and their gradients, by the op graph."""
+    """Return rows of ``slices`` with conversions and products of one-hot rows and their gradients, by the op graph."""
     graph, flow = trace.op_graph, trace.fact(trace_flow)
     made = graph_ops_inside(trace, frozenset({"aten::one_hot"}))
     if graph is None or flow is None or not made:
@@ -207,7 +209,7 @@ def _plain(name: str) -> str:
 
 
 def _causes(trace: Trace, rows: Int64) -> npt.NDArray[np.str_]:
-    """The kind of each row by the names of the ops around it; ``""``: it computes."""
+    """Return the kind of each row by the names of the enclosing ops; ``""``: it computes."""
     kinds = trace.rows["slices"]["kind"] == SliceKind.OP
 
     def own(names: frozenset[str]) -> npt.NDArray[np.bool_]:
@@ -251,7 +253,7 @@ def _is_backward(name: str) -> bool:
 
 
 def _placed(trace: Trace, kind: str, rows: Int64, times: Int64) -> Iterator[Movement]:
-    """The rows of a cause by function of the program."""
+    """Yield the rows of a cause by function of the program."""
     order = np.argsort(-times, kind="stable")
     rows, times = rows[order], times[order]
     sites = [call_site(trace, row) for row in rows[:MOST_SITES].tolist()]
@@ -311,7 +313,7 @@ def _lineage_ops(trace: Trace, row: int) -> Iterator[tuple[int, str]]:
 
 
 def _cause(trace: Trace, row: int) -> str:
-    """The outermost op of the program's own, or the node of autograd, around a row; ``""``: itself."""
+    """Return the outermost op of the program, or the autograd node, around a row; ``""``: itself."""
     names = [name for _, name in _lineage_ops(trace, row)][1:]
     nodes = [name for name in names if _is_backward(name) and not name.startswith("autograd::engine")]
     outer = [name for name in names if not name.startswith("autograd::engine")]
@@ -323,7 +325,7 @@ def _in_backward(trace: Trace, row: int) -> bool:
 
 
 def _attention_functions(trace: Trace) -> frozenset[tuple[str | None, str | None]]:
-    """(file, function) of the program that call attention, or the products of which one is made."""
+    """Return (file, function) of the program that call attention, or compute it from products."""
     names = named_slices(trace, lambda name: _ATTENTION.search(name) and not name.startswith("nn.Module"))
     rows = np.flatnonzero(names & (trace.rows["slices"]["kind"] == SliceKind.OP))
     sites = {(site.file, site.function) for site in (call_site(trace, row) for row in rows[:MOST_SITES].tolist())}
@@ -339,7 +341,7 @@ def _products_after_softmax(ops: tuple[GraphOp, ...]) -> set[tuple[str | None, s
 
 
 def _attention_reads(trace: Trace, row: int) -> bool:
-    """Whether an attention, or the products of one that is written out, read what an op makes, by the op graph."""
+    """Whether attention, fused or not, reads the result of an op, by the op graph."""
     op, graph, flow = graph_op(trace, row), trace.op_graph, trace.fact(trace_flow)
     if op is None or graph is None or flow is None:
         return False
@@ -353,7 +355,7 @@ def _attention_reads(trace: Trace, row: int) -> bool:
 
 
 def _refined(trace: Trace, kind: str, row: int) -> str:
-    """What shapes, strides and dtypes tell beyond the names: a copy of an expanded tensor, of a quantised one.
+    """Refine the kind by shapes, strides and dtypes: a copy of an expanded tensor, of a quantised one.
 
     ``""``: it moves no data of the program.
     """
@@ -386,7 +388,7 @@ def _recorded(trace: Trace, row: int, column: str) -> list[object]:
 def _converts_a_number(trace: Trace, row: int) -> bool:
     """Whether a conversion is of a Python number: on a CPU ``x.mul_(0.9)`` converts 0.9.
 
-    By the recorded shape, else by the op graph: the arithmetic around it has operands of one dtype, or of one element.
+    By the recorded shape, else by the op graph: the enclosing arithmetic has operands of one dtype, or of one element.
     """
     around = next((name for _, name in _lineage_ops(trace, row) if _plain(name) not in _MOVES), "")
     if _plain(around) not in _ARITHMETIC or len(trace.rows["kernels"]):
@@ -402,7 +404,7 @@ def _converts_a_number(trace: Trace, row: int) -> bool:
 
 
 def _source_dtypes(trace: Trace, row: int) -> list[str]:
-    """dtypes of what a copy reads: of the graph's op, else of the second operand as recorded."""
+    """Return the dtypes that a copy reads: of the graph's op, else of the second operand as recorded."""
     op = graph_op(trace, row)
     if op is not None and trace.op_graph is not None:
         return [trace.op_graph.tensors[index].dtype.removeprefix("torch.") for index in op.inputs]
@@ -410,7 +412,7 @@ def _source_dtypes(trace: Trace, row: int) -> list[str]:
 
 
 def _expanded(trace: Trace, row: int) -> bool:
-    """Whether a copy reads a tensor in which a dimension has stride 0, so that it writes more than there is."""
+    """Whether a copy reads a tensor in which a dimension has stride 0, so that it writes more than it reads."""
     op, graph = graph_op(trace, row), trace.op_graph
     if op is not None and graph is not None and op.inputs and op.outputs:
         return 2 * graph.tensors[op.inputs[-1]].bytes <= graph.tensors[op.outputs[0]].bytes
@@ -421,7 +423,7 @@ def _expanded(trace: Trace, row: int) -> bool:
 
 
 def _rank(trace: Trace, row: int) -> int | None:
-    """Dimensions of what an op writes; ``None``: not known."""
+    """Return the number of dimensions of an op's result; ``None`` if unknown."""
     op, graph = graph_op(trace, row), trace.op_graph
     if op is not None and graph is not None and op.outputs:
         return len(graph.tensors[op.outputs[0]].shape)
@@ -430,7 +432,7 @@ def _rank(trace: Trace, row: int) -> int | None:
 
 
 def _kept(trace: Trace, kind: str, rows: Int64, *, near: bool) -> tuple[MovementKind, Literal["grows", "stays"]]:
-    """Whether a join is of what the step before left, and left for the next one."""
+    """Return whether a join extends a value of the previous step and keeps it for the next one."""
     if kind != "join":
         return kind, "stays"  # type: ignore[return-value]  # a member of MovementKind
     grown = _kept_in_graph(trace, rows) or _kept_by_shapes(trace, rows)
@@ -440,7 +442,7 @@ def _kept(trace: Trace, kind: str, rows: Int64, *, near: bool) -> tuple[Movement
 
 
 def _kept_in_graph(trace: Trace, rows: Int64) -> Literal["grows", "stays"] | None:
-    """By the op graph: most of what a join reads was there before the step, and its result outlives the step."""
+    """Return the same by the op graph: most of the inputs existed before the step, and the result outlives it."""
     graph, flow = trace.op_graph, trace.fact(trace_flow)
     if graph is None or flow is None or graph.storages is None:
         return None
@@ -460,7 +462,7 @@ def _kept_in_graph(trace: Trace, rows: Int64) -> Literal["grows", "stays"] | Non
 
 
 def _kept_by_shapes(trace: Trace, rows: Int64) -> Literal["grows"] | None:
-    """By recorded shapes: what one join makes is most of what a later one reads."""
+    """Return the same by recorded shapes: the result of one join is most of the input of a later one."""
     slices = trace.rows["slices"]
     made: Counter[tuple[int, ...]] = Counter()
     follow = 0

@@ -1,4 +1,4 @@
-"""A call of an op as the profiler recorded it, and what it costs."""
+"""A recorded call of an op, and its cost."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from perfscope.analyzers.ops.kernels import ITEM_SIZES, Operand, canonical_dtype
 
 CostKind = Literal["product", "convolution", "attention", "memory"]
 
-
-class OpCost(Struct, frozen=True, kw_only=True):
-    """What one call of an op computes and moves at least."""
-
-    kind: CostKind
-    flops: int = 0
-    """Of matrix products; a multiply-add is two."""
-    bytes: int
-    """Through device memory."""
-    dtype: str = ""
-    """Of the operands of its products; of an op without, of its first tensor."""
-    sizes: Sizes | None = None
-    """Of its product; of attention queries, keys and heads. None: convolutions, grouped products, vectors."""
-
-
 Argument = Operand | tuple[Operand, ...] | bool | int | float | str | list[int] | None
 
 
+class OpCost(Struct, frozen=True, kw_only=True):
+    """Computation of one call of an op, and the minimum bytes that it moves."""
+
+    kind: CostKind
+    flops: int = 0
+    """FLOPs of matrix products; two per multiply-add."""
+    bytes: int
+    """Bytes through device memory."""
+    dtype: str = ""
+    """dtype of the operands of its products; without products, of its first tensor."""
+    sizes: Sizes | None = None
+    """Sizes of its product; for attention, of queries, keys and heads. None: convolutions, grouped products, vectors.
+    """
+
+
 class OpCall(Struct, frozen=True, kw_only=True):
-    """A call as the profiler recorded it; arguments by position."""
+    """A recorded call; arguments by position."""
 
     name: str
-    """Without ``aten::`` and without the mark of an op in place."""
+    """Without ``aten::`` and without the mark of an in-place op."""
     in_place: bool
     arguments: tuple[Argument, ...]
 
     def tensor(self, index: int) -> Operand:
-        """The tensor at a position; ``TypeError`` where there is none."""
+        """Return the tensor at a position; ``TypeError`` without one."""
         argument = self.arguments[index]
         if not isinstance(argument, Operand):
             raise TypeError(f"{self.name}: no tensor at position {index}")
@@ -47,7 +47,7 @@ class OpCall(Struct, frozen=True, kw_only=True):
 
     @property
     def tensors(self) -> tuple[Operand, ...]:
-        """All in order, lists flattened."""
+        """All tensors in order, with lists flattened."""
         flat: list[Operand] = []
         for argument in self.arguments:
             if isinstance(argument, Operand):
@@ -57,12 +57,12 @@ class OpCall(Struct, frozen=True, kw_only=True):
         return tuple(flat)
 
     def named(self, names: str) -> dict[str, Argument]:
-        """Arguments by the names of the signature, separated by blanks."""
+        """Return the arguments by the names of the signature, separated by blanks."""
         return dict(zip(names.split(), self.arguments, strict=False))
 
 
 def parse_call(name: str, shapes: str, dtypes: str, strides: str, values: str, list_dtype: str = "") -> OpCall:
-    """The recorded texts as one call. ``ValueError`` or ``TypeError`` for text that is no such JSON."""
+    """Parse the recorded texts as one call. ``ValueError`` or ``TypeError`` for other text."""
     plain = name.removeprefix("aten::")
     in_place = plain.endswith("_") and not plain.endswith("__")
     dims, kinds, steps, written = (json.loads(text or "[]") for text in (shapes, dtypes, strides, values))

@@ -1,4 +1,4 @@
-"""What an op works at, by its name alone: for counts and colours, where its arguments were not recorded."""
+"""Kind of work of an op, by its name alone: for counts and colours if its arguments were not recorded."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _CLASSES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ),
     ("mixture of experts", re.compile(r"(?<![a-z])moe(?![a-z])|expert", re.I)),
 )  # fmt: skip
-"""In this order: an optimizer's ``_foreach_add_`` is the optimizer's, softmax's backward no copy."""
+"""In this order: an optimizer's ``_foreach_add_`` belongs to the optimizer, and softmax's backward is not a copy."""
 
 _NAMESPACES = re.compile(r"^(autograd::engine::evaluate_function: |aten::|prim::|torch::autograd::|triton::)+")
 _BACKWARD = re.compile(r"(_?Backward\d*|_backward)(?=$|\W)")
@@ -63,7 +63,7 @@ _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 @lru_cache(maxsize=65536)
 def op_class(name: str) -> str | None:
-    """Of an op of the host, or of an instruction of a compiled program; ``None`` where the name tells nothing."""
+    """Return the class of a host op or of an instruction of a compiled program; ``None`` if the name does not match."""
     if compiles(name):
         return "compilation"
     plain = _BACKWARD.sub("", _NAMESPACES.sub("", name))

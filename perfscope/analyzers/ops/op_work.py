@@ -1,4 +1,4 @@
-"""What each call of an op asks of its device, as the model of kernel times takes it, and how long its kernels took."""
+"""Work of each call of an op, for the model of kernel times, and the measured time of its kernels."""
 
 from __future__ import annotations
 
@@ -17,6 +17,21 @@ if TYPE_CHECKING:
     from perfscope.analyzers.predict.curve import Category
     from perfscope.analyzers.predict.efficiency import Work
 
+_REDUCTIONS = frozenset({
+    "sum", "mean", "max", "min", "amax", "amin", "argmax", "argmin", "any", "all", "norm", "linalg_vector_norm", "std",
+    "var", "var_mean", "std_mean", "prod", "logsumexp", "nansum", "count_nonzero", "cumsum", "mse_loss",
+    "nll_loss_forward", "_foreach_norm", "max_pool2d_with_indices", "max_pool2d_with_indices_backward",
+})  # fmt: skip
+
+_GATHERS = frozenset({
+    "index_select", "embedding", "gather", "embedding_dense_backward", "index", "_index_put_impl", "scatter",
+    "_C_cache_ops::reshape_and_cache_flash", "sglang::store_cache",
+})  # fmt: skip
+
+_NORM = re.compile(r"(?:layer|group|rms)_?norm", re.IGNORECASE)
+
+_IN_ROWS = re.compile(r"vectorized_elementwise|multi_tensor_apply|triton_poi|quant|and_mul", re.IGNORECASE)
+
 
 class OpWork(Struct, frozen=True, kw_only=True):
     """One call of an op on one device."""
@@ -26,14 +41,14 @@ class OpWork(Struct, frozen=True, kw_only=True):
     device: int
     """Row of ``devices``."""
     kernels: tuple[int, ...]
-    """Rows of ``kernels``: all that it launched, those that prepare or sum up too."""
+    """Rows of ``kernels``: all kernels that it launched, including helpers."""
     work: Work
     time_ns: int
-    """Of them together, as measured."""
+    """Measured time of all of them."""
 
 
 def op_works(trace: Trace) -> tuple[OpWork, ...]:
-    """Every call of an op whose cost is known."""
+    """Return every call of an op with known cost."""
     return tuple(_op_works(trace))
 
 
@@ -52,7 +67,7 @@ def _op_works(trace: Trace) -> Iterator[OpWork]:
 
 
 def op_work(name: str, cost: OpCost, kernels: Sequence[str] = ()) -> Work:
-    """An op's cost as work of a category. ``kernels``: names of those that it launched, where it ran."""
+    """Return an op's cost as work of a category. ``kernels``: names of the kernels that it launched, if it ran."""
     from perfscope.analyzers.predict.efficiency import Work
 
     precisions = [precision for kernel in kernels if (precision := matmul_precision(kernel)) is not None]
@@ -66,21 +81,8 @@ def op_work(name: str, cost: OpCost, kernels: Sequence[str] = ()) -> Work:
     )
 
 
-_REDUCTIONS = frozenset({
-    "sum", "mean", "max", "min", "amax", "amin", "argmax", "argmin", "any", "all", "norm", "linalg_vector_norm", "std",
-    "var", "var_mean", "std_mean", "prod", "logsumexp", "nansum", "count_nonzero", "cumsum", "mse_loss",
-    "nll_loss_forward", "_foreach_norm", "max_pool2d_with_indices", "max_pool2d_with_indices_backward",
-})  # fmt: skip
-_GATHERS = frozenset({
-    "index_select", "embedding", "gather", "embedding_dense_backward", "index", "_index_put_impl", "scatter",
-    "_C_cache_ops::reshape_and_cache_flash", "sglang::store_cache",
-})  # fmt: skip
-_NORM = re.compile(r"(?:layer|group|rms)_?norm", re.IGNORECASE)
-_IN_ROWS = re.compile(r"vectorized_elementwise|multi_tensor_apply|triton_poi|quant|and_mul", re.IGNORECASE)
-
-
 def op_category(name: str, kind: CostKind, kernels: Sequence[str] = ()) -> Category:
-    """What an op's kernels are like. Of elementwise ones the kernels' names tell how they go over memory."""
+    """Return the category of an op's kernels. For elementwise ops the kernels' names show their access to memory."""
     plain = name.removeprefix("aten::").removeprefix("aten.").partition(".")[0].rstrip("_")
     backward = "backward" in plain.lower()
     if kind == "attention":

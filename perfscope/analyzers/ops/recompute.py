@@ -21,21 +21,22 @@ from perfscope.analyzers.time import WorkTime, named_slices, nearest_ancestor
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
 EVALUATE = "autograd::engine::evaluate_function"
-"""How the names of autograd nodes begin."""
+"""Prefix of the names of autograd nodes."""
 
 OPTIMIZER_STEP = "Optimizer.step#"
-"""How the spans of torch.optim's steps begin: ``Optimizer.step#AdamW.step``."""
+"""Prefix of the spans of torch.optim's steps: ``Optimizer.step#AdamW.step``."""
 
 MOST_SEEN_BEFORE = 0.5
-"""Share of a node's graph-building ops that the forward must have run. Checkpointing repeats all but its
-bookkeeping (copies of the random state); a double backward runs ops of its own with other shapes."""
+"""Share of a node's graph-building ops that the forward must have run. Checkpointing repeats everything except its
+bookkeeping (copies of the random state); a double backward runs different ops with other shapes.
+"""
 
 
 class RecomputeRegion(Struct, frozen=True, kw_only=True):
     """The recomputed ops below one autograd node."""
 
     node: int
-    """Row of ``slices`` of the autograd node that asked for them."""
+    """Row of ``slices`` of the autograd node that caused the recomputation."""
     ops: tuple[int, ...]
     """Rows of ``slices``: the outermost recomputed ops, in order."""
     time: WorkTime
@@ -64,10 +65,10 @@ def recomputed_ops(trace: Trace) -> npt.NDArray[np.int64]:
 
 
 def _below_dispatched(trace: Trace, rows: npt.NDArray[np.int64], nodes: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """The rows of autograd nodes that re-run at least one op of a library (``aten::``).
+    """Return the autograd nodes that re-run at least one op of a library (``aten::``).
 
-    A backward that only calls ``Function.apply`` (all-to-all, whose gradient is an all-to-all) gets a
-    sequence number for it too; it repeats nothing.
+    A backward that only calls ``Function.apply`` (all-to-all, whose gradient is an all-to-all) gets a sequence number
+    too, but repeats nothing.
     """
     if not len(rows):
         return rows
@@ -78,7 +79,7 @@ def _below_dispatched(trace: Trace, rows: npt.NDArray[np.int64], nodes: npt.NDAr
 
 
 def recompute_regions(trace: Trace) -> tuple[RecomputeRegion, ...]:
-    """Recomputation by the autograd node that asked for it, in order of the table."""
+    """Return the recomputation by the autograd node that caused it, in order of the table."""
     rows = trace.fact(recomputed_ops)
     owners = nearest_ancestor(trace, rows, trace.fact(autograd_nodes))
     rows = rows[np.argsort(owners, kind="stable")]
@@ -90,5 +91,5 @@ def recompute_regions(trace: Trace) -> tuple[RecomputeRegion, ...]:
 
 
 def autograd_nodes(trace: Trace) -> npt.NDArray[np.bool_]:
-    """By row of ``slices``: it is the engine evaluating one autograd node."""
+    """Mask of the rows of ``slices`` in which the engine evaluates one autograd node."""
     return named_slices(trace, lambda name: name.startswith(EVALUATE))

@@ -1,7 +1,7 @@
-"""Which kernels, ops, modules and source lines take the device's time; on the host alone, which ops.
+"""Kernels, ops, modules and source lines by device time; without a device, ops by host time.
 
-Times are sums of durations within the steps, so streams side by side may sum to more than the steps; a share is of the
-sum of all work. A kernel belongs to the op that launched it, and to that op's module and line where they are known.
+Times are sums of durations within the steps, so overlapping streams may sum to more than the steps; a share refers to
+the sum of all work. A kernel belongs to the op that launched it, and to that op's module and line if known.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from perfscope.model.intervals import Int64, Intervals, covered, union
 from perfscope.model.trace import MISSING, Trace
 
 MOST_ROWS = 50
-"""Rows kept of each kind and trace."""
+"""Maximum number of rows kept per kind and trace."""
 
 MOST_PLACED = 1_000
-"""Ops whose module and line are looked up, those with most device time first; it takes about 0.1 ms each."""
+"""Maximum number of ops whose module and line are looked up, most device time first; each takes about 0.1 ms."""
 
 NOT_KNOWN = "(not known)"
 
@@ -47,43 +47,43 @@ class WorkRow(Struct, frozen=True, kw_only=True):
     """Sum of durations within the steps."""
     calls: int
     line: str = ""
-    """Where most of it was called from; empty where not known."""
+    """Call site of most of it; empty if unknown."""
     op: str = ""
-    """The op that launched most of it."""
+    """Op that launched most of it."""
     achieved: Achieved = NOTHING
-    """Of the part whose cost is known."""
+    """Achieved rates of the part with known cost."""
 
 
 class TopWork(Struct, frozen=True, kw_only=True):
-    """The costliest work of one trace, or of several together."""
+    """The costliest work of one or more traces."""
 
     total_ns: int
-    """Of all work, listed or not."""
+    """Time of all work, listed or not."""
     steps: int
-    """0: the times are of the whole capture."""
+    """Number of steps; 0 if the times cover the whole capture."""
     on_host: bool
-    """Without an accelerator: ops of the host by the time in them and in nothing inside them."""
+    """Whether there is no accelerator: ops of the host by self time."""
     devices: int = 1
-    """Of a process: times of several devices are sums over them."""
+    """Number of devices of a process: times are sums over them."""
     kernels: tuple[WorkRow, ...] = ()
     ops: tuple[WorkRow, ...] = ()
     modules: tuple[WorkRow, ...] = ()
     lines: tuple[WorkRow, ...] = ()
     achieved: Achieved = NOTHING
-    """Of all work; its time over ``total_ns`` is the share that has a known cost."""
+    """Achieved rates of all work; its time over ``total_ns`` is the share with known cost."""
     utilization: tuple[Utilization, ...] = ()
-    """Of the steps, by device and peak; none without matrix products or peaks."""
+    """Utilization in the steps, by device and peak; empty without matrix products or peaks."""
 
     @property
     def costed_share(self) -> float:
-        """Of the time of all work, 0 to 1."""
+        """Share of the time of all work, 0 to 1."""
         return self.achieved.time_ns / self.total_ns if self.total_ns else 0.0
 
 
 def top_work(trace: Trace) -> TopWork | None:
-    """The costliest work in the steps; ``None`` where neither device work nor ops were recorded.
+    """Return the costliest work in the steps; ``None`` if neither device work nor ops were recorded.
 
-    Also ``None`` where durations of kernels cannot be true.
+    Also ``None`` if durations of kernels are not plausible.
     """
     if len(trace.rows["kernels"]) and any(doubt.work for doubt in trace.fact(device_doubts)):
         return None
@@ -104,10 +104,10 @@ def top_work(trace: Trace) -> TopWork | None:
 
 
 class _Work(NamedTuple):
-    """Rows of device work, or what they sum to, as equally long arrays."""
+    """Rows of device work, or their sums, as arrays of equal length."""
 
     op: Int64
-    """The one that launched it, or most of it; ``MISSING``."""
+    """Op that launched it, or most of it; ``MISSING`` if unknown."""
     total: Int64
     """ns."""
     calls: Int64
@@ -115,7 +115,7 @@ class _Work(NamedTuple):
     """(5, rows): the fields of ``Achieved``."""
 
     def summed(self, group: Int64, count: int) -> _Work:
-        """One row per group, added up in the order of the rows."""
+        """Return one row per group, summed in the order of the rows."""
         order = np.lexsort((-self.total, group))
         ordered = group[order]
         first = np.ones(len(order), bool)
@@ -127,19 +127,19 @@ class _Work(NamedTuple):
         return _Work(op, total, calls, np.stack([np.bincount(group, row, count) for row in self.cost]))
 
     def achieved(self, row: int) -> Achieved:
-        """Of one row."""
+        """Return the achieved rates of one row."""
         flops, moved, time, roof, roofed = self.cost[:, row].tolist()
         return Achieved(flops=flops, bytes=moved, time_ns=int(time), roof_ns=roof, roofed_ns=int(roofed))
 
 
 def _device_work(trace: Trace, name: str, length: Int64) -> _Work:
-    """Rows of ``kernels`` or ``copies`` with time in the steps."""
+    """Return the rows of ``kernels`` or ``copies`` with time in the steps."""
     table, costs = trace.rows[name], trace.fact(kernel_costs if name == "kernels" else copy_costs)
     rows = np.flatnonzero(length)
     time, whole = length[rows], (table["end_ns"] - table["start_ns"])[rows]
     costed = ~np.isnan(costs.bytes[rows])
     roofed = costed & ~np.isnan(costs.roof_ns[rows])
-    share = time / whole  # what has time in the steps has a length
+    share = time / whole  # work with time in the steps has a length
     cost = (
         np.where(costed, share * costs.flops[rows], 0.0),
         np.where(costed, share * costs.bytes[rows], 0.0),
@@ -151,9 +151,9 @@ def _device_work(trace: Trace, name: str, length: Int64) -> _Work:
 
 
 def _of_ops(trace: Trace, work: _Work, kernels: Sequence[str], kernel: Int64) -> TopWork:
-    """The work by kernel, and by op, module and line; without kernels it is the host's.
+    """Return the work by kernel, op, module and line; without kernels, that of the host.
 
-    ``kernel``: per row which of ``kernels``.
+    ``kernel``: index in ``kernels`` of each row.
     """
     _, first, index = np.unique(work.op, return_index=True, return_inverse=True)
     order = np.argsort(first)
@@ -185,7 +185,7 @@ def _of_ops(trace: Trace, work: _Work, kernels: Sequence[str], kernel: Int64) ->
 
 
 def merge_top_work(parts: Sequence[TopWork]) -> TopWork | None:
-    """Of several traces together: sums by name. Device work where any has it; ``None`` of none."""
+    """Merge several traces: sums by name. Device work if any trace has it; ``None`` without traces."""
     on_host = all(part.on_host for part in parts)
     chosen = [part for part in parts if part.on_host == on_host]
     if not chosen:
@@ -213,7 +213,7 @@ def _merged_utilization(parts: Iterable[Utilization]) -> tuple[Utilization, ...]
 
 
 def _inside(trace: Trace, name: str, steps: Intervals) -> Int64:
-    """Per row of ``kernels`` or ``copies``: its time within the steps."""
+    """Return the time within the steps per row of ``kernels`` or ``copies``."""
     rows = trace.rows[name]
     return covered(steps, rows["start_ns"], rows["end_ns"])
 
@@ -237,7 +237,7 @@ def _of_host(trace: Trace) -> TopWork | None:
 def _rows(
     trace: Trace, work: _Work, texts: Sequence[str], index: Int64, places: Mapping[int, CallSite]
 ) -> tuple[WorkRow, ...]:
-    """The work by name, the largest first; ``index``: per row which of ``texts`` it is named."""
+    """Return the work by name, largest first; ``index``: index in ``texts`` of each row."""
     numbers: dict[str, int] = {}
     number = np.array([numbers.setdefault(text, len(numbers)) for text in texts], np.int64)
     sums, names = work.summed(number[index], len(numbers)), list(numbers)
@@ -277,7 +277,7 @@ def _op_name(trace: Trace, op: int) -> str:
 
 
 def module_label(site: CallSite) -> str:
-    """The module of a call site, the numbers of layers that are alike left out: ``blocks.*.mlp``."""
+    """Return the module of a call site, without the numbers of equal layers: ``blocks.*.mlp``."""
     return re.sub(r"(?<=[._])\d+(?=\.|$)", "*", site.module) if site.module else NOT_KNOWN
 
 

@@ -1,4 +1,4 @@
-"""Compiled programs: what ran of them, and their instructions."""
+"""Compiled programs: their runs, instructions and memory."""
 
 from __future__ import annotations
 

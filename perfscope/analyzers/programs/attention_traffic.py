@@ -1,11 +1,11 @@
-"""What the scores of written-out attention cost a compiled program: every time a kernel writes or reads them.
+"""Bytes that unfused attention moves for its scores in a compiled program: every kernel that writes or reads them.
 
-A fused kernel (flash attention) keeps scores and probabilities on chip, in the backward too. So all bytes of values as
-large as the scores that pass through memory between launches are bytes that it would not move; queries, keys, values,
-outputs, masks and biases it reads as well, and they are not counted.
+A fused kernel (flash attention) keeps scores and probabilities on chip, also in the backward pass. It would therefore
+move none of the bytes of score-sized values that pass through memory between launches. It also reads queries, keys,
+values, outputs, masks and biases, so these are not counted.
 
-On TPU XLA lays values that fit into the chip's own memory (VMEM, space 1): what goes from kernel to kernel there is
-counted apart, for it is none of the HBM's traffic and has no known price.
+On TPU, XLA places values that fit into the chip's own memory (VMEM, space 1). Traffic between kernels through VMEM is
+counted separately, because it is not HBM traffic and its cost is unknown.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from perfscope.analyzers.hlo.views import made_by
 from perfscope.model.trace import Trace
 
 _HBM, _VMEM = 0, 1
-"""Memory spaces of shapes; those of other numbers are not device memory on TPU, and none that scores lie in on GPU."""
+"""Memory spaces of shapes; others are not device memory on TPU, and never contain scores on GPU."""
 
 
 class ScoreUse(Struct, frozen=True, kw_only=True):
@@ -33,11 +33,11 @@ class ScoreUse(Struct, frozen=True, kw_only=True):
 
     instruction: Instruction
     runs: int
-    """In one run of the program."""
+    """Runs per run of the program."""
     bytes: int
-    """Of such values in device memory, each run."""
+    """Bytes of such values in device memory, per run of the kernel."""
     chip_bytes: int
-    """The same in a TPU's VMEM."""
+    """Bytes of such values in a TPU's VMEM, per run of the kernel."""
 
 
 class WrittenAttention(Struct, frozen=True, kw_only=True):
@@ -50,18 +50,18 @@ class WrittenAttention(Struct, frozen=True, kw_only=True):
     place: Instruction
     """The instruction whose line is the attention's."""
     times: int
-    """The scores are computed, in one run of the program."""
+    """Number of times the scores are computed, per run of the program."""
     uses: tuple[ScoreUse, ...]
-    """In order of the program."""
+    """Uses in order of the program."""
 
     @property
     def bytes(self) -> int:
-        """Moved in one run of the program, that a fused kernel would not move."""
+        """Bytes per run of the program that a fused kernel would not move."""
         return sum(use.runs * use.bytes for use in self.uses)
 
     @property
     def chip_bytes(self) -> int:
-        """The same within a TPU's VMEM."""
+        """The same bytes within a TPU's VMEM."""
         return sum(use.runs * use.chip_bytes for use in self.uses)
 
     @property
@@ -76,7 +76,7 @@ class WrittenAttention(Struct, frozen=True, kw_only=True):
 
 
 def written_attention(trace: Trace) -> tuple[WrittenAttention, ...]:
-    """Attention in all compiled programs whose scores leave the kernel that computes them, in program order."""
+    """Return attention in all compiled programs whose scores leave the kernel that computes them, in program order."""
     return tuple(attention for cost in trace.fact(costs) for attention in _of_program(cost))
 
 

@@ -1,12 +1,12 @@
-"""Timelines of the memory that compiled XLA programs need: each buffer a block, with who made it and what it is for.
+"""Timelines of the memory that compiled XLA programs need: one block per buffer, with its maker and purpose.
 
-Where the file carries XLA's buffer assignment, blocks are its own: those of the heap trace while they live, and the
-allocations that last for the whole run (arguments, constants, results outside the arena). The peak is that of
-`assigned_memory`, and so of xprof's memory viewer, to the byte. Elsewhere it is modelled from the schedule and the
-shapes (`live_values`), and the timeline says so.
+If the file has XLA's buffer assignment, the blocks are those of its heap trace, and the allocations that last for the
+whole run (arguments, constants, results outside the arena). The peak then equals that of `assigned_memory`, and so of
+xprof's memory viewer, to the byte. Otherwise the timeline is modelled from the schedule and the shapes (`live_values`)
+and marked as such.
 
-Positions count the instructions that run, loops and branches laid out flat (``hlo.schedule``). XLA's trace has an order
-and no positions for what it frees: a buffer ends behind the last instruction that was handed memory before.
+Positions count the instructions that run, with loops and branches flattened (``hlo.schedule``). XLA's trace has an
+order but no positions for frees: a buffer ends after the last instruction that allocated memory before its free.
 """
 
 from __future__ import annotations
@@ -35,29 +35,28 @@ from perfscope.model.memory import BLOCKS, KnownBy, MemoryPhase, MemoryTimeline,
 from perfscope.model.trace import MISSING, Rows, Trace
 from perfscope.model.trace.tables import MemoryCategory
 
-# What the buffers of a program are for, from who makes them, who reads them, and when.
+# Purpose of a program's buffers, from the instructions that make and read them, and when.
 #
 # JAX marks the forward pass of a differentiated function with ``jvp(...)`` in the path of an instruction and its
-# backward pass with ``transpose(...)``. A program without them has arguments, results and temporaries, and no more is
-# said.
+# backward pass with ``transpose(...)``. A program without them only has arguments, results and temporaries.
 
 
 Owner = tuple[MemoryCategory, KnownBy]
 
 _FORWARD, _BACKWARD, _RECOMPUTED = "jvp(", "transpose(", "rematted_computation"
 _WEIGHT = re.compile(r"(?<![A-Za-z])(params?|weights?|kernel|bias|embedding)(?![A-Za-z])", re.IGNORECASE)
-"""Names of arguments that hold weights, as JAX's libraries give them; ``_`` and digits may stand beside."""
+"""Names of weights among arguments, as in JAX's libraries; ``_`` and digits may be next to them."""
 _LIBRARY = ("__cublas$", "__cudnn$", "cublas", "cudnn", "cusolver", "cufft", "miopen", "hipblas")
-"""How targets of library calls begin whose scratch memory XLA allocates."""
+"""Prefixes of the targets of library calls whose scratch memory XLA allocates."""
 _BYTES = frozenset({"s8", "u8"})
 """Element types of scratch memory."""
 
 
 class Owners:
-    """Says it for one module."""
+    """Finds the owners of one module's buffers."""
 
     def __init__(self, module: HloModule, schedule: Schedule) -> None:
-        """Linear in the module; arguments are looked at when they are asked for."""
+        """Linear in the module; arguments are classified on first use."""
         self._module = module
         self._schedule = schedule
         entry = module.entry_computation()
@@ -71,7 +70,7 @@ class Owners:
         return self._begins < len(self._schedule)
 
     def phase(self, instruction: Instruction) -> MemoryPhase:
-        """The part of a training step that an instruction is of."""
+        """Return the part of a training step that an instruction belongs to."""
         if not self.differentiates:
             return MemoryPhase.UNKNOWN
         known = _path_phase(instruction)
@@ -85,10 +84,10 @@ class Owners:
         )
 
     def argument(self, parameter: Instruction) -> Owner:
-        """What an argument is: weights that the forward reads, state that only the update does, or an input.
+        """Return the purpose of an argument: weights read by the forward, state read only by the update, or an input.
 
-        Where the program updates nothing, weights are those with a gradient of their shape among the results, or
-        with a name of weights.
+        In a program without updates, weights are arguments with a gradient of their shape among the results, or with a
+        name of weights.
         """
         if self.differentiates and parameter.parameter_number in self._updated:
             weights = parameter.name in self._read_by_forward
@@ -102,7 +101,10 @@ class Owners:
         return MemoryCategory.INPUT, KnownBy.RECORDED
 
     def temporary(self, made: Sequence[tuple[Instruction, tuple[int, ...]]]) -> Owner:
-        """What a buffer of the arena is; ``made``: the instructions that write it, the first first, and which part."""
+        """Return the purpose of a buffer of the arena.
+
+        ``made``: the instructions that write it, in order, with the tuple part.
+        """
         first, part = made[0]
         if first.opcode.removesuffix("-start").removesuffix("-done") in COLLECTIVES:
             return MemoryCategory.COMMUNICATION, KnownBy.SCHEDULE
@@ -112,7 +114,7 @@ class Owners:
         known = next((phase for phase in phases if phase is not MemoryPhase.UNKNOWN), MemoryPhase.UNKNOWN)
         read = {self.phase(read) for maker, part in made for read in self._reads.get((maker.name, part), ())}
         if known is MemoryPhase.UNKNOWN and MemoryPhase.FORWARD in read:
-            known = MemoryPhase.FORWARD  # room that a loop of the forward writes its turns into
+            known = MemoryPhase.FORWARD  # space into which a loop of the forward pass writes its turns
         if known is MemoryPhase.FORWARD and read & {MemoryPhase.BACKWARD, MemoryPhase.RECOMPUTE}:
             return MemoryCategory.ACTIVATION, KnownBy.SCHEDULE
         if known is MemoryPhase.BACKWARD and MemoryPhase.OPTIMIZER in read:
@@ -143,7 +145,7 @@ class Owners:
         return frozenset(names)
 
     def _first_backward(self) -> int:
-        """Where the backward pass begins: its first instruction that reads what the forward made."""
+        """Return the begin of the backward pass: its first instruction that reads a result of the forward pass."""
         begin = len(self._schedule)
         for (name, _), readers in self._reads.items():
             if _path_phase(self._schedule.instructions[name]) is MemoryPhase.FORWARD:
@@ -161,7 +163,10 @@ class Owners:
 
 
 def reads(schedule: Schedule) -> dict[Source, list[Instruction]]:
-    """Who reads each value, views of it included. What a loop carries is read by whoever reads the loop's result."""
+    """Return the readers of each value and its views.
+
+    A value that a loop carries has the readers of the loop's result.
+    """
     result: dict[Source, list[Instruction]] = {}
     for computation in schedule.computations.values():
         behind = sources(computation)
@@ -212,7 +217,7 @@ def _reaches(flow: HloProgram, start: int) -> bool:
 
 
 def _is_scratch(instruction: Instruction, part: tuple[int, ...]) -> bool:
-    """Whether a part of what a library call gives back is its scratch memory: the last, in bytes."""
+    """Whether a part of a library call's result is its scratch memory: the last part, in bytes."""
     parts = instruction.shape.parts
     if instruction.opcode != "custom-call" or len(parts) < 2 or part != (len(parts) - 1,):
         return False
@@ -222,15 +227,15 @@ def _is_scratch(instruction: Instruction, part: tuple[int, ...]) -> bool:
 ASSIGNED, MODELLED = "XLA buffer assignment", "schedule and shapes of the program"
 
 _MODELLED_NOTE = (
-    "approximate: the file carries no buffer assignment of XLA, so every value lives from its instruction to its last "
-    "reader and takes what its shape takes"
+    "approximate: the file has no buffer assignment by XLA, so every value lives from its instruction to its last "
+    "reader and has the size of its shape"
 )
 
 _OF_SCAN = frozenset({"dynamic_index_in_dim", "dynamic_update_index_in_dim"})
-"""Functions by which JAX's own scan reads and writes its turns: no scope of the user's."""
+"""Functions with which JAX's scan reads and writes its turns; they are not scopes of the user."""
 
 Made = tuple[Instruction, tuple[int, ...]]
-"""An instruction and which part of its tuple."""
+"""An instruction and the part of its tuple."""
 
 
 class _Block(Struct, kw_only=True):
@@ -240,14 +245,14 @@ class _Block(Struct, kw_only=True):
     number: int
     made: list[Made]
     owner: Owner | None = None
-    """None: told from who makes it and how long it lives."""
+    """None: derived from its maker and lifetime."""
     before: bool = False
     lasts: bool = False
-    """Still held when the run ends."""
+    """Whether it is still held when the run ends."""
 
 
 def program_timelines(trace: Trace) -> tuple[MemoryTimeline, ...]:
-    """A timeline a compiled program, in the order of ``trace.hlo``; those not scheduled have none."""
+    """Return one timeline per compiled and scheduled program, in the order of ``trace.hlo``."""
     result = []
     for module in trace.hlo:
         arena = arena_of(module)
@@ -282,7 +287,7 @@ def _assigned(arena: Arena, schedule: Schedule) -> list[_Block]:
 
 
 def _whole_run(allocation: BufferAllocation, assignment: BufferAssignment, schedule: Schedule) -> _Block:
-    """An allocation that lasts: named after its argument or constant, else after what was written into it last."""
+    """Return a lasting allocation, named after its argument or constant, else after the last value written into it."""
     buffers = [assignment.buffers[key] for key in allocation.buffers if key in assignment.buffers]
     made = [
         (schedule.instructions[buffer.instruction], buffer.index)
@@ -404,7 +409,7 @@ def _owner(owners: Owners, block: _Block) -> Owner:
 
 
 def _name(made: Sequence[Made]) -> str:
-    """An argument as the program spells it (``state.weights['up']``), else the instruction."""
+    """Return an argument's name in the program (``state.weights['up']``), else the instruction's."""
     if not made:
         return ""
     first, part = _maker(made)
@@ -414,12 +419,12 @@ def _name(made: Sequence[Made]) -> str:
 
 
 def _maker(made: Sequence[Made]) -> Made:
-    """Who writes the buffer: the first, unless XLA only made room there and another, which has a path, fills it."""
+    """Return the instruction that writes the buffer: the first with a path, else the first."""
     return next((writer for writer in made if writer[0].op_name), made[0])
 
 
 def _module(made: Sequence[Made]) -> str:
-    """The user's scope; of an argument, what it is a part of."""
+    """Return the user's scope; for an argument, the value that it is a part of."""
     for instruction, _ in made:
         if instruction.opcode == "parameter" and instruction.op_name and "/" not in instruction.op_name:
             return instruction.op_name[: max(instruction.op_name.rfind("["), instruction.op_name.rfind("."), 0)]

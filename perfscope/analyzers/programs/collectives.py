@@ -1,17 +1,17 @@
-"""Why a collective of a compiled program blocks, as far as the program shows it, and what changes that.
+"""Why a collective of a compiled program blocks, as far as the program shows it, and how to change that.
 
 GPUs (openxla/xla, ``gpu_compiler.cc`` and the pass ``gpu-convert-async-collectives-to-sync``): every collective is
-split, whatever its size. Kinds that ``--xla_gpu_disable_async_collectives`` names are marked ``is_sync`` at once; after
-scheduling, so is every pair with nothing between start and done. Since 2026 XLA makes such pairs one op again, which
-keeps the mark only where the flag set it.
+split, whatever its size. Kinds listed in ``--xla_gpu_disable_async_collectives`` are marked ``is_sync`` at once; after
+scheduling, so is every pair with nothing between start and done. Since 2026 XLA turns such pairs into one op again,
+which keeps the mark only if the flag set it.
 
 TPUs: libtpu puts a collective into fusions, between whose begin and end others run, or splits it into start and done.
-When, by kind, was tried with libtpu 0.0.42.1. On v5e:2x4 with 64 KiB, 1 MiB and 16 MiB per device, beside matrix
-products, elementwise work and nothing, in loops and out of them: size decides nothing. All-gathers go into fusions by
-default and all-reduces with two flags, both beside matrix products alone; all-to-alls are split with a flag,
-collective-permutes always, beside whatever there is; reduce-scatters with none that there is. On v6e:2x4 and
-v5p:2x2x2, with 1 MiB beside a product, all-reduces are as on v5e; all-gathers need three flags, and
-all-to-alls stay one op with theirs. Defaults of the flags: openxla.org/xla/flags_guidance.
+The conditions, by kind, were tested with libtpu 0.0.42.1. On v5e:2x4 with 64 KiB, 1 MiB and 16 MiB per device, next to
+matrix products, elementwise work and nothing, inside and outside of loops: the size has no effect. All-gathers go into
+fusions by default and all-reduces with two flags, both only next to matrix products; all-to-alls are split with a flag,
+collective-permutes always, next to any work; reduce-scatters with no existing flag. On v6e:2x4 and v5p:2x2x2, with 1
+MiB next to a product, all-reduces behave as on v5e; all-gathers need three flags, and all-to-alls stay one op with
+their flag. Defaults of the flags: openxla.org/xla/flags_guidance.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from perfscope.model.trace import Trace
 
 Cause = Literal[
     "turned off by a flag", "off unless flags say otherwise", "no flag divides it", "no matrix product near it",
-    "independent work was left elsewhere", "nothing independent near it",
+    "independent work was left elsewhere", "no independent work near it",
 ]  # fmt: skip
 
 _FUSED = "xla_tpu_enable_async_collective_fusion"
@@ -42,13 +42,13 @@ TPU_FLAGS: dict[str, tuple[str, ...]] = {
     "all-reduce": ("xla_enable_async_all_reduce", f"{_FUSED}_fuse_all_reduce"),
     "all-to-all": ("xla_tpu_enable_async_all_to_all",),
 }
-"""All of them together: the first alone leaves an all-gather or all-reduce as it is (tried, see above)."""
+"""Flags per kind, needed together: the first alone does not change an all-gather or all-reduce (tested, see above)."""
 
 BESIDE_PRODUCTS = ("all-gather", "all-reduce")
-"""What a TPU's fusions divide: only beside matrix products."""
+"""Kinds that a TPU's fusions divide only next to matrix products."""
 
 _V5E = "TPU v5e"
-"""Where all-gathers are divided by default, and all-to-alls with a flag (tried, see above)."""
+"""Device on which all-gathers are divided by default, and all-to-alls with a flag (tested, see above)."""
 
 _GPU_KINDS = {
     "all-gather": "ALLGATHER", "all-reduce": "ALLREDUCE", "all-to-all": "ALLTOALL",
@@ -58,7 +58,7 @@ _GPU_KINDS = {
 
 
 def cause_of(trace: Trace, collective: Collective, free: Sequence[Instruction]) -> Cause:
-    """Why a collective that blocks does. ``free``: ``independent_work`` of it."""
+    """Return why a blocking collective blocks. ``free``: its ``independent_work``."""
     if collective.module.platform == "gpu":
         if is_marked(collective) and (collective.between or collective.blocks == "never split into start and done"):
             return "turned off by a flag"
@@ -71,16 +71,16 @@ def cause_of(trace: Trace, collective: Collective, free: Sequence[Instruction]) 
             return "no matrix product near it"
         if free and not (collective.kind == "all-gather" and on_v5e):
             return "off unless flags say otherwise"
-    return "independent work was left elsewhere" if free else "nothing independent near it"
+    return "independent work was left elsewhere" if free else "no independent work near it"
 
 
 def remedy(collective: Collective, cause: Cause) -> str:
-    """What changes it: flags that were tried, or how the program is to be written."""
+    """Return how to change it: tested flags, or how to write the program."""
     kind = collective.kind
     if cause == "turned off by a flag":
         return (
-            f"Take {_GPU_KINDS[kind]} out of --xla_gpu_disable_async_collectives. It makes every {kind} run in line, "
-            "whatever is beside it."
+            f"Take {_GPU_KINDS[kind]} out of --xla_gpu_disable_async_collectives. It makes every {kind} block, "
+            "whatever work could overlap it."
         )
     if cause == "off unless flags say otherwise":
         beside = "matrix products run" if kind in BESIDE_PRODUCTS else "other work run"
@@ -142,34 +142,35 @@ def _has_product(trace: Trace, collective: Collective, free: Sequence[Instructio
     return any(row is not None and bool(row.once.products) for row in rows)
 
 
-# Time of collectives of compiled programs: what a device waits for them, and what of it could hide.
+# Time of collectives of compiled programs: how long a device waits for them, and how much of it could be hidden.
 #
-# Measured where a recording shows them, as the time while nothing else ran on the device. Else the least time the
-# bytes take over all links of the device (`devices/roofline.py`); within a node, slower networks between nodes are not
-# known. Of a program compiled for a TPU slice, where they go is known: the low end of the estimate
-# (`predict/collective_time.py`), for devices that differ along one axis of the torus do not use links of the others.
+# Measured if a recording has them, as the time while nothing else ran on the device. Otherwise the shortest time of
+# their bytes over all links of the device (`devices/roofline.py`); this is the rate within a node, because slower
+# networks between nodes are unknown. For a program compiled for a TPU slice the links are known, and the low end of the
+# estimate (`predict/collective_time.py`) is used, because devices that differ along one axis of the torus do not use
+# the links of the others.
 
 
 class CollectiveTime(Struct, frozen=True, kw_only=True):
-    """One collective, in one run of its program, in ns. None: not known."""
+    """One collective, in one run of its program, in ns. None: unknown."""
 
     transfer_ns: float | None
-    """Its bytes over the device's links, at the least."""
+    """Shortest time of its bytes over the device's links."""
     hidden_ns: float
-    """Part of it behind what is scheduled between start and done, where it does not block."""
+    """Part of it hidden by work between start and done, if it does not block."""
     measured_ns: float | None
-    """While nothing else ran on the device: transfer, and waiting for the other devices."""
+    """Time while nothing else ran on the device: transfer, and waiting for the other devices."""
 
     @property
     def waits_ns(self) -> float | None:
-        """What the device waits for it: measured, else what of the transfer nothing hides."""
+        """Time that the device waits for it: measured, else the part of the transfer that is not hidden."""
         if self.measured_ns is not None:
             return self.measured_ns
         return None if self.transfer_ns is None else max(0.0, self.transfer_ns - self.hidden_ns)
 
 
 def collective_time(trace: Trace, collective: Collective) -> CollectiveTime:
-    """Time of a collective in one run of its program."""
+    """Return the time of a collective in one run of its program."""
     return CollectiveTime(
         transfer_ns=_transfer_ns(trace, collective),
         hidden_ns=collective.runs.times * _work_ns(trace, collective, collective.between)
@@ -180,12 +181,12 @@ def collective_time(trace: Trace, collective: Collective) -> CollectiveTime:
 
 
 def names_of(collective: Collective) -> tuple[str, ...]:
-    """What a profile may call it: the start, or the done that waits for it."""
+    """Return its possible names in a profile: the start, or the done that waits for it."""
     return tuple(dict.fromkeys((collective.start.name, collective.done.name)))
 
 
 def waiting_part(trace: Trace, collective: Collective) -> Part:
-    """All that the device waits for a collective, for ``price``: what goes if the collective goes."""
+    """Return the whole wait of the device for a collective, for ``price``: the saving if the collective is removed."""
     time = collective_time(trace, collective)
     return Part(module=collective.module, instructions=names_of(collective), modelled_ns=time.waits_ns, whole=True)
 
@@ -193,10 +194,10 @@ def waiting_part(trace: Trace, collective: Collective) -> Part:
 def overlap_parts(
     trace: Trace, members: Sequence[Collective], free: Mapping[int, tuple[Instruction, ...]]
 ) -> list[Part]:
-    """What could hide behind independent work, for ``price``: the shorter of the collectives and of that work.
+    """Return the parts that independent work could hide, for ``price``: the shorter of the collectives and that work.
 
-    ``free``: independent work by ``id`` of a collective; those without are left out. Work that several collectives
-    of a computation could hide behind counts once.
+    ``free``: independent work by ``id`` of a collective; collectives without are omitted. Work that could hide several
+    collectives of a computation counts once.
     """
     grouped: dict[tuple[int, str], list[Collective]] = {}
     for member in members:
@@ -230,6 +231,6 @@ def _transfer_ns(trace: Trace, collective: Collective) -> float | None:
 
 
 def _work_ns(trace: Trace, collective: Collective, names: Iterable[str]) -> float:
-    """Time of one run of instructions of a collective's computation, each once."""
+    """Return the time of one run of instructions of a collective's computation, each once."""
     times, index = trace.fact(once_ns), module_index(trace, collective.module)
     return sum(times.get((index, collective.computation.name, name), 0.0) for name in dict.fromkeys(names))

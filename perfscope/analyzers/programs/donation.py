@@ -1,9 +1,9 @@
-"""Arguments of a compiled program whose memory its results could take, and what that would save.
+"""Arguments of a compiled program whose memory its results could use, and the saving.
 
-JAX lets a caller give an argument away (donation); XLA then writes a result of the same shape into its memory. What
-could be given away is told from the program: a result that is computed from the argument element by element, or by
-updates in place, as new weights are from old ones and a cache from itself, and an argument that nobody reads after the
-result is written. Gradients have the shape of their weights and are not computed so: they are left out.
+JAX lets a caller donate an argument; XLA then writes a result of the same shape into its memory. Candidates follow from
+the program: a result that is computed from the argument elementwise, or by updates in place (as new weights are from
+old ones, and a cache from itself), and an argument that is not read after the result is written. Gradients have the
+shape of their weights but are computed differently, so they are excluded.
 
 Whether the caller uses the argument again is not in the program.
 """
@@ -37,66 +37,68 @@ _IN_ORDER = SAME_ORDER | {
     "multiply", "negate", "not", "or", "power", "remainder", "rsqrt", "select", "sign", "sine", "sqrt", "subtract",
     "tanh", "xor",
 }  # fmt: skip
-"""Every element of the result is computed from those at the same place."""
+"""Opcodes whose result elements depend only on operand elements at the same position."""
 
 _COPIES = SAME_ORDER | {"copy-done", "copy-start"}
-"""Those of them that compute nothing: a result that is a copy of its argument is no new state."""
+"""The same opcodes without computation: a result that is a copy of its argument is not a new state."""
 
 _DIFFERENTIATED = ("jvp(", "transpose(")
-"""Parts of a path by which JAX marks a forward and a backward pass: an update passes through neither, and the gradient
-of a product may have the shape of the other factor."""
+"""Path segments with which JAX marks a forward and a backward pass: an update passes through neither, and the gradient
+of a product may have the shape of the other factor.
+"""
 
 _MOST_VALUES = 4_000
-"""Values between a result and its arguments that are looked at; an optimizer's update has some twenty."""
+"""Maximum number of values examined between a result and its arguments; an optimizer's update has some twenty."""
 
 
 class Update(Struct, frozen=True, kw_only=True):
-    """A result computed from an argument in place, and whether the argument's memory is its own already."""
+    """A result computed from an argument in place, and whether it already uses the argument's memory."""
 
     parameter: Instruction
     output: int
-    """Which part of the root's tuple; 0 where the program returns one array."""
+    """Index in the root's tuple; 0 if the program returns one array."""
     written_by: str
-    """The instruction of the entry that makes it."""
+    """Instruction of the entry that makes it."""
     bytes: int
     donated: bool
     free: bool
-    """Nobody reads the argument after the instruction that writes the result."""
+    """Whether nothing reads the argument after the instruction that writes the result."""
     is_state: bool
-    """It is kept from call to call, as far as the program shows: a leaf of a tree, written into in place, or updated
-    by a program that differentiates. ``jnp.exp(x)`` alone is a program, too, and ``x`` is no state."""
+    """Whether it is kept from call to call, as far as the program shows: a leaf of a tree, updated in place, or updated
+    by a program that differentiates. ``jnp.exp(x)`` alone is a program too, but ``x`` is not state.
+    """
 
 
 class Donation(Struct, frozen=True, kw_only=True):
-    """What giving arguments of one program away would save."""
+    """Saving by donating arguments of one program."""
 
     module: HloModule
     updates: tuple[Update, ...]
-    """Those not donated that could be, largest first."""
+    """Candidates that are not donated, largest first."""
     donated: int
-    """Arguments that were donated."""
+    """Number of donated arguments."""
     bytes: int
-    """Of the results that would take an argument's memory: the most it can save."""
+    """Bytes of the results that would use an argument's memory: the largest possible saving."""
     peak_bytes: int
     peak_donated_bytes: int
-    """The peak if they were donated; modelled."""
+    """Modelled peak if they were donated."""
     assigned: bool
-    """``peak_bytes`` is XLA's own, else modelled."""
+    """Whether ``peak_bytes`` is XLA's own; else it is modelled."""
 
     @property
     def saved_bytes(self) -> int:
-        """By how much the peak would fall."""
+        """Decrease of the peak."""
         return self.peak_bytes - self.peak_donated_bytes
 
 
 def donations(trace: Trace) -> tuple[Donation, ...]:
-    """What each compiled program could still be given, in the order of ``trace.hlo``; nothing: left out."""
+    """Return the possible donations of each compiled program that has any, in the order of ``trace.hlo``."""
     result = (donation_of(module) for module in trace.hlo if module.is_scheduled)
     return tuple(donation for donation in result if donation is not None)
 
 
 def donation_of(module: HloModule) -> Donation | None:
-    """What one program could still be given; ``None`` for nothing."""
+    """Return the possible donations of one program; ``None`` if there are none."""
     schedule = Schedule(module)
     updated = updates(module, schedule)
     missed = sorted(
@@ -118,7 +120,7 @@ def donation_of(module: HloModule) -> Donation | None:
 
 
 def updates(module: HloModule, schedule: Schedule) -> tuple[Update, ...]:
-    """Every argument that the program updates in place, with the result; each argument and result once."""
+    """Return every argument that the program updates in place, with the result; each argument and result once."""
     entry = module.entry_computation()
     flow = HloProgram(module)
     taken = {alias.parameter: alias.output[0] if alias.output else 0 for alias in module.aliases if not alias.part}
@@ -161,14 +163,14 @@ def updates(module: HloModule, schedule: Schedule) -> tuple[Update, ...]:
 
 
 def _outputs(root: Instruction) -> tuple[str, ...]:
-    """Instructions of the entry whose values the program returns, by place in its tuple."""
+    """Return the instructions of the entry whose values the program returns, by index in its tuple."""
     return root.operands if root.opcode == "tuple" else (root.name,)
 
 
 def _arguments(flow: HloProgram, start: int, shape: Shape, entry: str) -> tuple[dict[int, int], bool]:
     """Arguments of a shape from which a value is computed in place: parameter number -> steps between them.
 
-    And whether, somewhere between, some elements are written and the others stay.
+    Also return whether some step overwrites only some of the elements.
     """
     reached: dict[int, int] = {}
     in_place = computes = False
@@ -203,12 +205,12 @@ def _arguments(flow: HloProgram, start: int, shape: Shape, entry: str) -> tuple[
 
 
 def _maker(module: HloModule, name: str) -> str:
-    """The instruction of the entry that writes a value, behind the views of it."""
+    """Return the instruction of the entry that writes a value, through views."""
     return made_by(module.entry_computation(), name).name
 
 
 def _last_reads(module: HloModule, schedule: Schedule) -> dict[str, int]:
-    """Position of the last instruction of the entry that reads a value or a view of it."""
+    """Return the position of the last instruction of the entry that reads a value or a view of it."""
     entry = module.entry_computation()
     behind = sources(entry)
     return {
@@ -222,12 +224,12 @@ def _last_reads(module: HloModule, schedule: Schedule) -> dict[str, int]:
 
 
 def _peaks(module: HloModule, schedule: Schedule, outputs: frozenset[int]) -> tuple[int, int, bool]:
-    """Peak as it is, peak with ``outputs`` in their arguments' memory, and whether the first is XLA's own."""
+    """Return the current peak, the peak with ``outputs`` in their arguments' memory, and whether the first is XLA's."""
     values = live_values(module, schedule)
     entry = module.entry_computation()
     makers = {_maker(module, name) for index, name in enumerate(_outputs(entry.root)) if index in outputs}
     taken = [value for value in values if outputs.intersection(value.outputs)]
-    makers.update(value.instruction for value in taken)  # a loop's result lies where its first value was made
+    makers.update(value.instruction for value in taken)  # a loop's result is in the buffer of its initial value
     arena, assigned = arena_of(module), assigned_memory(module)
     if arena is None or assigned is None:
         gone = set(map(id, taken))
@@ -236,7 +238,7 @@ def _peaks(module: HloModule, schedule: Schedule, outputs: frozenset[int]) -> tu
 
 
 def _assigned_peak(arena: Arena, schedule: Schedule, values: tuple[LiveValue, ...], makers: set[str]) -> int:
-    """XLA's arena, with the allocations of these results given up and what else lay in them put into it."""
+    """Return the peak of XLA's arena without the allocations of these results, but with their other contents."""
     buffers = arena.assignment.buffers
     made = {
         allocation.index: [buffers[key] for key in allocation.buffers if key in buffers]
@@ -254,11 +256,11 @@ def _assigned_peak(arena: Arena, schedule: Schedule, values: tuple[LiveValue, ..
     return whole_run + peak(*np.array(rows, np.int64).reshape(-1, 3).T)[1]
 
 
-# Donated buffers that jax could not use, as it warned of them when a run of ours lowered the program.
+# Donated buffers that jax could not use, from its warnings when it lowered the program in a run of ours.
 
 
 _BYTES = {"bool": 1, "complex64": 8, "complex128": 16, "bfloat16": 2}
-"""Of types whose name does not end in their bits."""
+"""Bytes of types whose name does not end in their bits."""
 
 
 class Refused(Struct, frozen=True, kw_only=True):
@@ -266,25 +268,25 @@ class Refused(Struct, frozen=True, kw_only=True):
 
     module: str | None
     file: str | None
-    """Of the user's line that called it."""
+    """File of the user's line that called it."""
     line: int | None
     shapes: tuple[str, ...]
-    """As jax writes them, ``float32[8,128]``; of divided arrays the part of one device."""
+    """In jax's notation, ``float32[8,128]``; for divided arrays, the part of one device."""
     count: int
-    """At least as many as ``shapes``."""
+    """At least the number of ``shapes``."""
 
     @property
     def bytes(self) -> int:
-        """Of ``shapes`` together."""
+        """Sum over ``shapes``."""
         return sum(size for _, size in self.sizes())
 
     def sizes(self) -> list[tuple[str, int]]:
-        """Shape and bytes of each, the largest first."""
+        """Return the shape and bytes of each, largest first."""
         return sorted(((shape, _bytes(shape)) for shape in self.shapes), key=lambda pair: (-pair[1], pair[0]))
 
 
 def refused_donations(trace: Trace) -> tuple[Refused, ...]:
-    """One for each program and line, the largest first: a program that is lowered again warns again."""
+    """Return one entry per program and line, largest first, because repeated lowering repeats the warning."""
     result: dict[tuple[str | None, str | None, int | None], Refused] = {}
     for event in trace.compile_events:
         if event.kind == "donation_unusable":
@@ -298,6 +300,6 @@ def refused_donations(trace: Trace) -> tuple[Refused, ...]:
 
 def _bytes(shape: str) -> int:
     dtype, _, dims = shape.removesuffix("]").partition("[")
-    bits = int("".join(filter(str.isdigit, dtype.partition("_")[0])) or 0)  # float8_e4m3fn has 8
+    bits = int("".join(filter(str.isdigit, dtype.partition("_")[0])) or 0)  # float8_e4m3fn has 8 bits
     size = _BYTES.get(dtype) or bits / 8
     return round(size * math.prod(int(dim) for dim in dims.split(",") if dim))

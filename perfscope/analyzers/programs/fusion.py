@@ -1,9 +1,9 @@
-"""Values that one kernel of an XLA program writes to memory for other kernels to read back.
+"""Values that one kernel of an XLA program writes to memory and other kernels read back.
 
-A round trip could be saved where the kernels that read a value could be one kernel with the one that
-makes it. For a value of b bytes, made k times a run and read by m such kernels, fusing saves the write and
-the m reads, ``k * b * (m + 1)``; where something else needs the value too, the write stays: ``k * b * m``.
-Matrix products are not computed twice, so one whose result something else needs is left out.
+A round trip could be avoided if the kernels that read a value could be fused with the one that makes it. For a value of
+b bytes, made k times per run and read by m such kernels, fusing saves the write and the m reads, ``k * b * (m + 1)``;
+if something else needs the value too, the write stays: ``k * b * m``. Matrix products are not computed twice, so a
+product whose result something else needs is excluded.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from perfscope.analyzers.programs.saving import Part, bytes_ns
 from perfscope.model.trace import Trace
 
 L2_BYTES = 50_000_000
-"""An H100's level-2 cache (NVIDIA H100 white paper v1.04, table 3). The model of a program names no device."""
+"""Level-2 cache of an H100 (NVIDIA H100 white paper v1.04, table 3), because a program's model has no device."""
 
 _SLICES = frozenset({"slice", "dynamic-slice", "gather"})
 _UNFUSABLE = frozenset(
@@ -44,33 +44,36 @@ _UNFUSABLE = frozenset(
 )  # fmt: skip
 _FUSING_KINDS = frozenset({"kLoop", "kInput", "kOutput"})
 _TRITON = "__triton"
-"""``fusion_backend_config.kind`` of elementwise work and reductions; a product's is ``__triton_gemm`` or alike."""
+"""``fusion_backend_config.kind`` of elementwise work and reductions; products have ``__triton_gemm`` or similar."""
+
+LAUNCH_NS = 2_000
+"""Assumed time from one kernel's end to the next one's start, outside of a CUDA graph."""
 
 
 class RoundTrip(Struct, frozen=True, kw_only=True):
-    """A value through memory between kernels that could be one."""
+    """A value that passes through memory between kernels that could be fused."""
 
     module: HloModule
     computation: str
-    """The one that holds its kernels."""
+    """Computation that contains its kernels."""
     producer: Instruction
     consumers: tuple[Instruction, ...]
-    """Those that could be fused with the producer, in schedule order."""
+    """Kernels that could be fused with the producer, in schedule order."""
     bytes: int
-    """Of the value."""
+    """Bytes of the value."""
     needed_elsewhere: bool
     runs: Runs
     in_cache: bool
-    """It fits in an H100's level-2 cache and the next kernel reads it: little of it reaches memory."""
+    """Whether it fits in an H100's level-2 cache and the next kernel reads it, so that little of it reaches memory."""
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes in a run of the module that fusing would not move."""
+        """Bytes per run of the module that fusing would save."""
         return self.runs.times * self.bytes * (len(self.consumers) + (not self.needed_elsewhere))
 
     @property
     def of_product(self) -> bool:
-        """The producer is a matrix product: fusing makes the reader its epilogue, which XLA seldom does itself."""
+        """Whether the producer is a matrix product: the reader would become its epilogue, which XLA seldom does."""
         return any(instruction.opcode in PRODUCTS for instruction in fused(self.module, self.producer))
 
 
@@ -78,17 +81,17 @@ class _Value(Struct):
     shape: Shape
     users: list[Instruction] = field(default_factory=list)
     kept: bool = False
-    """The computation returns it, or a loop or branch takes it."""
+    """Whether the computation returns it, or a loop or branch uses it."""
 
 
 def round_trips(trace: Trace) -> tuple[RoundTrip, ...]:
-    """Round trips of all GPU programs of the trace, most bytes first."""
+    """Return the round trips of all GPU programs of the trace, most bytes first."""
     round_trips = [trip for module in trace.hlo if module.platform == "gpu" for trip in round_trips_of(module)]
     return tuple(sorted(round_trips, key=lambda trip: -trip.saved_bytes))
 
 
 def round_trips_of(module: HloModule) -> Iterator[RoundTrip]:
-    """Round trips between the kernels of every computation that runs."""
+    """Yield the round trips between the kernels of every computation that runs."""
     for name, runs in control_runs(module).items():
         yield from _of_computation(module, module.computations[name], runs)
 
@@ -96,7 +99,7 @@ def round_trips_of(module: HloModule) -> Iterator[RoundTrip]:
 def _of_computation(module: HloModule, computation: Computation, runs: Runs) -> Iterator[RoundTrip]:
     order = [instruction for instruction in computation.instructions if instruction.opcode not in MOVES_NOTHING]
     position = {instruction.name: index for index, instruction in enumerate(order)}
-    # nothing is fused across a barrier
+    # no fusion crosses a barrier
     behind = sources(
         computation, lambda instruction: instruction.operands[0] if instruction.opcode == "bitcast" else None
     )
@@ -129,7 +132,10 @@ def _of_computation(module: HloModule, computation: Computation, runs: Runs) -> 
 
 
 def _values(computation: Computation, behind: Mapping[str, Parts]) -> dict[Source, _Value]:
-    """Every value a launched instruction writes, with who uses it; ``behind``: the computation's `sources`."""
+    """Return every value that a launched instruction writes, with its users.
+
+    ``behind``: the computation's `sources`.
+    """
     values: dict[Source, _Value] = {}
     for instruction in computation.instructions:
         for part in behind[instruction.name]:
@@ -150,7 +156,7 @@ def _values(computation: Computation, behind: Mapping[str, Parts]) -> dict[Sourc
 
 
 def _can_produce(module: HloModule, instruction: Instruction) -> bool:
-    """A kernel of XLA's own making that writes all of its result (an update in place does not)."""
+    """Whether it is a kernel generated by XLA that writes all of its result (unlike an update in place)."""
     if not _is_own_kernel(instruction, products=True):
         return False
     roots = {inner.opcode for inner in _roots(module, instruction)}
@@ -158,7 +164,7 @@ def _can_produce(module: HloModule, instruction: Instruction) -> bool:
 
 
 def _can_consume(module: HloModule, instruction: Instruction, slots: Sequence[int]) -> bool:
-    """An elementwise or reducing kernel that reads all of the value, which these operands are."""
+    """Whether it is an elementwise or reducing kernel that reads all of the value through these operands."""
     if not _is_own_kernel(instruction, products=False):
         return False
     inner = tuple(fused(module, instruction))
@@ -170,17 +176,17 @@ def _can_consume(module: HloModule, instruction: Instruction, slots: Sequence[in
 
 
 def _slots(behind: Mapping[str, Parts], instruction: Instruction, value: Source) -> list[int]:
-    """Operand numbers of ``instruction`` that are the value or a view of it."""
+    """Return the operand numbers of ``instruction`` that are the value or a view of it."""
     return [slot for slot, operand in enumerate(instruction.operands) if behind[operand] == ((value,),)]
 
 
 def _reduces(module: HloModule, instruction: Instruction) -> bool:
-    """A reduction needs results of several tiles of a product: only attention kernels fuse the two."""
+    """Whether a kernel reduces, which needs several tiles of a product: only attention kernels fuse the two."""
     return any(inner.opcode == "reduce" for inner in fused(module, instruction))
 
 
 def is_softmax(module: HloModule, instruction: Instruction) -> bool:
-    """Whether a kernel takes maxima along an axis and exponentials: a softmax, or the backward of one."""
+    """Whether a kernel computes maxima along an axis and exponentials: a softmax, or the backward of one."""
     inner = tuple(fused(module, instruction))
     largest = any(
         step.opcode == "reduce" and module.computations[step.called[0]].root.opcode == "maximum"
@@ -206,7 +212,7 @@ def _fusion_backend(instruction: Instruction) -> str:
 
 
 def _roots(module: HloModule, instruction: Instruction) -> list[Instruction]:
-    """What makes the results: of a fusion its root, or the parts of its tuple, behind bitcasts."""
+    """Return the instructions that make the results: a fusion's root, or the parts of its tuple, through bitcasts."""
     if instruction.opcode != "fusion" or not instruction.called:
         return [instruction]
     body = module.computations[instruction.called[0]]
@@ -217,7 +223,7 @@ def _roots(module: HloModule, instruction: Instruction) -> list[Instruction]:
 
 
 def _only_sliced(module: HloModule, instruction: Instruction, slot: int) -> bool:
-    """Whether a fusion reads parts of an operand only, or updates it in place."""
+    """Whether a fusion reads only parts of an operand, or updates it in place."""
     body = module.computations[instruction.called[0]]
     behind = sources(body)
     wanted = next((inner.name for inner in body.instructions if inner.parameter_number == slot), "")
@@ -236,7 +242,7 @@ def _only_sliced(module: HloModule, instruction: Instruction, slot: int) -> bool
 
 
 def touched_bytes(module: HloModule) -> int:
-    """Bytes in a run of the module: results and operands of every kernel, slices counted as the slice."""
+    """Return the bytes per run of the module: results and operands of every kernel, slices counted as the slice."""
     total = 0
     for name, runs in control_runs(module).items():
         computation = module.computations[name]
@@ -266,40 +272,37 @@ def _read(module: HloModule, computation: Computation, instruction: Instruction,
     return min(size, instruction.shape.bytes) if instruction.opcode in _SLICES and slot == 0 else size
 
 
-# Time that fusing across a round trip would save: the memory traffic, less what is computed twice.
+# Time that fusing a round trip would save: the memory traffic minus repeated computation.
 #
-# ``waste = saved_bytes / bandwidth - k (m - 1) * flops(p) / peak``, for a producer p that runs k times and is read by
-# m kernels: fused into each of them it is computed m times. Launches that go are a separate addend: XLA records its
-# kernels into CUDA graphs by default, where one costs far less than outside, so they are shown and not counted.
-
-
-LAUNCH_NS = 2_000
-"""An assumption: from one kernel's end to the next one's start, outside a CUDA graph."""
+# ``waste = saved_bytes / bandwidth - k (m - 1) * flops(p) / peak``, for a producer p that runs k times and is read by m
+# kernels: fused into each of them it is computed m times. Saved launches are shown separately and not counted, because
+# XLA records its kernels into CUDA graphs by default, in which a launch is far cheaper.
 
 
 class TripTime(Struct, frozen=True, kw_only=True):
-    """Time of a round trip in one run of the program, in ns; None where no device is known."""
+    """Time of a round trip in one run of the program, in ns; None without a known device."""
 
     memory_ns: float | None
-    """Its bytes at the bandwidth of the device's memory, also where they stay in the cache."""
+    """Its bytes at the bandwidth of the device's memory, also if they stay in the cache."""
     again_ns: float | None
-    """Arithmetic of the producer for every reader but one."""
+    """Arithmetic of the producer for all readers but one."""
     launches_ns: float
-    """One launch fewer each time, at ``LAUNCH_NS``; not in ``saved_ns``."""
+    """One launch fewer per run, at ``LAUNCH_NS``; not part of ``saved_ns``."""
     measured_ns: float | None
-    """What its kernels took, where that was recorded and nothing else ran beside them."""
+    """Time of its kernels, if recorded and if nothing else ran at the same time."""
     saved_ns: float | None
-    """What fusing saves at most by the model; 0 where the value stays in the cache or costs more to compute again.
-    Not limited by ``measured_ns`` yet: kernels of several round trips are not saved several times."""
+    """Modelled upper bound of the saving; 0 if the value stays in the cache or is more expensive to recompute. Not
+    limited by ``measured_ns`` yet: `price` prevents saving kernels of several round trips more than once.
+    """
 
     @property
     def is_worse_fused(self) -> bool:
-        """Computing it again costs as much as moving it: rightly not fused."""
+        """Whether recomputing costs at least as much as moving, so that not fusing is right."""
         return self.memory_ns is not None and self.again_ns is not None and self.again_ns >= self.memory_ns
 
 
 def trip_time(trace: Trace, trip: RoundTrip) -> TripTime:
-    """The parts of the formula for one round trip."""
+    """Return the parts of the formula for one round trip."""
     known = trace.fact(program_device)
     memory, again = bytes_ns(trace, trip.saved_bytes), None
     if known is not None:
@@ -319,10 +322,10 @@ def trip_time(trace: Trace, trip: RoundTrip) -> TripTime:
 
 
 def part_of(trip: RoundTrip, time: TripTime) -> Part:
-    """The round trip as something that ``price`` can add up."""
+    """Return the round trip as a part for ``price``."""
     return Part(module=trip.module, instructions=instructions_of(trip), modelled_ns=time.saved_ns)
 
 
 def instructions_of(trip: RoundTrip) -> tuple[str, ...]:
-    """The kernels between which the value goes."""
+    """Return the kernels of the round trip."""
     return (trip.producer.name, *(consumer.name for consumer in trip.consumers))

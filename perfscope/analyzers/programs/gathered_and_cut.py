@@ -1,7 +1,7 @@
-"""All-gathers whose result is only cut into other parts again: XLA's "involuntary full rematerialization".
+"""All-gathers whose result is only divided again in another way: XLA's "involuntary full rematerialization".
 
-XLA's partitioner knows a few ways from one sharding to another (all-to-all, permutation). Where it finds none it
-gathers the whole value on every device, and each device then takes its new part.
+XLA's partitioner has a few direct ways from one sharding to another (all-to-all, permutation). Without one it gathers
+the whole value on every device, and each device then slices its new part.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from perfscope.analyzers.hlo.views import SAME_ELEMENTS
 from perfscope.model.trace import Trace
 
 _PASSED = SAME_ELEMENTS | {"all-gather", "all-gather-start", "all-gather-done", "copy-start", "copy-done"}
-"""A value goes through these on its way from being gathered to being cut."""
+"""Opcodes between the gather and the slice."""
 
 _MOST_VALUES = 2_000
-"""Values behind an all-gather, or before the start of a cut, that are looked at."""
+"""Maximum number of values examined after an all-gather, or before the start of a slice."""
 
 
 class GatheredAndCut(Struct, frozen=True, kw_only=True):
-    """A value that was gathered whole and then cut."""
+    """A value that was gathered whole and sliced again."""
 
     gathers: tuple[Collective, ...]
-    """In the order in which they ran: each gathers along another axis."""
+    """In execution order; each gathers along another axis."""
     whole: Shape
     """The value as every device holds it."""
     before: tuple[int, ...]
-    """Parts along each dimension before, as XLA writes a sharding: ``[2, 1, 4]``."""
+    """Previous number of parts per dimension, in XLA's notation of shardings: ``[2, 1, 4]``."""
     after: tuple[int, ...]
     cut: Instruction
-    """The first instruction that takes a device's part."""
+    """The first instruction that slices a device's part."""
 
     @property
     def bytes(self) -> int:
-        """Bytes that all its all-gathers move to a device in one run of the program."""
+        """Bytes that all its all-gathers move to a device per run of the program."""
         return sum(one.bytes_a_run for one in self.gathers)
 
 
 def gathered_and_cut(trace: Trace) -> tuple[GatheredAndCut, ...]:
-    """Such values of all programs, in schedule order."""
+    """Return such values of all programs, in schedule order."""
     return tuple(found for module in trace.hlo if module.num_partitions > 1 for found in _of(module))
 
 
@@ -90,7 +90,7 @@ def _end(flow: HloProgram, gathered: int) -> tuple[set[int], list[Instruction]] 
             continue
         seen.add(number)
         if len(seen) > _MOST_VALUES or not flow.users[number]:
-            return None  # it leaves the program whole
+            return None  # the program returns the whole value
         for user in flow.users[number]:
             value = flow.nodes[user]
             if number in value.names or value.instruction.opcode in _PASSED:

@@ -1,8 +1,7 @@
-"""Where the time of compiled programs goes: by instruction, by the user's source line and by scope.
+"""Time of compiled programs by instruction, by the user's source line and by scope.
 
-Measured where a recording has times of instructions; else modelled, by the least time of each on the device; else
-nothing is said. Shares are of the whole, so that they sum to one: what was measured and found in no recorded
-program, or has no line or scope, has a row of its own.
+Measured if a recording has times of instructions; else modelled by the shortest time of each on the device; else empty.
+Shares refer to the total, so that they sum to one: time without a recorded program, line or scope has a separate row.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from perfscope.model.trace import MISSING, Trace
 UNMATCHED = "in no recorded program"
 NO_LINE = "no source line"
 ADDED = " (added by XLA)"
-"""Behind the line that an instruction without one serves."""
+"""Suffix of the line served by an instruction that has no line."""
 NO_SCOPE = "added by XLA, no scope"
 
 
@@ -39,31 +38,31 @@ class HotInstruction(Struct, frozen=True, kw_only=True):
     instruction: str
     """As the module names it."""
     opcode: str | None
-    """As HLO spells it; None as ``scope``, ``phase``, ``file``, where no recorded program has it."""
+    """HLO's opcode; None, like ``scope``, ``phase`` and ``file``, if no recorded program has it."""
     scope: str | None
     """The user's scopes and the JAX primitive, ``mlp/dot_general``."""
     phase: str | None
-    """``forward``, ``backward`` or ``recompute`` by its path; None where XLA added it."""
+    """``forward``, ``backward`` or ``recompute`` by its path; None for an instruction added by XLA."""
     file: str | None
     """The user's source file."""
     line: int | None
     """Line in that file."""
     serves: str | None = None
-    """``file:line`` of the nearest reader of its value; only where it has no line of its own."""
+    """``file:line`` of the nearest reader of its value; only without a line of its own."""
     calls: int
-    """Pieces of work in the recording; modelled: runs in one run of the program."""
+    """Pieces of work in the recording; if modelled, runs per run of the program."""
     time_ns: int
     """Measured: sum of its durations. Modelled: its roof times its runs."""
     bound: Bound | None
-    """None: no device with known peaks."""
+    """None without a device with known peaks."""
     roof_ns: float | None
-    """Least time of one run on the device; modelled."""
+    """Modelled shortest time of one run on the device."""
     headroom_ns: int | None
-    """Measured time beyond the roof over all its runs; None where it was not measured or its bound is not known."""
+    """Measured time beyond the roof over all its runs; None if it was not measured or its bound is unknown."""
     flops: int | None
-    """Of one run, as counted; None where nothing of it can be."""
+    """FLOPs per run; None if none can be counted."""
     bytes: int | None
-    """Of device memory, in one run."""
+    """Bytes of device memory per run."""
 
 
 class HotPlace(Struct, frozen=True, kw_only=True):
@@ -72,7 +71,7 @@ class HotPlace(Struct, frozen=True, kw_only=True):
     name: str
     """``train.py:88``, ``mlp/dot_general``, or words for what has none."""
     phase: str | None
-    """Of a scope; None of a line."""
+    """Phase of a scope; None for a line."""
     time_ns: int
     """Time of all its instructions, ns."""
     instructions: int
@@ -80,11 +79,11 @@ class HotPlace(Struct, frozen=True, kw_only=True):
     calls: int
     """Pieces of work in the recording; modelled: runs in one run of the program."""
     mainly: str
-    """Scope, or opcode and name, of the instruction that takes most of it."""
+    """Scope, or opcode and name, of the instruction with most of its time."""
 
 
 class Left(Struct, frozen=True, kw_only=True):
-    """Rows that a list leaves out, and their time."""
+    """Number of omitted rows of a list, and their time."""
 
     count: int
     """Rows left out."""
@@ -93,29 +92,29 @@ class Left(Struct, frozen=True, kw_only=True):
 
 
 class HotSpots(Struct, frozen=True, kw_only=True):
-    """Where time goes, worst first. Each list sums to ``total_ns``."""
+    """Rows by time, worst first. Each list sums to ``total_ns``."""
 
     rank: int | None
     """Rank in the job, null if unknown."""
     program: str | None
-    """None: all programs of a recording."""
+    """None for all programs of a recording."""
     basis: Literal["measured", "modelled"]
     """Measured in the recording, or the least time on a device for one run."""
     total_ns: int
-    """Measured: all instructions that enclose no other. Modelled: one run of the program."""
+    """Measured: all instructions that do not enclose others. Modelled: one run of the program."""
     unmatched_ns: int
-    """Part of it whose instructions no recorded program has."""
+    """Part of it whose instructions are in no recorded program."""
     instructions: tuple[HotInstruction, ...]
-    """All of them; what is unmatched last, as one row."""
+    """All instructions; unmatched time is the last row."""
     lines: tuple[HotPlace, ...]
     """By the user's source line."""
     scopes: tuple[HotPlace, ...]
     """By named scope and primitive, and phase."""
     left: Mapping[str, Left] = field(default_factory=dict)
-    """What ``top`` cut from each list, by the list's name."""
+    """Rows that ``top`` removed, by the list's name."""
 
     def top(self, most: int) -> HotSpots:
-        """The first ``most`` rows of each list, and what is unmatched; the others as a number and a sum."""
+        """Return the first ``most`` rows of each list, and unmatched time; the others as a number and a sum."""
         rows = self.instructions
         kept = tuple(row for index, row in enumerate(rows) if index < most or row.opcode is None)
         lines, scopes = self.lines[:most], self.scopes[:most]
@@ -132,10 +131,10 @@ def _sum(rows: Iterable[HotInstruction | HotPlace]) -> int:
 
 
 def hot_instructions(trace: Trace) -> tuple[HotSpots, ...]:
-    """Instructions of all programs; empty if neither a time was measured nor a device has known peaks.
+    """Return the instructions of all programs; empty without measured times and without a device with known peaks.
 
-    Measured: of all programs of the recording together. Modelled: of each program by itself, the longest first, for
-    they need not run together.
+    Measured: all programs of the recording together. Modelled: each program separately, longest first, because they
+    need not run together.
     """
     device = trace.fact(roof_device)
     roofs: dict[tuple[int, str, str], InstructionRoof] = {}
@@ -167,7 +166,7 @@ def _is_leaf(row: InstructionTime) -> bool:
 
 
 class _Lines:
-    """Lines that instructions without one serve."""
+    """Lines served by instructions that have no line."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
@@ -258,7 +257,7 @@ def _row(
 
 
 def _unmatched(rows: list[InstructionTime]) -> list[HotInstruction]:
-    """One row for the time of all instructions that no recorded program has."""
+    """Return one row for the time of all instructions that are in no recorded program."""
     if not rows:
         return []
     programs = {row.module for row in rows}
@@ -310,7 +309,7 @@ def _scope(row: HotInstruction) -> str:
 def _places(
     rows: Iterable[HotInstruction], key: Callable[[HotInstruction], tuple[str, str | None]]
 ) -> tuple[HotPlace, ...]:
-    """Rows by place; each place's first row is its worst, as rows come worst first."""
+    """Return rows by place; each place's first row is its worst, because rows are sorted worst first."""
     groups: dict[tuple[str, str | None], list[HotInstruction]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row)
@@ -332,15 +331,15 @@ def _places(
 
 
 def communication_names(trace: Trace) -> Mapping[int, str]:
-    """Row of ``kernels`` -> name of the instruction, for communication kernels whose profile says it.
+    """Map rows of ``kernels`` to the name of the instruction, for communication kernels whose profile has it.
 
-    The program itself need not be there. A name begins with its opcode: ``all-gather-start.3``.
+    The program itself is not needed. A name begins with its opcode: ``all-gather-start.3``.
     """
     return {kernel: trace.text(int(trace.rows["hlo_ops"]["name"][row])) for kernel, row in trace.fact(_rows).items()}
 
 
 def communication_instructions(trace: Trace) -> Mapping[int, Instruction]:
-    """Row of ``kernels`` -> instruction, for communication kernels whose program the trace has."""
+    """Map rows of ``kernels`` to the instruction, for communication kernels whose program is in the trace."""
     ops = trace.rows["hlo_ops"]
     places = {
         (instruction.module, instruction.program_id, instruction.instruction): instruction
@@ -360,7 +359,10 @@ def communication_instructions(trace: Trace) -> Mapping[int, Instruction]:
 
 
 def _named(module: HloModule, computation: str, name: str) -> Instruction:
-    """The instruction; of one that only wraps a collective or awaits it, what it wraps or awaits, for its path."""
+    """Return the instruction.
+
+    For a wrapper or the done of a collective, the collective itself, because it has the path.
+    """
     by_name = module.computations[computation].by_name
     instruction = by_name[name]
     while not instruction.op_name and instruction.opcode.endswith(("-done", "-update")) and instruction.operands:
@@ -371,7 +373,7 @@ def _named(module: HloModule, computation: str, name: str) -> Instruction:
 
 
 def _rows(trace: Trace) -> Mapping[int, int]:
-    """Communication kernel -> its row of ``hlo_ops``."""
+    """Map communication kernels to their rows of ``hlo_ops``."""
     ops, kernels = trace.rows["hlo_ops"], trace.rows["kernels"]
     linked = np.flatnonzero(ops["kernel"] != MISSING) if len(ops) else np.empty(0, np.int64)
     linked = linked[kernels["communication"][ops["kernel"][linked]]] if len(linked) else linked

@@ -1,7 +1,7 @@
 """Instructions of compiled programs that compute nothing: they join, repeat, convert or rearrange arrays.
 
-A fusion counts if none of its arithmetic is on half as many elements as its result has: a new part that is computed in
-the same kernel does not make the join of a cache a computation.
+A fusion counts if none of its arithmetic covers half of its result's elements: a new part that is computed in the same
+kernel does not turn the join of a cache into a computation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ProgramMovementKind = Literal["cache_join", "kept_join", "join", "head_repeat", 
                               "layout", "scatter"]  # fmt: skip
 
 LEAST_ELEMENTS = 1 << 16
-"""Of a result: smaller arrays stay in caches, and a program has hundreds of them."""
+"""Minimum number of elements of a result: smaller arrays stay in caches, and a program has hundreds of them."""
 
 _FREE = frozenset({"parameter", "constant", "bitcast", "tuple", "get-tuple-element", "reshape", "iota", "slice"})
 _MOVES = frozenset({"concatenate", "copy", "transpose", "broadcast", "dynamic-slice", "pad", "convert", "reverse",
@@ -35,12 +35,12 @@ class ProgramMovement(Struct, frozen=True, kw_only=True):
 
     kind: ProgramMovementKind
     instructions: tuple[tuple[int, Instruction, float, int], ...]
-    """(index in ``Trace.hlo``, instruction, ns of one run of its program, runs in it), the costliest first."""
+    """(index in ``Trace.hlo``, instruction, ns of one run of its program, runs in it), costliest first."""
     parts: tuple[Part, ...]
 
 
 def program_movements(trace: Trace) -> tuple[ProgramMovement, ...]:
-    """Those whose time is known, by cause and file."""
+    """Return those with known time, by cause and file."""
     once = trace.fact(once_ns)
     groups: dict[tuple[ProgramMovementKind, str | None], list[tuple[int, Instruction, float, int]]] = defaultdict(list)
     for index, cost in enumerate(trace.fact(hlo_costs)):
@@ -69,7 +69,7 @@ def _movement(
 
 
 def _attends(module: HloModule) -> bool:
-    """Whether a program has a softmax: an exponential beside products."""
+    """Whether a program has a softmax: an exponential and products."""
     opcodes = {item.opcode for computation in module.computations.values() for item in computation.instructions}
     return "exponential" in opcodes and bool(opcodes & {"dot", "custom-call"})
 
@@ -100,16 +100,11 @@ def _kind(
         return "scatter"
     if "convert" in opcodes:
         return "dequantise" if _sources(holder, instruction) & _SMALL_TYPES else "convert"
-    return "layout" if opcodes <= {"copy", "transpose"} and _rearranges(large) else None
+    return "layout" if opcodes <= {"copy", "transpose"} and any(item.opcode == "transpose" for item in large) else None
 
 
 def _primitive(instruction: Instruction) -> str:
     return scope_of(instruction.op_name).label.rpartition("/")[2] if instruction.op_name else ""
-
-
-def _rearranges(items: Sequence[Instruction]) -> bool:
-    """Whether a copy is one of a transposed array, and not of a value that is only kept."""
-    return any(item.opcode == "transpose" for item in items)
 
 
 def _operands(holder: Computation, instruction: Instruction) -> Iterator[Instruction]:
@@ -117,7 +112,7 @@ def _operands(holder: Computation, instruction: Instruction) -> Iterator[Instruc
 
 
 def _from_input(holder: Computation, instruction: Instruction, least: float) -> bool:
-    """Whether most of what an instruction reads is an argument of the program, or a join of one."""
+    """Whether most of an instruction's input is an argument of the program, or a join of one."""
     large = [item for item in _operands(holder, instruction) if item.shape.elements >= least]
     arguments = {"parameter", "get-tuple-element", "bitcast"}
     return bool(large) and all(
@@ -130,7 +125,7 @@ def _sources(holder: Computation, instruction: Instruction) -> set[str]:
 
 
 def _repeats(holder: Computation, instruction: Instruction, body: Sequence[Instruction], least: float) -> bool:
-    """Whether an array of many elements is written several times: a broadcast whose operand is no number or row."""
+    """Whether a large array is written several times: a broadcast whose operand is not a number or row."""
     by_name = {item.name: item for item in body} if instruction.opcode == "fusion" else holder.by_name
     for item in body:
         if item.opcode != "broadcast" or item.shape.elements < least:

@@ -1,8 +1,8 @@
-"""Pipelines of stages in compiled programs: loops whose turns hand a value to the next stage.
+"""Pipelines of stages in compiled programs: loops whose turns pass a value to the next stage.
 
 A pipeline of S stages and M microbatches takes M + S - 1 turns, and each stage has work in M of them. In a compiled
-program that is a loop of M + S - 1 turns with a permutation along S devices, which takes one of M inputs, or writes one
-of M results, in a turn. A ring (ring attention, a windowed einsum) passes a value around its S devices in at most S
+program it is a loop of M + S - 1 turns with a permutation along S devices, which reads one of M inputs, or writes one
+of M results, per turn. A ring (ring attention, a windowed einsum) passes a value around its S devices in at most S
 turns and has no turns without work.
 """
 
@@ -25,7 +25,7 @@ from perfscope.model.trace import Trace
 _PAIR = re.compile(r"\{(\d{1,6}),(\d{1,6})\}")
 
 MOST_STAGES = 1 << 12
-"""Devices of one permutation that are followed."""
+"""Maximum number of devices of one permutation."""
 
 
 class ProgramPipeline(Struct, frozen=True, kw_only=True):
@@ -33,28 +33,28 @@ class ProgramPipeline(Struct, frozen=True, kw_only=True):
 
     module: HloModule
     computation: Computation
-    """Where the loop is."""
+    """Computation that contains the loop."""
     loop: Instruction
     """The ``while``."""
     permute: Collective
     stages: int
     turns: int
     entered: int
-    """Times that the loop begins in one run of the program."""
+    """Number of times the loop begins per run of the program."""
 
     @property
     def microbatches(self) -> int:
-        """Turns in which a stage has work."""
+        """Number of turns in which a stage has work."""
         return self.turns - self.stages + 1
 
     @property
     def bubble(self) -> float:
-        """Part of the turns in which a stage has no work, 0 to 1."""
+        """Share of the turns in which a stage has no work, 0 to 1."""
         return (self.stages - 1) / self.turns
 
 
 def program_pipelines(trace: Trace) -> tuple[ProgramPipeline, ...]:
-    """Pipelines of all programs."""
+    """Return the pipelines of all programs."""
     return tuple(found for module in trace.hlo for found in _of(module))
 
 
@@ -88,7 +88,7 @@ def _of(module: HloModule) -> list[ProgramPipeline]:
 
 
 def stages_of(pairs: str) -> int:
-    """Devices of one chain or ring in ``{{0,1},{1,2}}``, where all chains are of one length; else 0."""
+    """Return the length of the chains or rings in ``{{0,1},{1,2}}`` if all have one length; else 0."""
     target = {int(source): int(sink) for source, sink in _PAIR.findall(pairs)}
     if not target or len(target) > MOST_STAGES:
         return 0
@@ -108,7 +108,7 @@ def stages_of(pairs: str) -> int:
 
 
 def _feeds(module: HloModule, body: Computation, turns: int, stages: int) -> bool:
-    """Whether a turn takes one of M inputs, or writes one of M results, of the arrays that the loop is given."""
+    """Whether a turn reads one of M inputs, or writes one of M results, in the arrays of the loop's state."""
     for instruction in body.instructions:
         for one in fused(module, instruction):
             if one.opcode == "dynamic-slice" or one.opcode in UPDATES:
@@ -119,7 +119,7 @@ def _feeds(module: HloModule, body: Computation, turns: int, stages: int) -> boo
 
 
 def _shape_of(module: HloModule, body: Computation, one: Instruction) -> tuple[int, ...]:
-    """Shape of the array that is read or written at a place."""
+    """Return the shape of the array that is read or written."""
     if one.opcode in UPDATES:
         return one.shape.dims
     holders = [body, *(module.computations[name] for i in body.instructions for name in i.called)]
@@ -128,12 +128,12 @@ def _shape_of(module: HloModule, body: Computation, one: Instruction) -> tuple[i
 
 
 def pipeline_price(trace: Trace, members: Iterable[ProgramPipeline]) -> Price | None:
-    """What these would save without a bubble; ``None`` where no time can be said."""
+    """Return the saving without a bubble; ``None`` without known times."""
     return price(trace, (_part(trace, one) for one in members))
 
 
 def _part(trace: Trace, pipeline: ProgramPipeline) -> Part:
-    """The turns without work, of what the loop's instructions take in one run of the program."""
+    """Return the turns without work, as a part of the time of the loop's instructions in one run of the program."""
     index = module_index(trace, pipeline.module)
     cost = trace.fact(hlo_costs)[index]
     inside = _inside(pipeline.module, pipeline.loop)
@@ -153,7 +153,7 @@ def _part(trace: Trace, pipeline: ProgramPipeline) -> Part:
 
 
 def _inside(module: HloModule, loop: Instruction) -> set[str]:
-    """Computations that the loop runs."""
+    """Return the computations that the loop runs."""
     waiting, seen = list(loop.called), set[str]()
     while waiting:
         name = waiting.pop()

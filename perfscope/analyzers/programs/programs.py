@@ -1,8 +1,8 @@
-"""The compiled XLA programs of a trace, one row each: what ran, how long, and the least it could take.
+"""The compiled XLA programs of a trace, one row each: runs, time, and the shortest possible time.
 
-Measured: executions and the time of instructions, from the recording. Modelled: FLOPs, bytes, the least time on a
-device, peak memory without XLA's buffer assignment. Programs that ran and were not recorded have a row, too, so
-that the time of all rows is the time of all instructions.
+Measured: executions and the time of instructions, from the recording. Modelled: FLOPs, bytes, the shortest time on a
+device, peak memory without XLA's buffer assignment. Programs that ran but were not recorded have a row too, so that the
+rows sum to the time of all instructions.
 """
 
 from __future__ import annotations
@@ -33,95 +33,96 @@ from perfscope.analyzers.hlo.time import InstructionTime, hlo_time
 from perfscope.model.trace import MISSING, Trace
 
 Peak = Literal["assigned", "modelled"]
-"""Peak memory as XLA assigned its buffers, or as the schedule and the shapes let expect."""
+"""Peak memory from XLA's buffer assignment, or modelled from the schedule and the shapes."""
 
 
 class Execution(Struct, frozen=True, kw_only=True):
-    """How often a program ran in the recording, and how long. Measured; times in ns."""
+    """Number and time of a program's runs in the recording. Measured; times in ns."""
 
     count: int
-    """Executions on all devices together."""
+    """Sum over all devices."""
     devices: int
-    """Devices (on CPU: those that XLA was told to make of the host) that ran it."""
+    """Devices that ran it (on CPU: the virtual devices that XLA makes of the host)."""
     counted: bool
-    """False: the profile numbers no executions, they are what most instructions were seen to run."""
+    """False if the profile does not number executions; they are then derived from the runs of most instructions."""
     instructions_ns: int
-    """Sum over the instructions that enclose no other. Those side by side (streams, a thread pool) all count."""
+    """Sum over the instructions that do not enclose others, including overlapping ones (streams, a thread pool)."""
     launch_ns: int
-    """CPU backend: the part of the calls that began them; the rest went on in a thread pool. Elsewhere all."""
+    """CPU backend: the part in the calls that started them; the rest ran in a thread pool. Otherwise all of it."""
     span_ns: int | None
-    """Sum over the executions, from the first instruction's begin to the last one's end; None: not numbered."""
+    """Sum over the executions, from the begin of the first instruction to the end of the last; None without numbers."""
 
     @property
     def run_ns(self) -> float:
-        """Mean time of one execution on one device: its span, or where that is not known its instructions."""
+        """Mean time of one execution on one device: its span, or its instructions if the span is unknown."""
         return (self.instructions_ns if self.span_ns is None else self.span_ns) / self.count
 
 
 class LeastTime(Struct, frozen=True, kw_only=True):
-    """The least time of one run on a device, its instructions one after another. Modelled; ns."""
+    """Shortest time of one run on a device with its instructions one after another. Modelled; ns."""
 
     device: str
-    """Product, with ``(assumed)`` where nothing names the device."""
+    """Product, with ``(assumed)`` if no device is known."""
     assumed: bool
     """The device is the usual one of the platform, because nothing names it."""
     total_ns: float
     """Least time of one run, instructions one after another; modelled."""
     exact: bool
-    """False: at least this: some arithmetic, a peak, a link or a trip count is not known."""
+    """False for a lower bound: some arithmetic, a peak, a link or a trip count is unknown."""
     by_bound: Mapping[Bound, float]
-    """Its parts by what holds the instructions back; they sum to the total."""
+    """Its parts by what limits the instructions; they sum to the total."""
 
     @property
     def bound(self) -> Bound:
-        """What holds back most of the time."""
+        """Limit of most of the time."""
         return max(self.by_bound, key=lambda bound: self.by_bound[bound], default="unknown")
 
 
 class Program(Struct, frozen=True, kw_only=True):
-    """One program. What is None is not known; nothing in it is guessed."""
+    """One program. None means unknown; nothing is guessed."""
 
     name: str
-    """Its module's, and what tells it from the others of that name: its file or its number."""
+    """Name of its module, made unique by its file or number."""
     module_index: int | None
-    """Index in ``Trace.hlo``; None: it ran and its module was not recorded."""
+    """Index in ``Trace.hlo``; None if it ran but its module was not recorded."""
     program_id: int | None
     """Its number in its process."""
     rank: int | None
     """Rank in the job, null if unknown."""
     platform: str | None
-    """``cpu``, ``gpu``, ``tpu``; None if it cannot be told."""
+    """``cpu``, ``gpu``, ``tpu``; None if unknown."""
     execution: Execution | None
-    """None: it did not run in the recording, or there is none."""
+    """None if it did not run in the recording, or without a recording."""
     flops: int | None
-    """Of one run on one device, transcendentals aside; modelled. None: no module, or nothing can be counted."""
+    """Modelled FLOPs of one run on one device, without transcendentals; None without a module or countable arithmetic.
+    """
     bytes: int | None
-    """Read and written in device memory by one run; modelled. None where the program is not compiled yet."""
+    """Modelled bytes read and written in device memory per run; None for a program that is not compiled yet."""
     exact: bool
-    """False: FLOPs and bytes are at least these: a trip count or the arithmetic of an instruction is not known."""
+    """False if FLOPs and bytes are lower bounds, because a trip count or some arithmetic is unknown."""
     unknown: int
-    """Instructions of one run whose arithmetic is not known (custom calls)."""
+    """Number of instructions per run with unknown arithmetic (custom calls)."""
     flops_by_phase: Mapping[str, int] = field(default_factory=dict)
-    """``forward`` (the optimizer is in it), ``backward``, ``recompute``, ``unnamed``: they sum to ``flops``."""
+    """``forward`` (including the optimizer), ``backward``, ``recompute``, ``unnamed``: they sum to ``flops``."""
     peak_bytes: int | None = None
     """Most device memory in use in one run."""
     peak_known_by: Peak | None = None
     """From XLA's buffer assignment, or from schedule and shapes."""
     least: LeastTime | None = None
-    """None: no device with known peaks."""
+    """None without a device with known peaks."""
     utilization: Utilization | None = None
     """MFU and HFU over ``execution.run_ns``; None without peaks or a measured time."""
 
 
 _Key = tuple[str, int | None]
-"""Name and number of a program as the profile says them."""
+"""Name and number of a program in the profile."""
 
 
 def roof_device(trace: Trace) -> ProgramDevice | None:
-    """The device whose peaks bound the programs; ``None`` where none is known.
+    """Return the device whose peaks limit the programs; ``None`` if unknown.
 
-    Programs alone are judged for an assumed device. Beside measured times only the device that is recorded or
-    that the user named may stand: those of one product held against the peaks of another say nothing.
+    Programs alone use an assumed device. With measured times only the device that was recorded or named by the user is
+    used, because times on one product relative to the peaks of another have no meaning.
     """
     device = trace.fact(program_device)
     if device is None or device.recorded or device.given or not len(trace.rows["hlo_ops"]):
@@ -130,7 +131,7 @@ def roof_device(trace: Trace) -> ProgramDevice | None:
 
 
 def programs(trace: Trace) -> tuple[Program, ...]:
-    """All programs: those that took longest first, then those that did not run by their least time and FLOPs."""
+    """Return all programs: by time, followed by programs that did not run, by their shortest time and FLOPs."""
     device = trace.fact(roof_device)
     costs = trace.fact(hlo_costs)
     roofs = measured_roofline(trace, device.device) if device is not None else ()
@@ -166,17 +167,17 @@ def _order(program: Program) -> tuple[int, float, int, str]:
 
 
 class _Numbered(Struct, kw_only=True):
-    """What the profile says of a program's executions."""
+    """Execution numbers of a program in the profile."""
 
     count: int = 0
     ordinals: set[int] = field(default_factory=set)
     span_ns: int = 0
     complete: bool = True
-    """Every instruction says which execution it is of."""
+    """Whether every instruction has an execution number."""
 
 
 def _numbered(trace: Trace) -> dict[_Key, _Numbered]:
-    """Executions by program, from the numbers that the profile gives them."""
+    """Return the executions by program, from the numbers in the profile."""
     ops = trace.rows["hlo_ops"]
     ops = ops.take(np.flatnonzero(~ops["asynchronous"]))
     result: dict[_Key, _Numbered] = {}
@@ -204,7 +205,8 @@ def _numbered(trace: Trace) -> dict[_Key, _Numbered]:
 
 def _execution(rows: Sequence[InstructionTime], numbered: _Numbered, agreed: Fraction | None) -> Execution:
     leaves = [row for row in rows if not row.encloses]
-    if not numbered.complete and agreed is None:  # no module says how often each runs: once, as most do
+    # no module has the number of runs: assume one, the most frequent value
+    if not numbered.complete and agreed is None:
         agreed = Fraction(median_low(row.calls for row in rows))
     return Execution(
         count=numbered.count if numbered.complete or agreed is None else max(1, round(agreed)),
@@ -217,7 +219,7 @@ def _execution(rows: Sequence[InstructionTime], numbered: _Numbered, agreed: Fra
 
 
 def _unrecorded(trace: Trace, key: _Key, rows: Sequence[InstructionTime], execution: Execution) -> Program:
-    """A program that ran and whose module no file holds: only its time is known."""
+    """Return a program that ran without a recorded module: only its time is known."""
     return Program(
         name=key[0],
         module_index=None,
@@ -278,7 +280,7 @@ def _least(roofs: Sequence[InstructionRoof], device: ProgramDevice) -> LeastTime
 
 
 def _peak(module: HloModule) -> tuple[int, Peak] | None:
-    """Peak memory of one run; ``None`` for a program that is not compiled yet, whose order is not known."""
+    """Return the peak memory of one run; ``None`` for a program that is not compiled yet, whose order is unknown."""
     timeline = assigned_memory(module)
     if timeline is not None:
         return timeline.peak_bytes, "assigned"

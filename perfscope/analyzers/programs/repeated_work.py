@@ -1,7 +1,7 @@
-"""How many devices of a partitioned program compute the same values.
+"""Number of devices of a partitioned program that compute the same values.
 
-Devices compute the same if they get the same parts of all arguments and the program does not ask which device it runs
-on. Which part of an argument a device gets follows from the argument's sharding in the compiled program.
+Devices compute the same if they get the same parts of all arguments and the program does not use the number of its
+device. The part of an argument that a device gets follows from the argument's sharding in the compiled program.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TILED = re.compile(
 _REPLICATED = "{replicated}"
 
 MOST_DEVICES = 1 << 16
-"""Devices of a program that are looked at one by one."""
+"""Maximum number of devices per program."""
 
 
 class RepeatedWork(Struct, frozen=True, kw_only=True):
@@ -34,15 +34,15 @@ class RepeatedWork(Struct, frozen=True, kw_only=True):
     cost: ModuleCost
     devices: int
     times: int
-    """How many devices compute each value: all of them where no argument is divided."""
+    """Number of devices that compute each value: all of them if no argument is divided."""
     divided: tuple[str, ...]
     """Arguments that are divided among devices, by name."""
     data: tuple[str, ...]
-    """Arguments that are not divided and whose shape no result has, the largest first: batches, not weights."""
+    """Undivided arguments with a shape that no result has, largest first: batches, not weights."""
 
 
 def repeated_work(trace: Trace) -> tuple[RepeatedWork, ...]:
-    """Programs with several devices whose values more than one device computes."""
+    """Return the programs with several devices in which more than one device computes each value."""
     return tuple(found for cost in trace.fact(costs) if (found := _of(cost)) is not None)
 
 
@@ -54,7 +54,7 @@ def _of(cost: ModuleCost) -> RepeatedWork | None:
     parameters = [one for one in module.entry_computation().instructions if one.opcode == "parameter"]
     parts = {one.name: tile_of_devices(one.attributes.get("sharding", ""), devices) for one in parameters}
     if not parameters or any(part is None for part in parts.values()):
-        return None  # a sharding that is not known here
+        return None  # unknown sharding
     rows = np.stack([part for part in parts.values() if part is not None], axis=1)
     times = min(Counter(map(bytes, np.ascontiguousarray(rows))).values())
     if times < 2:
@@ -70,7 +70,7 @@ def _of(cost: ModuleCost) -> RepeatedWork | None:
 
 
 def _names(parameters: list[Instruction]) -> tuple[str, ...]:
-    """Names of the function's arguments, without the path to a leaf; each once."""
+    """Return the names of the function's arguments, without the path to a leaf; each once."""
     return tuple(dict.fromkeys(re.split(r"[.\[]", one.op_name, maxsplit=1)[0] for one in parameters if one.op_name))
 
 
@@ -79,15 +79,15 @@ def _parts(shape: Shape) -> tuple[Shape, ...]:
 
 
 def _asks_where(module: HloModule) -> bool:
-    """Whether the program computes with the number of its device, as it does to take its own part of a value."""
+    """Whether the program computes with the number of its device, for example to slice its own part of a value."""
     return any(one.opcode in ("partition-id", "replica-id") for _, one in module.instructions())
 
 
 def tile_of_devices(sharding: str, devices: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]] | None:
-    """By device, the number of the part that it gets; ``None`` where the text is empty or not known.
+    """Return the number of each device's part; ``None`` for empty or unknown text.
 
-    ``{devices=[2,1,4]<=[4,2]T(1,0)}``: 8 parts, devices in the order of that iota. With ``last_tile_dim_replicate``
-    the devices along the last dimension get the same part.
+    ``{devices=[2,1,4]<=[4,2]T(1,0)}``: 8 parts, devices in the order of that iota. With ``last_tile_dim_replicate`` the
+    devices along the last dimension get the same part.
     """
     if sharding == _REPLICATED:
         return np.zeros(devices, np.int64)

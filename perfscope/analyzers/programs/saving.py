@@ -1,13 +1,13 @@
-"""What fixing something in a compiled program saves: modelled time, held to what was measured.
+"""Saving by a fix in a compiled program: modelled time, limited by the measured time.
 
-One currency for all rules on programs. A rule says which instructions are concerned and what one run of the program
-would save by its model (a ``Part``); ``price`` makes a cost of it:
+All rules about programs use it. A rule provides the affected instructions and the modelled saving per run of the
+program (a ``Part``); ``price`` converts it to a cost:
 
-* With a recording, time is that of the trace: saving of a run, times the runs on a device. No more is saved than the
-  instructions took while nothing else ran on their device, so a model of the wrong size cannot overstate.
-* Programs alone have no clock: the cost is that of **one run of the program**, modelled on the device of
-  ``program_device``. There is no cost a step then.
-* In a recording that does not show the program running there is no cost: it took no time.
+- With a recording, time is that of the trace: the saving per run times the runs on a device. It is at most the time of
+  the instructions while nothing else ran on their device, so that a wrong model cannot overstate.
+- Programs alone have no times: the cost is that of **one run of the program**, modelled on the device of
+  ``program_device``, without a cost per step.
+- In a recording that does not contain the program there is no cost, because it took no time.
 """
 
 from __future__ import annotations
@@ -32,43 +32,44 @@ from perfscope.model.units import format_ns
 
 
 class Part(Struct, frozen=True, kw_only=True):
-    """Instructions of a program, and what one run of it would save on them by a model."""
+    """Instructions of a program, and the modelled saving on them per run of the program."""
 
     module: HloModule
     instructions: tuple[str, ...]
-    """All whose time the saving comes out of; those around others (loops) do not count."""
+    """All instructions whose time the saving reduces; enclosing instructions (loops) do not count."""
     modelled_ns: float | None
-    """In one run of the program; None where there is no model (no device)."""
+    """Per run of the program; None without a model (no device)."""
     whole: bool = False
-    """All the time of the instructions goes: measured time replaces the model instead of limiting it."""
+    """Whether all the time of the instructions is saved: measured time then replaces the model instead of limiting it.
+    """
 
 
 class Price(Struct, frozen=True, kw_only=True):
-    """What fixing would save at most. Times in ns."""
+    """Upper bound of the saving. Times in ns."""
 
     run_ns: float
-    """In one run of the program (of each program once, where there are several), on one device."""
+    """Per run of the program (of each program once, if there are several), on one device."""
     cost_ns: int
-    """For ``Finding.cost_ns``: over the trace, of programs alone in one run."""
+    """Value of ``Finding.cost_ns``: over the trace; for programs alone, per run."""
     cost_ns_per_step: int | None
     basis: Basis
     severity: Severity
     text: str
     """``'3.13 us per run of the program, on H100 SXM (assumed)'``, ``'41.0 us per step'``, ``'120 us in all'``."""
     whole_run_ns: int | None
-    """Of programs alone: the least time of one run, which the cost is a share of."""
+    """For programs alone: the shortest time of one run, the reference of the cost."""
 
 
 def is_alone(trace: Trace) -> bool:
-    """Whether the source holds programs and no recording of a run."""
+    """Whether the source has programs but no recording of a run."""
     return trace.recorded == {"hlo"}
 
 
 def once_ns(trace: Trace) -> Mapping[tuple[int, str, str], float]:
-    """Time of one run of every instruction that costs anything, loops and calls with what they run.
+    """Return the time of one run of every instruction with a cost; loops and calls include their contents.
 
-    Measured where it was (the mean, hidden under others or not), else its roof on the device; by index of the module,
-    computation and name. Instructions of which neither is known are left out.
+    Measured if available (the mean, overlapped or not), else the roof on the device; by index of the module,
+    computation and name. Instructions with neither are omitted.
     """
     result = {}
     known, times, ran = trace.fact(program_device), trace.fact(hlo_time).by_key, trace.fact(executions)
@@ -86,19 +87,22 @@ def once_ns(trace: Trace) -> Mapping[tuple[int, str, str], float]:
 
 
 def bytes_ns(trace: Trace, moved: float) -> float | None:
-    """Least time to move bytes through device memory; None where no device is known or may be assumed."""
+    """Return the shortest time to move bytes through device memory; None without a known or assumed device."""
     known = trace.fact(program_device)
     return None if known is None else roofline.bytes_ns(known.device, moved)
 
 
 def wire_ns(trace: Trace, sent: float) -> float | None:
-    """Least time to send bytes over a device's links; None where there is no device or its links are not known."""
+    """Return the shortest time to send bytes over a device's links; None without a device or with unknown links."""
     known = trace.fact(program_device)
     return None if known is None else roofline.link_ns(known.device, sent)
 
 
 def program_roof_ns(trace: Trace) -> Mapping[int, float]:
-    """Least time of one run of each program on the device, by index in ``trace.hlo``; empty without a device."""
+    """Return the shortest time of one run of each program on the device, by index in ``trace.hlo``.
+
+    Empty without a device.
+    """
     known = trace.fact(program_device)
     if known is None:
         return {}
@@ -106,12 +110,12 @@ def program_roof_ns(trace: Trace) -> Mapping[int, float]:
 
 
 def price(trace: Trace, parts: Iterable[Part]) -> Price | None:
-    """What fixing all parts would save at most; ``None`` where no time can be said.
+    """Return the upper bound of the saving by fixing all parts; ``None`` without known times.
 
-    Parts of one program add up, held to the time of all their instructions together: an instruction in two parts
-    is not saved twice. Two findings that could gain from the same work are each bounded by it, not both together.
-    Severity is the share of the steps (without a recording of the program's modelled time) and
-    never ``high`` where the time is a model on an assumed device.
+    Parts of one program are added, limited by the time of all their instructions together, so that an instruction in
+    two parts is not saved twice. Two findings that could gain from the same work are each limited by it, but not both
+    together. Severity depends on the share of the steps (without a recording, of the program's modelled time) and is
+    never ``high`` for a model on an assumed device.
     """
     grouped: dict[int, list[Part]] = {}
     for part in parts:
@@ -152,7 +156,7 @@ def price(trace: Trace, parts: Iterable[Part]) -> Price | None:
 
 
 def priced(finding: Finding, saving: Price | None) -> Finding:
-    """A structural finding with what fixing it would save, and the severity by that; as it is for ``None``."""
+    """Return a structural finding with the saving by its fix and the severity from it; unchanged for ``None``."""
     if saving is None:
         return finding
     return replace(
@@ -166,7 +170,7 @@ def priced(finding: Finding, saving: Price | None) -> Finding:
 
 
 class _Saved(Struct, frozen=True, kw_only=True):
-    """In one run of a program."""
+    """Saving per run of a program."""
 
     ns: float
     is_measured: bool

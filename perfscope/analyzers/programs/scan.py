@@ -1,4 +1,4 @@
-"""Loops of compiled XLA programs that run many times over very little work."""
+"""Loops of compiled XLA programs with many iterations over very little work."""
 
 from __future__ import annotations
 
@@ -22,38 +22,47 @@ from perfscope.analyzers.programs.saving import Part
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import Trace
 
-# Whether a loop's carry is updated linearly: then the loop has an associative form.
+_LINEAR = (SAME_BUFFER | REPEATED | {"add", "subtract", "negate", "concatenate", "pad", "slice"}) - {"bitcast-convert"}
+"""Opcodes that are linear in all operands together."""
+
+_INDEXED = frozenset({"dynamic-slice", "dynamic-update-slice", "gather"})
+"""Opcodes that are linear in the values they move, but not in the positions."""
+
+LAUNCH_NS = 2_000
+"""Assumed time from the start of a kernel to the start of the next if both do nothing, outside of a CUDA graph."""
+
+TPU_OP_NS = 250
+"""Assumed shortest time of an op on a TPU, the low end of the estimate's (``predict/assumptions.py``). It only
+identifies tiny steps and is not part of any cost.
+"""
+
+
+# Whether a loop's carry is updated linearly, so that the loop has an associative form.
 #
-# A first-order linear recurrence ``h[t] = a[t] * h[t-1] + b[t]`` can be computed by a parallel prefix, because
-# ``(a2, b2) after (a1, b1) = (a1 * a2, a2 * b1 + b2)`` is associative (Blelloch, Prefix sums and their applications,
-# 1990, section 1.4). ``tanh(h[t-1])`` cannot; ``W h[t-1]`` could, with a product of matrices in every combination,
-# which seldom pays and counts as no. Every value of the body gets the degree in which it depends on the carry, carried
-# through fusions.
+# A first-order linear recurrence ``h[t] = a[t] * h[t-1] + b[t]`` can be computed by a parallel prefix, because ``(a2,
+# b2) after (a1, b1) = (a1 * a2, a2 * b1 + b2)`` is associative (Blelloch, Prefix sums and their applications, 1990,
+# section 1.4). ``tanh(h[t-1])`` cannot; ``W h[t-1]`` could, with a matrix product in every combination, which is seldom
+# useful and counts as no. Every value of the body gets the degree in which it depends on the carry, also through
+# fusions.
 
 
 class Degree(IntEnum):
-    """How a value depends on the carry."""
+    """Dependence of a value on the carry."""
 
     NONE = 0
     LINEAR = 1
     OTHER = 2
 
 
-_LINEAR = (SAME_BUFFER | REPEATED | {"add", "subtract", "negate", "concatenate", "pad", "slice"}) - {"bitcast-convert"}
-"""Linear in all operands together."""
-
-_INDEXED = frozenset({"dynamic-slice", "dynamic-update-slice", "gather"})
-"""Linear in the values they move, anything else in where they move them."""
-
 _Degrees = tuple[Degree, ...]
-"""By part of a tuple; one for an array."""
+"""By part of a tuple; one entry for an array."""
 
 
 def is_linear(module: HloModule, body: Computation) -> bool:
-    """Whether every floating-point carry that feeds back is a linear function of the carries before.
+    """Whether every floating-point carry that feeds back is a linear function of the previous carries.
 
-    Elements handed on unchanged are inputs. Elements only updated in place, one slice an iteration, are
-    collected outputs: what is written there does not feed back. False if nothing feeds back.
+    Elements passed on unchanged are inputs. Elements only updated in place, one slice per iteration, are collected
+    outputs: the written values do not feed back. False if nothing feeds back.
     """
     root = body.root
     if root.opcode != "tuple":
@@ -74,7 +83,7 @@ def is_linear(module: HloModule, body: Computation) -> bool:
 
 
 def _degrees(module: HloModule, computation: Computation, parameters: Sequence[_Degrees]) -> dict[str, _Degrees]:
-    """Degree of every value; ``parameters``: of the computation's parameters, by number."""
+    """Return the degree of every value; ``parameters``: degrees of the computation's parameters, by number."""
     result: dict[str, _Degrees] = {}
     for instruction in computation.instructions:
         if instruction.parameter_number is not None:
@@ -136,27 +145,28 @@ class Loop(Struct, frozen=True, kw_only=True):
     """The ``while``."""
     trips: int
     entered: int
-    """Times the loop begins in one run of the program."""
+    """Number of times the loop begins per run of the program."""
     kernels: tuple[InstructionCost, ...]
-    """Launches of one iteration, the condition's included; nested loops left out. On TPU their bytes are those in the
-    chip's own memory too: the state of a small loop lies there."""
+    """Launches per iteration, including the condition, without nested loops. On TPU their bytes include those in the
+    chip's own memory, which holds the state of a small loop.
+    """
     is_linear: bool
-    """The carry is updated linearly: the loop has an associative form."""
+    """Whether the carry is updated linearly, so that the loop has an associative form."""
     encloses: bool
-    """Another loop is inside: an iteration is not only these kernels."""
+    """Whether another loop is inside, so that an iteration has more than these kernels."""
     work_ns: float
-    """What the kernels of one iteration take at the least on ``device``: bytes over bandwidth, or FLOPs over peak."""
+    """Shortest time of the kernels of one iteration on ``device``: bytes over bandwidth, or FLOPs over peak."""
     device: str
-    """As ``ProgramDevice.label``; an H100 where the programs have none."""
+    """As ``ProgramDevice.label``; an H100 if the programs have no device."""
 
     @property
     def launches(self) -> int:
-        """In one run of the program."""
+        """Launches per run of the program."""
         return self.entered * self.trips * len(self.kernels)
 
 
 def loops(trace: Trace) -> tuple[Loop, ...]:
-    """Loops of all programs whose trip count is known."""
+    """Return the loops of all programs with a known trip count."""
     result = []
     known = trace.fact(program_device)
     device = find_device(ASSUMED["gpu"]) if known is None else known.device
@@ -188,7 +198,7 @@ def loops(trace: Trace) -> tuple[Loop, ...]:
 
 
 def _everywhere(cost: ModuleCost) -> ModuleCost:
-    """The same with bytes in whatever memory of the device, for a TPU's program with loops."""
+    """Return the cost with bytes in every memory of the device, for a TPU program with loops."""
     module = cost.module
     counted = any(
         instruction.opcode == "while" and instruction.trip_count is not None for _, instruction in module.instructions()
@@ -200,29 +210,21 @@ def _least_ns(row: InstructionCost, device: Device) -> float:
     return max(bytes_ns(device, row.once.bytes), vector_ns(device, row.once.flops))  # these kernels are elementwise
 
 
-# How long loops of tiny steps take, and what the same as a parallel prefix would take.
-
-
-LAUNCH_NS = 2_000
-"""An assumption: from the start of a kernel to the start of the next where both do nothing, outside a CUDA graph."""
-
-TPU_OP_NS = 250
-"""An assumption, the low end of the estimate's (``predict/assumptions.py``): the shortest an op takes on a TPU. It
-only tells tiny steps from others; no cost is made of it."""
+# Duration of loops of tiny steps, and of an equivalent parallel prefix.
 
 
 def least_ns(loop: Loop) -> int:
-    """What the ops of one step take however little they do: launches, on a TPU the shortest ops."""
+    """Return the time of the ops of one step regardless of their work: launches, or the shortest ops on a TPU."""
     return (TPU_OP_NS if loop.cost.module.platform == "tpu" else LAUNCH_NS) * len(loop.kernels)
 
 
 def launching_ns(loop: Loop) -> float:
-    """Modelled: the loop in one run of the program, each kernel taking a launch at the least."""
+    """Return the modelled time of the loop in one run of the program, in which each kernel takes at least a launch."""
     return loop.entered * loop.trips * max(LAUNCH_NS * len(loop.kernels), loop.work_ns)
 
 
 def parallel_ns(loop: Loop) -> float:
-    """Modelled: a parallel prefix of the same, twice the work in ``2 log2(n)`` rounds of as many kernels as a step has.
+    """Return the modelled time of a parallel prefix: twice the work in ``2 log2(n)`` rounds with the kernels of a step.
 
     Up and down sweep (Blelloch 1990, Prefix sums and their applications, section 1.3).
     """
@@ -231,10 +233,10 @@ def parallel_ns(loop: Loop) -> float:
 
 
 def measured_loop_ns(trace: Trace, loop: Loop) -> float | None:
-    """The loop in one run of the program on one device, gaps between its kernels included; None: not recorded.
+    """Return the time of the loop in one run of the program on one device, including gaps; None if not recorded.
 
-    The loop's own row where the profile has one, else from its first kernel to its last. Where its kernels cannot be
-    dealt out evenly to the times it was entered (the trace begins inside one), their durations alone.
+    It is that of the loop's own row if the profile has one, else from its first kernel to its last. If its kernels
+    cannot be divided evenly among its runs (the trace begins inside one), it is the sum of their durations.
     """
     module, ops = loop.cost.module, trace.rows["hlo_ops"]
     ran = executions_of(trace, module)
@@ -256,7 +258,7 @@ def measured_loop_ns(trace: Trace, loop: Loop) -> float | None:
 
 
 def _around(starts: Int64, ends: Int64, times: float) -> int:
-    """Sum of the spans of ``times`` equal parts, in order of their start."""
+    """Return the sum of the spans of ``times`` equal parts, in order of their start."""
     if times != int(times) or len(starts) % int(times):
         return int((ends - starts).sum())
     order = np.argsort(starts, kind="stable")
@@ -265,9 +267,11 @@ def _around(starts: Int64, ends: Int64, times: float) -> int:
 
 
 def part_of(trace: Trace, loop: Loop) -> Part:
-    """What the parallel form would save, for ``price``. It is mostly time between kernels: theirs is no limit to it.
+    """Return the saving of the parallel form, for ``price``.
 
-    Nothing for a program compiled for a CPU or a TPU, where a step costs no launch.
+    It is mostly time between kernels, so their time is no limit.
+
+    Empty for a program compiled for a CPU or a TPU, where a step has no launch cost.
     """
     if loop.cost.module.platform != "gpu":
         return Part(module=loop.cost.module, instructions=(), modelled_ns=None)

@@ -1,4 +1,4 @@
-"""The ranks of one job: their collectives put together, clocks, who waits for whom."""
+"""The ranks of one job: matched collectives, clocks, and which rank waits for which."""
 
 from __future__ import annotations
 

@@ -1,18 +1,18 @@
-"""Collectives of compiled XLA programs, the devices of one recording or of several processes side by side.
+"""Collectives of compiled XLA programs on the devices of one recording or of several processes.
 
-What a profile calls a collective is an instruction; its program says the operation, the replica groups and the bytes.
-The k-th time it ran in one execution of the program is the same collective on all devices of a group. As with ranks,
-the shortest duration of them is the collective itself, the rest of each other one is waiting.
+A profile contains a collective as an instruction; the program has its operation, replica groups and bytes. The k-th run
+of an instruction in one execution of the program is the same collective on all devices of a group. As with ranks, the
+shortest duration is the collective itself, and the rest of the other durations is waiting.
 
-On a GPU the time is that of the kernel, which the start launches; the done launches nothing. Where start and done are
-both recorded as work (TPU), the one is over at once and the other is what was left to wait: neither is the time of the
-collective, and such pairs are left out and counted. Of one recording, collectives of XLA's CPU backend are meetings of
-threads, and ``rendezvous`` looks at them.
+On a GPU the time is that of the kernel, which the start launches; the done launches nothing. If start and done are both
+recorded as work (TPU), the start ends at once and the done lasts for the remaining wait: neither is the time of the
+collective, so such pairs are omitted and counted. In one recording, collectives of XLA's CPU backend are meetings of
+threads; see ``rendezvous``.
 
-Where a program runs on the devices of several processes, the processes are ranks and all devices are one set. The
-groups name places (replica x partitions + partition), each recording says at which places its own devices are, and
-processes give an execution of a program the same number: nothing is matched by order or by time. A process is as late
-to a collective as the last of its devices: the shortest of its devices' durations is its side.
+If a program runs on the devices of several processes, the processes are ranks and all devices form one set. The groups
+contain places (replica x partitions + partition), each recording has the places of its own devices, and processes give
+an execution of a program the same number, so nothing is matched by order or time. A process is as late to a collective
+as the last of its devices, so its side is the shortest duration among its devices.
 """
 
 from __future__ import annotations
@@ -47,33 +47,33 @@ OPERATIONS = {
 }
 """XLA's names -> those of the table. A permute is between two devices and has no third to compare with."""
 
-RANK_NOTE = "a rank is a process with all its devices: its side of a collective is that of its device which came last"
+RANK_NOTE = "a rank is a process with all its devices; its side of a collective is that of the device that arrived last"
 
 Occurrence = tuple[int, int]
-"""Execution of the program, and which time in it the instruction ran."""
+"""Execution of the program, and number of the run of the instruction in it."""
 
 Key = tuple[str, str, int, int, Group]
-"""Program, instruction, execution, which time in it, group by devices."""
+"""Program, instruction, execution, number of the run in it, group by devices."""
 
 
 class DeviceSet(Struct, frozen=True, kw_only=True):
-    """The collectives of devices by kind, the longest first, and what each device spent in them."""
+    """The collectives of devices by kind, longest first, and the time of each device in them."""
 
     devices: tuple[int, ...]
-    """Those that took part in a matched collective: by number in one recording, by place over several processes."""
+    """Devices with a matched collective: by number in one recording, by place over several processes."""
     world_size: int | None
-    """Devices that the programs were compiled for; None where they differ."""
+    """Number of devices that the programs were compiled for; None if programs differ."""
     kinds: tuple[CollectiveKind, ...]
     totals: tuple[RankTotal, ...]
     collectives: tuple[Matched, ...]
-    """The matched ones, by their first start; sides are by device."""
+    """Matched collectives by their first start; sides are by device."""
     unmatched: int
-    """Runs of collectives on single devices that were not put together."""
+    """Runs of collectives on single devices that could not be matched."""
     notes: tuple[str, ...]
 
     @property
     def matched(self) -> int:
-        """How many collectives were put together."""
+        """Number of matched collectives."""
         return len(self.collectives)
 
     def label(self) -> str:
@@ -88,22 +88,22 @@ class ProcessSet(Struct, frozen=True, kw_only=True):
     """A job of several processes, at least two of which were recorded."""
 
     ranks: RankSet
-    """The processes side by side."""
+    """The processes, compared with each other."""
     devices: DeviceSet
-    """Their devices side by side, by place."""
+    """Their devices by place, compared with each other."""
     rank_at: Mapping[int, int]
-    """Place -> the process that has the device there."""
+    """Place -> process that owns the device at that place."""
 
 
 class _Runs(Struct):
-    """The runs of collectives on devices that are held against each other, and what was left out, in runs."""
+    """Runs of collectives on devices, and the number of omitted runs by reason."""
 
     sides: dict[Key, dict[int, tuple[int, Local]]] = field(default_factory=lambda: defaultdict(dict))
     """Key -> device -> (rank, side)."""
     kinds: dict[tuple[str, str], tuple[str, int | None, str | None]] = field(default_factory=dict)
-    """(Program, instruction) -> (operation, bytes, type); None for what differs between devices."""
+    """(Program, instruction) -> (operation, bytes, type); None for values that differ between devices."""
     rank_at: dict[int, int] = field(default_factory=dict)
-    """Device -> rank, of all that were recorded."""
+    """Device -> rank, for all recorded devices."""
     worlds: set[int] = field(default_factory=set)
     pairs: int = 0
     between_two: int = 0
@@ -112,20 +112,20 @@ class _Runs(Struct):
     unnumbered: int = 0
 
     def notes(self) -> Iterator[str]:
-        """What was left out, a sentence each."""
+        """Yield one sentence per reason for omitted runs."""
         counts: Mapping[str, int] = {
-            "of start and done: what is recorded of them is not the time of the collective": self.pairs,
-            "between two devices (permute): they are not matched": self.between_two,
-            "whose groups cannot be told by devices": self.groups,
+            "with start and done, whose recorded times are not the time of the collective": self.pairs,
+            "between two devices (permute), which are not matched": self.between_two,
+            "whose groups could not be mapped to devices": self.groups,
             "not on all recorded devices of their group": self.alone,
             "of executions without a number": self.unnumbered,
         }
         for what, count in counts.items():
             if count:
-                yield f"left out: {count:,} runs of collectives on a device, {what}"
+                yield f"omitted: {count:,} runs of collectives on a device, {what}"
 
     def complete(self) -> Iterator[tuple[int, Key, Mapping[int, tuple[int, Local]]]]:
-        """(Number, key, sides) of the runs that all recorded devices of their group show, by start."""
+        """Yield (number, key, sides) of the runs that all recorded devices of their group contain, by start."""
         by_start = sorted(self.sides.items(), key=lambda run: min(side.start_ns for _, side in run[1].values()))
         for number, (key, sides) in enumerate(by_start):
             if len(sides) > 1 and len(sides) == sum(device in self.rank_at for device in key[4]):
@@ -133,7 +133,7 @@ class _Runs(Struct):
 
 
 def device_set(trace: Trace) -> DeviceSet | None:
-    """The collectives that several devices of a recording ran together; ``None`` where there are none."""
+    """Return the collectives that several devices of a recording ran together; ``None`` if there are none."""
     ops = trace.rows["hlo_ops"]
     if not trace.hlo or len(np.unique(ops["ordinal"][ops["kernel"] != MISSING])) < 2:
         return None
@@ -150,7 +150,7 @@ def device_set(trace: Trace) -> DeviceSet | None:
         guessed |= len(groups) > 1 and device_at is None
         _gather(runs, trace, collective, rows, groups, program=str(number))
     device_set = _device_set(runs, dict.fromkeys(runs.rank_at, trace))
-    note = "which device is which partition is not recorded: the n-th is taken as the n-th"
+    note = "the mapping from devices to partitions is not recorded; the n-th device is assumed to be the n-th partition"
     return replace(device_set, notes=(*device_set.notes, note)) if device_set is not None and guessed else device_set
 
 
@@ -175,9 +175,9 @@ def _reaches_out(trace: Trace) -> bool:
 
 
 def comparable_processes(traces: Sequence[Trace]) -> tuple[RankSet, ...]:
-    """The jobs whose processes can be held against each other; empty where no trace is of one of several processes.
+    """Return the jobs whose processes can be compared; empty if no trace is of one of several processes.
 
-    ``AbstainError`` where there is one and nothing to hold it against.
+    ``AbstainError`` if there is only one such process.
     """
     mine = [trace for trace in traces if is_process(trace) and not has_ranks(trace)]
     if not mine:
@@ -185,15 +185,15 @@ def comparable_processes(traces: Sequence[Trace]) -> tuple[RankSet, ...]:
     sets = tuple(process_set.ranks for process_set in process_sets(traces) if process_set.ranks.matching.matched)
     if not sets:
         raise AbstainError(
-            "one process alone does not show who waits for whom: record all of them"
+            "a single process does not show which process waits for which; record all processes"
             if len(mine) == 1
-            else "which devices of the job the processes' devices are, or which process is which, is not recorded"
+            else "the recording lacks the places of the processes' devices in the job, or the numbers of the processes"
         )
     return sets
 
 
 def process_sets(traces: Sequence[Trace]) -> tuple[ProcessSet, ...]:
-    """The jobs that the traces are processes of, the one with most first; computed once."""
+    """Return the jobs that the traces are processes of, largest first. Cached."""
     return over(traces, _process_sets) if traces else ()
 
 
@@ -203,7 +203,7 @@ def _process_sets(traces: tuple[Trace, ...]) -> tuple[ProcessSet, ...]:
 
 
 def _nothing(_: Trace) -> tuple[Local, ...]:
-    """Collectives of a process are read with those of the others."""
+    """Return (): collectives of a process are read together with those of the other processes."""
     return ()
 
 
@@ -226,7 +226,7 @@ def _process_set(job: Job) -> ProcessSet | None:
 
 
 def _rank_set(job: Job, runs: _Runs) -> RankSet:
-    """The collectives that cross processes, a side each process."""
+    """Return the collectives that cross processes, with one side per process."""
     matched, within = [], 0
     for number, key, placed in runs.complete():
         last: dict[int, Local] = {}
@@ -259,12 +259,12 @@ def _rank_set(job: Job, runs: _Runs) -> RankSet:
 
 
 def _world_of(collective: Collective) -> int:
-    """Devices that its program was compiled for."""
+    """Return the number of devices that the program was compiled for."""
     return collective.module.num_partitions * collective.module.num_replicas
 
 
 def _rows(trace: Trace, collective: Collective) -> Int64:
-    """Rows of ``hlo_ops`` of a collective on devices, its done included."""
+    """Return the rows of ``hlo_ops`` of a collective on devices, including its done."""
     from perfscope.analyzers.hlo.executions import rows_of
 
     ops = trace.rows["hlo_ops"]
@@ -273,7 +273,7 @@ def _rows(trace: Trace, collective: Collective) -> Int64:
 
 
 def _is_comparable(runs: _Runs, trace: Trace, collective: Collective, rows: Int64) -> bool:
-    """Whether its rows are the time of a collective that other devices take part in; those that are not are counted."""
+    """Whether the rows are the time of a collective with other devices; other rows are counted as omitted."""
     if not len(rows):
         return False
     runs.worlds.add(_world_of(collective))
@@ -288,7 +288,7 @@ def _is_comparable(runs: _Runs, trace: Trace, collective: Collective, rows: Int6
 
 
 def _device_at(trace: Trace, rows: Int64) -> dict[int, int] | None:
-    """Place in the program's groups -> number of the device there; ``None`` where it is not recorded of all rows."""
+    """Map places in the program's groups to device numbers; ``None`` unless recorded for all rows."""
     ops = trace.rows["hlo_ops"]
     pairs = np.unique(np.stack([ops["place"][rows], ops["ordinal"][rows]]), axis=1)
     places, numbers = pairs.tolist()
@@ -300,16 +300,16 @@ def _device_at(trace: Trace, rows: Int64) -> dict[int, int] | None:
 def _groups_of_devices(
     trace: Trace, collective: Collective, rows: Int64, device_at: Mapping[int, int] | None
 ) -> tuple[Group, ...]:
-    """Devices of each group, by number; nothing where they are not known.
+    """Return the devices of each group, by number; empty if unknown.
 
-    Groups name places (partitions or replicas). Where ``device_at`` does not say which device is at which place, the
-    n-th is taken as the n-th device; where it does, groups with a place that is not in the recording are left out.
+    Groups contain places (partitions or replicas). If ``device_at`` is unknown, the n-th place is assumed to be the
+    n-th device; otherwise groups with a place that was not recorded are omitted.
     """
     from perfscope.analyzers.hlo.cost.collectives import group_size
     from perfscope.analyzers.hlo.module import MAX_GROUP_IDS
 
     world = _world_of(collective)
-    if world > MAX_GROUP_IDS:  # a corrupt file may claim any number
+    if world > MAX_GROUP_IDS:  # a corrupt file may contain any number
         return ()
     here = np.unique(trace.rows["hlo_ops"]["ordinal"][rows]).tolist()
     members = tuple(range(world)) if max(here) < world else tuple(here)
@@ -324,7 +324,7 @@ def _groups_of_devices(
 
 
 def _groups_of_places(collective: Collective) -> tuple[Group, ...]:
-    """Places of each group; nothing where they are not known."""
+    """Return the places of each group; empty if unknown."""
     from perfscope.analyzers.hlo.cost.collectives import group_size
     from perfscope.analyzers.hlo.module import MAX_GROUP_IDS
 
@@ -338,7 +338,10 @@ def _groups_of_places(collective: Collective) -> tuple[Group, ...]:
 
 
 def _listed_groups(collective: Collective) -> tuple[Group, ...] | None:
-    """The groups of the program by place (replica x partitions + partition); ``None`` where it names none or others."""
+    """Return the program's groups by place (replica x partitions + partition).
+
+    ``None`` if it lists none or other groups.
+    """
     listed, world = collective.op.replica_groups, _world_of(collective)
     crossed = min(collective.module.num_partitions, collective.module.num_replicas) > 1
     flat = not crossed or collective.op.attributes.get("use_global_device_ids") == "true"
@@ -357,12 +360,15 @@ def _gather(
     program: str,
     rank: int | None = None,
 ) -> None:
-    """Add the runs of a collective. ``rank``: of the process, whose devices are told by place; None: by number."""
+    """Add the runs of a collective.
+
+    ``rank``: process whose devices are identified by place; None: identified by number.
+    """
     ops = trace.rows["hlo_ops"]
     group_at = {device: group for group in groups for device in group if len(group) > 1}
     name = (program, collective.start.name)
     for ran in _by_device(trace, rows).values():
-        # rows of which each is a whole run; more of them are parts, whose bytes are not known
+        # with more rows than expected, each row is a part of a run with unknown bytes
         whole = len(ran) == _expected_rows(trace, collective, ran)
         size = (
             collective.bytes
@@ -388,7 +394,7 @@ def _gather(
 
 
 def _device_set(runs: _Runs, traces: Mapping[int, Trace]) -> DeviceSet | None:
-    """The collectives by devices, whose traces are ``traces``; ``None`` where none was matched."""
+    """Return the collectives by device; ``None`` if none was matched. ``traces``: by rank."""
     by_kind: dict[Kind, list[Matched]] = defaultdict(list)
     matched = []
     for number, key, placed in runs.complete():
@@ -417,7 +423,7 @@ def _device_set(runs: _Runs, traces: Mapping[int, Trace]) -> DeviceSet | None:
 
 
 def _expected_rows(trace: Trace, collective: Collective, ran: Mapping[Occurrence, int]) -> float:
-    """Rows on a device of a collective whose every run is one."""
+    """Return the expected rows per device if each run of the collective has one row."""
     from perfscope.analyzers.hlo.executions import executions_of
 
     numbers = {run for run, _ in ran}
@@ -428,7 +434,7 @@ def _expected_rows(trace: Trace, collective: Collective, ran: Mapping[Occurrence
 
 
 def _by_device(trace: Trace, rows: Int64) -> dict[int, dict[Occurrence, int]]:
-    """Device -> occurrence -> row of ``hlo_ops``. Without numbers of executions all count as one execution."""
+    """Map device -> occurrence -> row of ``hlo_ops``. Without execution numbers, everything counts as one execution."""
     ops = trace.rows["hlo_ops"]
     result: dict[int, dict[Occurrence, int]] = defaultdict(dict)
     turns: dict[tuple[int, int], int] = defaultdict(int)
@@ -440,7 +446,7 @@ def _by_device(trace: Trace, rows: Int64) -> dict[int, dict[Occurrence, int]]:
 
 
 def _side_of(trace: Trace, row: int, group: Group, operation: str) -> Local:
-    """The side of the device of a row of ``hlo_ops``: its kernel, or the op of the CPU backend."""
+    """Return the device's side of a row of ``hlo_ops``: its kernel, or the op of the CPU backend."""
     ops, kernels = trace.rows["hlo_ops"], trace.rows["kernels"]
     kernel = int(ops["kernel"][row])
     algorithm, protocol = algorithm_of("" if kernel == MISSING else trace.text(int(kernels["name"][kernel])))
@@ -459,7 +465,7 @@ def _side_of(trace: Trace, row: int, group: Group, operation: str) -> Local:
 
 
 def _dtype_of(collective: Collective) -> str | None:
-    """The type of all its tensors; ``None`` where they differ."""
+    """Return the type of all its tensors; ``None`` if they differ."""
     results = {
         shape.dtype
         for name in collective.start.operands

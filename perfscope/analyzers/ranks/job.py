@@ -1,8 +1,8 @@
-"""Which traces are ranks of one job: files of one rank twice, ranks that are missing, jobs that were mixed.
+"""Assignment of traces to the ranks of jobs: duplicate files of a rank, missing ranks, mixed jobs.
 
-Traces are of one job if they name the same world size and lie at the same time. Hosts are not read from
-traces, and clocks of hosts may differ: recordings that lie within ``APART_NS`` of each other count as one
-time. Of two files of one rank the one that lies beside the other ranks is kept. All of it is said in notes.
+Traces belong to one job if they have the same world size and overlap in time. Traces do not name their hosts, and
+clocks of hosts may differ, so recordings within ``APART_NS`` of each other count as simultaneous. Of two files of one
+rank, the one that overlaps the other ranks is used. Notes report all of this.
 """
 
 from __future__ import annotations
@@ -24,61 +24,75 @@ from perfscope.model.finding import AbstainError, Finding
 from perfscope.model.trace import MISSING, RECORDED, Trace
 
 MOST_ELEMENTS = 1 << 50
-"""Of one message: more than any memory holds."""
+"""Limit on the elements of one message, larger than any memory."""
 
-# The collectives of one rank, in the order they began, as far as its trace tells of them.
+APART_NS = 60 * 10**9
+"""Maximum time between recordings of one job: clocks of hosts without synchronization differ by seconds."""
+
+MIXED = "process groups of one name have different members on different ranks: these are not one job"
+
+MOST_RANKS = 1 << 17
+"""Maximum ranks of a job: a corrupt file may contain any number, and missing ranks are listed."""
+
+MOST_NAMED = 8
+"""Maximum number of ranks or files that a note lists."""
+
+FactT = TypeVar("FactT")
+
+
+# The collectives of one rank in order of begin, as far as its trace records them.
 
 
 class Local(Struct, frozen=True, kw_only=True):
-    """One collective as one rank saw it; times on that rank's clock."""
+    """One collective as recorded by one rank; times on that rank's clock."""
 
     start_ns: int
     end_ns: int
     operation: str
     ranks: tuple[int, ...] | None
-    """Members of the group, where recorded."""
+    """Members of the group, if recorded."""
     lane: int
-    """Which of the rank's streams with collectives it ran on, by their first use; host collectives: -1."""
+    """Index of its stream among the rank's streams with collectives, by first use; -1 for host collectives."""
     size: int | None
-    """Ranks in the group, where recorded."""
+    """Number of ranks in the group, if recorded."""
     algorithm: str | None
     protocol: str | None
     kernel: int
     """Row of ``kernels``; ``MISSING`` for a collective on the host."""
     slice: int
-    """Row of ``slices`` of the host's side of it; ``MISSING`` where it is not known."""
+    """Row of ``slices`` of its host side; ``MISSING`` if unknown."""
     group: str | None = None
-    """Name of the process group, where recorded."""
+    """Name of the process group, if recorded."""
     description: str | None = None
-    """What the program calls its group, where recorded."""
+    """The program's description of the group, if recorded."""
     sequence: int | None = None
-    """Number in its group, where recorded."""
+    """Number in its group, if recorded."""
     elements: int | None = None
-    """Elements of the input, where recorded."""
+    """Elements of the input, if recorded."""
     received: int | None = None
-    """Elements of the output, where recorded."""
+    """Elements of the output, if recorded."""
     dtype: str | None = None
     dims: int | None = None
-    """Dimensions of the input tensor, where shapes are recorded."""
+    """Dimensions of the input tensor, if shapes are recorded."""
     launched: bool = True
-    """The call that launched it is in the trace (false: it was launched before the capture began)."""
+    """Whether its launch call is in the trace; False if it was launched before the capture began."""
     peer: int | None = None
-    """Rank on the other side of a send or receive, where recorded."""
+    """Rank on the other side of a send or receive, if recorded."""
 
     @property
     def duration_ns(self) -> int:
-        """From its start to its end."""
+        """Duration, ns."""
         return self.end_ns - self.start_ns
 
     def message_bytes(self, size: int | None = None) -> int | None:
-        """Bytes of the message as nccl-tests counts it; ``size``: ranks in the group, if it is known better."""
+        """Return the message bytes in the definition of nccl-tests; ``size``: ranks in the group, if known better."""
         width = element_size(self.dtype)
         elements = message_elements(self.operation, self.elements, self.received, size or self.size)
         return None if width is None or elements is None else width * elements
 
 
 def locals_of(trace: Trace) -> tuple[Local, ...]:
-    """The collectives of a trace by start."""
+    """Return the collectives of a trace by start."""
     return tuple(sorted(_read(trace), key=lambda local: (local.start_ns, local.end_ns)))
 
 
@@ -123,7 +137,7 @@ def _read(trace: Trace) -> Iterator[Local]:
 
 
 def _lanes(trace: Trace) -> dict[tuple[int, int], int]:
-    """(device row, stream) of kernels of collectives -> its place by first use."""
+    """Map (device row, stream) of kernels of collectives to an index by first use."""
     kernels, linked = trace.rows["kernels"], trace.rows["collectives"]["kernel"]
     rows = np.union1d(np.flatnonzero(kernels["communication"]), linked[linked != MISSING])
     lanes: dict[tuple[int, int], int] = {}
@@ -133,7 +147,7 @@ def _lanes(trace: Trace) -> dict[tuple[int, int], int]:
 
 
 def _host_side(trace: Trace, row: int) -> tuple[str | None, tuple[int, ...] | None, str | None]:
-    """(``all_to_all`` of ``nccl:all_to_all``, dims and type of its tensor), as far as the spans around a row say it."""
+    """Return (``all_to_all`` for ``nccl:all_to_all``, dims and type of its tensor) from the spans around a row."""
     slices = trace.rows["slices"]
     for around in lineage(trace, row):
         backend, mark, name = trace.text(int(slices["name"][around])).partition(":")
@@ -145,7 +159,7 @@ def _host_side(trace: Trace, row: int) -> tuple[str | None, tuple[int, ...] | No
 
 
 def _shape(dims: Any) -> tuple[int, ...] | None:
-    """Dims of the first tensor; several tensors of one call count as one of all their elements."""
+    """Return the dims of the first tensor; several tensors of one call count as one with all their elements."""
     if not isinstance(dims, list) or not dims or not isinstance(dims[0], list):
         return None
     shapes = [dim for dim in dims if isinstance(dim, list) and dim and all(isinstance(n, int) for n in dim)]
@@ -155,14 +169,14 @@ def _shape(dims: Any) -> tuple[int, ...] | None:
 
 
 def _count(shape: tuple[int, ...]) -> int | None:
-    """Elements of a tensor; ``None`` for a number that no tensor has."""
+    """Return the elements of a tensor; ``None`` for an impossible number."""
     elements = math.prod(shape)
     return elements if 0 <= elements <= MOST_ELEMENTS else None
 
 
 @lru_cache(maxsize=4096)
 def _ranks(text: str) -> tuple[int, ...] | None:
-    """``"[0, 1]"`` as recorded (a JSON string that holds a list, or a list); ``...`` (cut short) is not known."""
+    """Parse ``"[0, 1]"`` (a JSON string that contains a list, or a list); None if it is cut short (``...``)."""
     result = _json(text)
     if isinstance(result, str):
         result = _json(result)
@@ -182,18 +196,6 @@ def _known(value: Any) -> int | None:
     return None if int(value) < 0 else int(value)
 
 
-APART_NS = 60 * 10**9
-"""A minute. Ranks record the same steps, and clocks of hosts differ by seconds where none is synchronized."""
-
-MIXED = "process groups of one name have different members on different ranks: these are not one job"
-
-MOST_RANKS = 1 << 17
-"""Of a job: a corrupt file may claim any number, and ranks that are missing are listed."""
-
-MOST_NAMED = 8
-"""Ranks or files a note names one by one."""
-
-
 class Member(Struct, frozen=True, kw_only=True):
     """One rank of a job."""
 
@@ -203,16 +205,16 @@ class Member(Struct, frozen=True, kw_only=True):
 
 
 class Job(Struct, frozen=True, kw_only=True):
-    """The ranks of one job that were recorded, by rank."""
+    """The recorded ranks of one job, by rank."""
 
     members: tuple[Member, ...]
     world_size: int | None
     missing: tuple[int, ...]
-    """Ranks of the world that no trace is of."""
+    """Ranks of the world without a trace."""
     notes: tuple[str, ...]
-    """What a reader must know of how it was put together."""
+    """Notes about how the job was assembled."""
     groups_agree: bool = True
-    """False: a process group of one name has different members on two ranks that are in both of them."""
+    """False if a process group name has different members on two ranks that both belong to it."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -226,25 +228,25 @@ class Job(Struct, frozen=True, kw_only=True):
 
     @property
     def whole_ns(self) -> int:
-        """What costs are a share of: the steps of the rank with the longest, or its span."""
+        """Reference time of costs, ns: the steps of the rank with the longest steps, or its span."""
         return max(whole_ns(member.trace) for member in self.members)
 
     def label(self) -> str:
-        """``ranks 0-3 of 8``, for a reader who sees several jobs."""
+        """Label of the job for reports with several jobs: ``ranks 0-3 of 8``."""
         ranks = self.ranks
         span = f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else f"{ranks[0]}"
         return f"rank{'s' if len(ranks) > 1 else ''} {span}" + (f" of {self.world_size}" if self.world_size else "")
 
 
 def has_ranks(trace: Trace) -> bool:
-    """Whether a trace holds one rank's collectives (XLA's CPU backend records those of all its devices at once)."""
+    """Whether a trace has one rank's collectives (XLA's CPU backend records those of all its devices together)."""
     return bool(len(trace.rows["collectives"])) and not len(trace.rows["hlo_ops"])
 
 
 def only_compared(trace: Trace) -> Iterable[Finding]:
-    """``check`` of a rule that holds ranks against each other: one rank alone says nothing.
+    """``check`` of a rule that only compares ranks: a single rank has no finding.
 
-    ``AbstainError`` where no collective was recorded.
+    ``AbstainError`` if no collective was recorded.
     """
     if not has_ranks(trace):
         raise AbstainError(f"not recorded: {RECORDED['collectives']}", ("collectives",))
@@ -256,9 +258,9 @@ def jobs_of(
     holds: Callable[[Trace], bool] = has_ranks,
     read: Callable[[Trace], tuple[Local, ...]] = locals_of,
 ) -> tuple[Job, ...]:
-    """The jobs that the traces are of, the one with most ranks first. Traces that tell no rank are in none.
+    """Return the jobs that the traces belong to, largest first, without traces of unknown rank.
 
-    ``holds``: whether a trace has a rank's collectives; ``read``: those of a trace.
+    ``holds``: whether a trace has a rank's collectives; ``read``: returns those of a trace.
     """
     told = [trace for trace in traces if holds(trace) and trace.source.rank is not None]
     untold = sum(1 for trace in traces if holds(trace) and trace.source.rank is None)
@@ -266,14 +268,16 @@ def jobs_of(
     clusters.sort(key=lambda cluster: -len({trace.source.rank for trace in cluster}))
     shared = []
     if untold:
-        shared.append(f"{untold:,} traces with collectives do not tell their rank and are left out of the comparison")
+        shared.append(f"{untold:,} traces with collectives have no rank and are excluded from the comparison")
     if len(clusters) > 1:
-        shared.append(f"traces of {len(clusters):,} jobs were mixed: {_why_apart(clusters)}; each is judged by itself")
+        shared.append(
+            f"traces of {len(clusters):,} jobs are mixed: {_why_apart(clusters)}; each job is analyzed separately"
+        )
     return tuple(_job(cluster, shared, read) for cluster in clusters)
 
 
 def _by_world(traces: Sequence[Trace]) -> list[list[Trace]]:
-    """By world size; those that do not tell it are with the others where there is one size only."""
+    """Group the traces by world size; traces without one join the others if there is a single size."""
     by_size: dict[int | None, list[Trace]] = defaultdict(list)
     for trace in traces:
         by_size[trace.source.world_size].append(trace)
@@ -284,7 +288,7 @@ def _by_world(traces: Sequence[Trace]) -> list[list[Trace]]:
 
 
 def _by_time(traces: Sequence[Trace]) -> list[list[Trace]]:
-    """Traces in a row, each of which begins before ``APART_NS`` have passed since all before it ended."""
+    """Group the traces by time: each begins less than ``APART_NS`` after the end of all previous ones."""
     result: list[list[Trace]] = []
     reach = 0
     for trace in sorted(traces, key=lambda trace: trace.span_ns()):
@@ -318,17 +322,18 @@ def _job(cluster: Sequence[Trace], shared: Sequence[str], read: Callable[[Trace]
         ranked = [(_beside(trace, others), trace.source.events_read, trace) for trace in files]
         chosen[rank] = max(ranked, key=lambda candidate: candidate[:2])[2]
         name = Path(chosen[rank].source.path).name
-        notes.append(f"{len(files):,} files are of rank {rank}; {name} is used: it lies beside the other ranks")
+        notes.append(
+            f"{len(files):,} files are of rank {rank}; {name} is used because it overlaps the other ranks in time"
+        )
     world = next((trace.source.world_size for trace in chosen.values() if trace.source.world_size is not None), None)
     members = tuple(Member(rank=rank, trace=trace, collectives=trace.fact(read)) for rank, trace in chosen.items())
     count = world or max(chosen) + 1
     missing = tuple(rank for rank in range(min(count, MOST_RANKS)) if rank not in chosen)
     if count > MOST_RANKS:
-        notes.append(f"{count:,} ranks are more than any job has: only the first {MOST_RANKS:,} are looked for")
+        notes.append(f"{count:,} ranks exceed any real job; only the first {MOST_RANKS:,} are considered")
     if missing:
         notes.append(
-            f"{len(missing):,} of {count:,} ranks are missing ({named_ranks(missing)}): what they "
-            "waited and whom they kept waiting is not known"
+            f"{len(missing):,} of {count:,} ranks are missing ({named_ranks(missing)}): their wait times are unknown"
         )
     agree = _groups_agree(members)
     if not agree:
@@ -337,13 +342,13 @@ def _job(cluster: Sequence[Trace], shared: Sequence[str], read: Callable[[Trace]
 
 
 def _beside(trace: Trace, others: Sequence[Trace]) -> int:
-    """ns for which a trace lies beside the others, summed."""
+    """Return for how many ns a trace overlaps the others, summed."""
     start, end = trace.span_ns()
     return sum(max(0, min(end, other.span_ns()[1]) - max(start, other.span_ns()[0])) for other in others)
 
 
 def _groups_agree(members: Sequence[Member]) -> bool:
-    """Whether two ranks that are in a group of one name hold it to have the same members."""
+    """Whether all ranks of a group with one name record the same members."""
     held: dict[tuple[str, int], tuple[int, ...]] = {}
     recorded = {member.rank for member in members}
     for member in members:
@@ -356,26 +361,23 @@ def _groups_agree(members: Sequence[Member]) -> bool:
 
 
 def named_ranks(ranks: Sequence[int], most: int = MOST_NAMED) -> str:
-    """``rank 3``, ``ranks 0, 1, 2``, ``ranks 0, 1, 2, 3 and 60 more``: at most ``most`` one by one."""
+    """Return ``rank 3``, ``ranks 0, 1, 2`` or ``ranks 0, 1, 2, 3 and 60 more``, with at most ``most`` ranks listed."""
     more = f" and {len(ranks) - most:,} more" if len(ranks) > most else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:most]))}{more}"
 
 
 def shown_group(group: Sequence[int], unit: str = "") -> str:
-    """``0-7``, ``0,2,4``, ``0,8,... (16)``; ``unit`` follows the number."""
+    """Return ``0-7``, ``0,2,4`` or ``0,8,... (16)``; ``unit`` follows the number."""
     if len(group) > 1 and list(group) == list(range(group[0], group[-1] + 1)):
         return f"{group[0]}-{group[-1]}"
     return ",".join(map(str, group)) if len(group) <= 8 else f"{group[0]},{group[1]},... ({len(group)}{unit})"
 
 
-# A fact over several traces, computed once and kept with the first of them.
-
-
-FactT = TypeVar("FactT")
+# A fact over several traces, computed once and stored with the first of them.
 
 
 class _Over(Struct, frozen=True):
-    """``derive`` of all of ``traces`` as a fact of one of them; two are equal if both parts are."""
+    """``derive`` of all ``traces`` as a fact of one of them; equal if both fields are equal."""
 
     derive: Callable[[tuple[Trace, ...]], Any]
     traces: tuple[Trace, ...]
@@ -385,6 +387,6 @@ class _Over(Struct, frozen=True):
 
 
 def over(traces: Sequence[Trace], derive: Callable[[tuple[Trace, ...]], FactT]) -> FactT:
-    """``derive(traces)``, computed once for these traces in this order. There is at least one trace."""
+    """Return ``derive(traces)``, computed once for these traces in this order; at least one trace is required."""
     held = tuple(traces)
     return cast("FactT", held[0].fact(_Over(derive, held)))

@@ -1,4 +1,4 @@
-"""What to say of a rank that comes late, and what to do, by the cause. Without a known cause there is no fix."""
+"""Texts and advice about a late rank, by cause. Without a known cause there is no fix."""
 
 from __future__ import annotations
 
@@ -14,50 +14,57 @@ from perfscope.model.finding import About, Where
 from perfscope.model.units import format_ns
 
 MOST_SHAPES = 2
-"""Inputs of an op that are named: the first ones are data and weights."""
-
-
-class Said(Struct, frozen=True, kw_only=True):
-    """What a finding says of the cause."""
-
-    short: str = ""
-    """For a title, in a few words."""
-    because: str = ""
-    """As the rest of a sentence; ``""``: only what the rank did before is known."""
-    fix: str = ""
-    record: str = ""
-    about: About = "program"
-    where: Where | None = None
-
+"""Maximum number of an op's inputs that are named; the first inputs are data and weights."""
 
 _SORT = "Sort the samples by length, cut them into batches, and deal neighbouring batches out over the ranks."
+
 _BALANCE: Mapping[Framework, str] = {
     "torch": "Give all ranks batches of one length in each step (a `batch_sampler` that sorts by length, "
     "`group_by_length=True` of Transformers). " + _SORT,
     "jax": "Give all processes batches of one length in each step. " + _SORT,
     "none": "Give all ranks batches of one length in each step. " + _SORT,
 }
+
 _EVEN = "Give it no more work than the others: even shards, experts, tables and layers."
+
 _EXCHANGED = (
     "Balance what the exchange gives to each rank: experts by a capacity or a balancing loss, embedding tables by the "
     "rows that are looked up."
 )
+
 _SLOWER = (
     "Compare the clocks and temperature of its device with the others' (`nvidia-smi -q -d "
     "CLOCK,PERFORMANCE,TEMPERATURE`, `amd-smi metric`), and use another device if it is throttled."
 )
+
 _EARLIER = "Follow the wait to the group it was held up in: the rank that is last there is the cause."
+
 _FREE_CORES = "Record it again while no other program runs: leave each rank its own cores."
+
 _SHAPES = (
     "Record it with input shapes (`perfscope run`, or `record_shapes=True`), to see whether its inputs are larger."
 )
+
 _CORES_OF_RANKS = "Record it again with a free core for each rank, to see whether it is late there as well."
 
 
-def advice_for(cause: Cause, reason: str, rank: int, work: RankWork, *, hosted: bool) -> Said:
-    """What to say of ``cause``, the reason of rank ``rank``. ``reason``: what it did before (``Before.what``).
+class Said(Struct, frozen=True, kw_only=True):
+    """Texts of a finding about the cause."""
 
-    ``hosted``: the collectives run on the host, so that ops of the host are the computing.
+    short: str = ""
+    """Short form for a title."""
+    because: str = ""
+    """Rest of a sentence; ``""`` if only the rank's previous activity is known."""
+    fix: str = ""
+    record: str = ""
+    about: About = "program"
+    where: Where | None = None
+
+
+def advice_for(cause: Cause, reason: str, rank: int, work: RankWork, *, hosted: bool) -> Said:
+    """Return the texts for ``cause``, the reason of rank ``rank``. ``reason``: its previous activity (``Before.what``).
+
+    ``hosted``: the collectives run on the host, so ops of the host are the compute.
     """
     if cause.why in (Why.SHAPES, Why.EXCHANGED) and cause.op is not None and cause.other is not None:
         return _of_shapes(cause, cause.op, cause.other, work.situation)
@@ -98,7 +105,7 @@ def _of_shapes(cause: Cause, op: ShapedOp, other: ShapedOp, where: Situation) ->
             f"inputs differ: in step {op.step} `{op.name}` {_shapes(op)}, on rank {cause.other_rank} {_shapes(other)}"
         )
     if cause.core_ns:
-        because += f"; {format_ns(cause.core_ns)} of it for want of a core"
+        because += f"; {format_ns(cause.core_ns)} of it without a core"
     fix = _EXCHANGED if cause.why is Why.EXCHANGED else _BALANCE[where.framework]
     return Said(short="inputs differ", because=because, fix=fix, where=Where(op=op.name, file=op.file, line=op.line))
 
@@ -108,7 +115,7 @@ def _shapes(op: ShapedOp) -> str:
 
 
 def _of_cores(cause: Cause, work: RankWork) -> Said:
-    """Own threads that are too many are the program's; other programs on the cores are the recording's."""
+    """Return the texts about cores: too many own threads concern the program, other programs the recording."""
     because = f"it waited {format_ns(cause.core_ns)} longer for a core than the rank that came first"
     cores = work.cores
     if cores is not None and cores.oversubscribed and cores.local_processes:

@@ -1,7 +1,7 @@
-"""Why a rank comes late to collectives, by what its steps were made of beside those of the rank that came first.
+"""Why a rank is late to collectives: its steps are compared with those of the rank that arrived first.
 
-In this order: its ops have larger inputs than those of the others, it waited for a core, it ran a line that the others
-did not run or took far longer at it, the same kernels or ops took longer there, it ran more of them.
+Causes are tested in this order: its ops have larger inputs; it waited for a core; it ran a line that the other rank did
+not run, or that took far longer; the same kernels or ops took longer; it ran more kernels or ops.
 """
 
 from __future__ import annotations
@@ -19,15 +19,24 @@ from perfscope.analyzers.time import FrameKind
 from perfscope.model.trace import MISSING
 
 LARGER = 1.1
-"""Elements of the inputs of one rank over those of another, from which they are larger: less is padding to a block."""
+"""Ratio of input elements between two ranks from which inputs count as larger; smaller ratios are padding to a block.
+"""
 MOST = 0.5
-"""Of the lateness: what makes up half of it is its cause."""
+"""Share of the lateness from which something counts as its cause."""
 SAME_WORK = 0.9
-"""Of the computing: kernels that two ranks call equally often, with equal grids, from which their work is the same."""
+"""Share of the compute in kernels with equal calls and grids on both ranks from which their work counts as equal."""
+
+_COMPUTES = (
+    FrameKind.AUTOGRAD, FrameKind.EAGER_OP, FrameKind.DISPATCH, FrameKind.OPTIMIZER, FrameKind.COMPILED_CALL,
+    FrameKind.COLLECTIVE, FrameKind.DEVICE_WAIT, FrameKind.OP,
+)  # fmt: skip
+"""Kinds of lines that compute on all ranks: if one takes longer on one rank, shapes or cores are the cause, not the
+line.
+"""
 
 
 class Why(IntEnum):
-    """Why a rank was late."""
+    """Cause of a rank's lateness."""
 
     UNKNOWN = 0
     SHAPES = 1
@@ -37,7 +46,7 @@ class Why(IntEnum):
     LINE = 3
     """A line of the program took longer than on the other rank, or only this rank ran it."""
     SLOWER_DEVICE = 4
-    """Its device took longer for the same kernels."""
+    """Its device took longer for equal kernels."""
     MORE_WORK = 5
     """It ran more kernels, or with larger grids."""
     EARLIER = 6
@@ -46,46 +55,38 @@ class Why(IntEnum):
     """The inputs of its ops are larger after an exchange: experts, tables."""
 
 
-_COMPUTES = (
-    FrameKind.AUTOGRAD, FrameKind.EAGER_OP, FrameKind.DISPATCH, FrameKind.OPTIMIZER, FrameKind.COMPILED_CALL,
-    FrameKind.COLLECTIVE, FrameKind.DEVICE_WAIT, FrameKind.OP,
-)  # fmt: skip
-"""A line of all ranks that computes longer on one of them is no line to move: shapes or cores are the reason."""
-
-
 class Cause(Struct, frozen=True, kw_only=True):
-    """Why a rank was late, with what shows it."""
+    """Cause of a rank's lateness with its evidence."""
 
     why: Why
     op: ShapedOp | None = None
-    """Of ``SHAPES``: the rank's largest op whose shapes differ."""
+    """For ``SHAPES``: the rank's largest op whose shapes differ."""
     other: ShapedOp | None = None
     """The same op on the other rank."""
     other_rank: int | None = None
     line: HostLine | None = None
-    """Of ``LINE``."""
+    """For ``LINE``: the line."""
     line_ns: int = 0
-    """What the line took more than on the other rank, summed over the late arrivals."""
+    """Time of the line minus that on the other rank, summed over the late arrivals."""
     alone: bool = False
-    """Of ``LINE``: the other rank did not run it."""
+    """For ``LINE``: whether the other rank did not run it."""
     core_ns: int = 0
-    """What of its way the rank waited for a core more than the other one, summed."""
+    """Time that the rank waited for a core before it arrived, minus that of the other rank, summed."""
     slower: float = 0.0
-    """Of ``SLOWER_DEVICE``: its time over the other's."""
+    """For ``SLOWER_DEVICE``: its time divided by the other's."""
     kernel: str | None = None
-    """Of ``SLOWER_DEVICE`` and ``MORE_WORK``: the kernel with the largest difference."""
+    """For ``SLOWER_DEVICE`` and ``MORE_WORK``: the kernel with the largest difference."""
 
 
 def cause_of(ranks: RankSet, straggling: Straggling, reason: str, *, in_turn: bool) -> Cause:
-    """Why a rank was late, mostly. ``reason``: what it did before (``Before.what``).
+    """Return the main cause of a rank's lateness. ``reason``: its previous activity (``Before.what``).
 
-    ``in_turn``: other ranks are late as well, so that in another step than those of the arrivals any of them may have
-    the larger inputs.
+    ``in_turn``: other ranks are late as well, so in other steps any of them may have the larger inputs.
     """
     arrivals = [late for late in straggling.arrivals if late.before.what == reason]
     if reason == EARLIER:
         several = len({matched.group for matched in ranks.matching.matched}) > 1
-        return Cause(why=Why.EARLIER if several else Why.UNKNOWN)  # a rank is not late to its group because of it
+        return Cause(why=Why.EARLIER if several else Why.UNKNOWN)  # this does not make a rank late to its group
     first = Counter({rank: 0 for rank in ranks.job.traces if rank != straggling.rank})
     for late in arrivals:
         if late.first is not None:
@@ -113,12 +114,12 @@ def cause_of(ranks: RankSet, straggling: Straggling, reason: str, *, in_turn: bo
 
 
 def _explains(late: Late) -> bool:
-    """Whether the way is long enough to be the reason: of collectives begun at once, the first one's is."""
+    """Whether the stretch is long enough to be the reason: for collectives begun together, only the first one's is."""
     return late.window is not None and late.window[1] - late.window[0] >= MOST * late.lateness_ns
 
 
 def _core_ns(ranks: RankSet, late: Late) -> int:
-    """What the rank waited for a core on its way, less what the one that came first did."""
+    """Return the wait for a core before the late arrival, minus that of the rank that arrived first, ns."""
     if late.window is None or late.first is None:
         return 0
     rank, window = late.first
@@ -131,9 +132,12 @@ def _exchanges(ranks: RankSet) -> bool:
 
 
 def _larger(own: RankWork, theirs: RankWork, *, either: bool) -> tuple[ShapedOp, ShapedOp] | None:
-    """The costliest op whose inputs are larger than on the other rank in the same step, with the other's; else None.
+    """Return the costliest op with larger inputs than on the other rank in the same step, and the other rank's.
 
-    Ops that differ in their inputs must have most of the time of ops. ``either``: whichever rank has the larger ones.
+    Else None.
+
+    Ops with different inputs must account for most of the time of ops. ``either``: whichever rank has the larger
+    inputs.
     """
     common = {op.step for op in own.ops} & {op.step for op in theirs.ops}
     mine, others = (_by_name(work.ops, common) for work in (own, theirs))
@@ -161,7 +165,7 @@ def _by_name(ops: Sequence[ShapedOp], steps: set[int]) -> dict[str, list[ShapedO
 
 
 def _pair(mine: list[ShapedOp], others: list[ShapedOp]) -> tuple[ShapedOp, ShapedOp]:
-    """The largest op of which the other rank has one at the same line, in the same step, with other shapes."""
+    """Return the largest op for which the other rank has one at the same line and step but with other shapes."""
     for op in mine:
         same = [each for each in others if (each.step, each.file, each.line) == (op.step, op.file, op.line)]
         alike = [each for each in same if len(each.shapes) == len(op.shapes) and each.shapes != op.shapes]
@@ -171,7 +175,7 @@ def _pair(mine: list[ShapedOp], others: list[ShapedOp]) -> tuple[ShapedOp, Shape
 
 
 def _line(ranks: RankSet, arrivals: Sequence[Late], lateness: int) -> Cause | None:
-    """The line at which the rank was longer than the one that came first, by most of the lateness."""
+    """Return the line that explains most of the lateness: the rank spent longer at it than the first rank to arrive."""
     own: Counter[HostLine] = Counter()
     theirs: Counter[HostLine] = Counter()
     for late in arrivals:
@@ -190,7 +194,7 @@ def _line(ranks: RankSet, arrivals: Sequence[Late], lateness: int) -> Cause | No
 
 
 def _by_kernels(own: RankWork, theirs: RankWork, lateness: int) -> Cause:
-    """Whether the device took longer for the same kernels, or had more of them."""
+    """Return whether the device took longer for equal kernels, or ran more kernels."""
     common = {step for step, _, _ in own.kernels} & {step for step, _, _ in theirs.kernels}
     mine = {key: time for key, time in own.kernels.items() if key[0] in common}
     others = {key: time for key, time in theirs.kernels.items() if key[0] in common}

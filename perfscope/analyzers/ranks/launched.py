@@ -1,4 +1,4 @@
-"""The operation that the host asked for, of kernels whose names do not say it."""
+"""Operations requested by the host, for kernels whose names lack the operation."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from perfscope.model.trace import MISSING, Trace
 _ASKED = re.compile(r"(?:nccl|rccl|hccl|xccl|c10d|_c10d_functional|_dtensor)::?_?([a-z_]+)")
 
 OPERATIONS = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather"})
-"""What the host may ask for of several ranks."""
+"""Operations over several ranks that the host may request."""
 
 
 def launched_operations(trace: Trace) -> dict[int, str]:
-    """Row of ``kernels`` -> operation of the span around the launch, of communication kernels; a fact of the trace."""
+    """Map rows of ``kernels`` to the operation of the span around the launch, for communication kernels.
+
+    A fact of the trace.
+    """
     result = {}
     for kernel in np.flatnonzero(trace.rows["kernels"]["communication"]).tolist():
         operation = _launched_for(trace, kernel)

@@ -1,6 +1,6 @@
 """Collectives of a job that take far longer than their links need.
 
-What counts is the core (the shortest duration over the ranks), so waiting for a late rank is not in it.
+The measure is the core (the shortest duration over the ranks), which excludes waiting for a late rank.
 """
 
 from __future__ import annotations
@@ -24,35 +24,58 @@ from perfscope.model.collectives import bus_bytes, bus_factor
 from perfscope.model.intervals import Int64, Intervals, covered, merge, union
 from perfscope.model.trace import MISSING, Trace
 
-# What was recorded of NVLink while collectives ran, by GPU.
-#
-# Nsight Systems exports ``GPU 0: NVLink TX Requests User Data [Throughput %]`` and its kin: integer percent of the peak
-# of all links of the GPU in one direction. Requests and responses, user and protocol data each have a counter of their
-# own; together they fill the links, so they are added. Older exports have one ``NVLink TX Throughput`` for all of them.
-#
-# A sample stands for the time since the one before it. NVIDIA notes that links that are down may read as 100 percent:
-# a GPU whose links read full in every sample of a recording is left out.
-
-
 _NVLINK = re.compile(r"GPU (\d{1,4}): NVLink (RX|TX) (.+? Data|Throughput|Bandwidth)(?: \[(.*)\])?")
 GAP = 2.0
-"""Times the usual distance of two samples: after a longer one samples were lost, and only the usual one is covered."""
+"""Multiple of the usual distance between samples. After a longer gap samples were lost, and a sample covers only the
+usual distance.
+"""
 
 FULL = 1.0
-"""Of the peak. Counters are rounded each for itself, so their sum may pass it."""
+"""Maximum share of the peak. Counters are rounded separately, so their sum may exceed it."""
+
+NODE = 8
+"""Devices per node that NVLink or Infinity Fabric joins; larger domains (NVL72) are analyzed in groups of eight."""
+
+BY_BYTES = 4.0
+"""Minimum ratio of transfer time to latency; below it, the latency and its variation determine the time, not the links.
+"""
+
+BESIDE = 0.2
+"""Share of a collective that overlaps compute or another communication, above which contention may explain it."""
+
+UNKNOWN = "the links between these devices are unknown, so the ideal time of a collective is too"
+
+SIZELESS = "the sizes of the collectives are not recorded: record shapes (record_shapes=True)"
+
+SPANNING = (
+    "groups span nodes, and the network between them is not recorded: specify it (--topology FILE with [network], or "
+    "[node] ranks if these ranks share a node)"
+)
+
+UNEVEN = "groups span nodes with different numbers of ranks on each: their ideal time is unknown"
+
+INCOMPLETE = "ranks of the groups are missing, so the last arrival and the time of the collective itself are unknown"
+
+
+# Samples of NVLink counters while collectives ran, by GPU.
+# Nsight Systems exports ``GPU 0: NVLink TX Requests User Data [Throughput %]`` and similar counters: integer percent of
+# the peak of all links of the GPU in one direction. Requests and responses, user and protocol data have separate
+# counters; together they fill the links, so they are added. Older exports have a single ``NVLink TX Throughput``.
+# A sample covers the time since the previous sample. NVIDIA notes that inactive links may read as 100 percent, so a GPU
+# whose links are full in every sample of a recording is omitted.
 
 
 class Samples(Struct, frozen=True, kw_only=True):
-    """Samples of one link in order of time; each is the mean of ``[start, end)``. Shapes (n,)."""
+    """Samples of one link in order of time; each is the mean over ``[start, end)``. Shapes (n,)."""
 
     starts_ns: Int64
     ends_ns: Int64
     values: npt.NDArray[np.float64]
-    """Of the fuller direction, as a share of the peak."""
+    """Load of the fuller direction, as a share of the peak."""
 
 
 def link_counters(trace: Trace) -> dict[int, Samples]:
-    """By the device's number: samples of its links that lie beside communication kernels; empty without counters."""
+    """Return, by device number, the link samples during communication kernels; empty without counters."""
     counters = trace.rows["counters"]
     kernels = trace.rows["kernels"]
     talking = kernels["communication"] if len(kernels) else np.empty(0, bool)
@@ -77,15 +100,15 @@ def link_counters(trace: Trace) -> dict[int, Samples]:
 
 
 def _summed(times: Int64, values: npt.NDArray[np.float64], rows: Int64) -> tuple[Int64, npt.NDArray[np.float64]]:
-    """Values of the rows of one moment, added."""
+    """Sum the values of the rows with equal times."""
     moments, inverse = np.unique(times[rows], return_inverse=True)
     added = np.bincount(inverse.reshape(-1), weights=values[rows], minlength=len(moments))
     return moments, added.astype(np.float64)
 
 
 def _beside(moments: Int64, values: npt.NDArray[np.float64], spans: Intervals) -> Samples:
-    """Samples with the time they stand for, those that lie beside ``spans``."""
-    if len(moments) < 2:  # one moment: what it stands for is not known
+    """Return the samples that overlap ``spans``, with the time that each covers."""
+    if len(moments) < 2:  # the interval of a single sample is unknown
         return Samples(starts_ns=moments[:0], ends_ns=moments[:0], values=values[:0])
     apart = np.diff(moments)
     usual = int(np.median(apart))
@@ -95,57 +118,52 @@ def _beside(moments: Int64, values: npt.NDArray[np.float64], spans: Intervals) -
     return Samples(starts_ns=starts[kept], ends_ns=moments[kept], values=values[kept])
 
 
-# How long a collective takes at best, by the bytes that have to cross links inside a node and between nodes.
-#
-# Within a node a device sends the message times the factor of nccl-tests (``doc/PERFORMANCE.md``: bus bandwidth),
-# over its links. A group that spans ``N`` nodes with ``g`` of its ``n`` ranks in each has two stages that run side by
-# side, so the slower one counts (same document: bus bandwidth is bounded by the narrowest part of the path):
-#
-# - a ring goes in and out of each node once: a node sends the message times the factor of ``n`` over the network
-#   cards of its ``g`` ranks, a device as much over its links. What says no algorithm is held to this one, too;
-# - trees are a hierarchy: between nodes a node is one rank of ``N``, within it a device one of ``g``. Where the
-#   network reduces (CollNet, NVLS over nodes) a node sends the message once;
-# - all-to-all sends each part straight to its rank: a node sends the buffers of ``g`` ranks, (N-1)/N of each, a
-#   device g-1 of the n parts of its own over its links.
-#
+# Shortest possible time of a collective, from the bytes that cross links inside a node and between nodes.
+# Within a node a device sends the message times the factor of nccl-tests (``doc/PERFORMANCE.md``: bus bandwidth) over
+# its links. A group that spans ``N`` nodes with ``g`` of its ``n`` ranks in each has two stages that overlap, so the
+# slower one counts (same document: bus bandwidth is limited by the narrowest part of the path):
+# - a ring enters and leaves each node once: a node sends the message times the factor of ``n`` over the network cards
+#   of its ``g`` ranks, a device as much over its links. This is also assumed if the algorithm is unknown;
+# - trees are a hierarchy: between nodes a node is one rank of ``N``, within it a device is one of ``g``. If the network
+#   reduces (CollNet, NVLS over nodes), a node sends the message once;
+# - all-to-all sends each part directly to its rank: a node sends the buffers of ``g`` ranks, (N-1)/N of each; a device
+#   sends g-1 of its own n parts over its links.
 # NVLS reduces in the switch of a node: a device sends (1 + 1/n) of the message there.
 
 
-NODE = 8
-"""Devices of a node that NVLink or Infinity Fabric joins; larger domains (NVL72) are judged within eight."""
-
-
 class Placement(Struct, frozen=True, kw_only=True):
-    """How a group lies over nodes: the same number of ranks on each."""
+    """Distribution of a group over nodes, with the same number of ranks on each."""
 
     nodes: int
     ranks: int
-    """Of the group, on each node."""
+    """Ranks of the group per node."""
     of: int
-    """Ranks of the job on a node."""
+    """Ranks of the job per node."""
 
 
 class Ideal(Struct, frozen=True, kw_only=True):
     """The slower stage of a collective."""
 
     sent_bytes: float
-    """By a device over its links, or by a node over its cards."""
+    """Bytes sent by a device over its links, or by a node over its cards."""
     link: str
     bandwidth: float
-    """Bytes/s, one direction, of the device's links or of the cards together."""
+    """Bytes/s in one direction of the device's links or of all the cards."""
     network: bool
-    """It is the stage between nodes."""
+    """Whether it is the stage between nodes."""
 
     @property
     def ns(self) -> float:
-        """Time of the bytes alone, without latency."""
+        """Time of the bytes, without latency."""
         return self.sent_bytes / self.bandwidth * 1e9
 
 
 def placement(group: Sequence[int], topology: Topology | None) -> Placement | None:
-    """Where the ranks of a group are; None where nodes hold different numbers of them, or one is on no node.
+    """Return the distribution of a group over nodes.
 
-    Without a topology nodes are blocks of ``NODE`` ranks.
+    None if nodes have different numbers of ranks, or a rank has no node.
+
+    Without a topology, nodes are blocks of ``NODE`` ranks.
     """
     nodes: dict[int, int] = {}
     for rank in group:
@@ -160,7 +178,10 @@ def placement(group: Sequence[int], topology: Topology | None) -> Placement | No
 
 
 def within(operation: str, algorithm: str | None, message: int, ranks: int, link: tuple[str, float]) -> Ideal | None:
-    """Of a group on one node over ``link`` (name, bytes/s of a device); None for what nccl-tests does not measure."""
+    """Return the ideal of a group on one node; None for operations that nccl-tests does not measure.
+
+    ``link``: name, bytes/s of a device.
+    """
     sent = bus_bytes(operation, message, ranks, algorithm)
     return None if sent is None else Ideal(sent_bytes=sent, link=link[0], bandwidth=link[1], network=False)
 
@@ -173,10 +194,10 @@ def across(
     link: tuple[str, float] | None,
     network: Network,
 ) -> Ideal | None:
-    """Of a group that spans nodes: its slower stage.
+    """Return the slower stage of a group that spans nodes.
 
-    ``link``: inside the nodes; only groups of one rank a node need none. None where a stage cannot be said: links
-    inside nodes that are not known, operations that nccl-tests does not measure, sends and receives.
+    ``link``: link inside the nodes; only groups with one rank per node need none. None if a stage is unknown: unknown
+    links inside nodes, operations that nccl-tests does not measure, sends and receives.
     """
     ring = algorithm is None or algorithm == "RING"
     outer = bus_factor(operation, location.ranks * location.nodes if ring else location.nodes)
@@ -209,24 +230,8 @@ def across(
     return max(cards, links, key=lambda stage: stage.ns)
 
 
-BY_BYTES = 4.0
-"""Times the latency that the bytes take: below it the latency and its spread decide, not the links."""
-
-BESIDE = 0.2
-"""Of a collective, beside computing or another communication: above it contention may explain it."""
-
-UNKNOWN = "the links between these devices are not known: what a collective could take is not either"
-SIZELESS = "the sizes of the collectives are not recorded: record shapes (record_shapes=True)"
-SPANNING = (
-    "groups span nodes, and what joins the nodes is not recorded: name it (--topology FILE with [network], or [node] "
-    "ranks if these ranks share a node)"
-)
-UNEVEN = "groups span nodes with different numbers of ranks on each: no ideal is known for them"
-INCOMPLETE = "ranks of the groups are missing: what came last, and so how long the collective itself took, is not known"
-
-
 class Call(Struct, frozen=True, kw_only=True):
-    """A collective held against its links."""
+    """A collective compared with its links."""
 
     operation: str
     number: int
@@ -234,34 +239,34 @@ class Call(Struct, frozen=True, kw_only=True):
     """Its ranks."""
     message_bytes: int
     took_ns: int
-    """Without waiting for others."""
+    """Duration without waiting for other ranks."""
     waited_ns: int
-    """The longest wait of a rank."""
+    """Longest wait of a rank."""
     algorithm: str | None
     protocol: str | None
     rank: int
-    """The one that came last."""
+    """Rank that arrived last."""
     trace: Trace
     side: Local
     """The collective on that rank."""
     collective: Matched
     ideal: Ideal
     ideal_ns: float = 0.0
-    """With the latency."""
+    """Ideal time including latency."""
 
     @property
     def exposed_ns(self) -> int:
-        """Of its rank: the part in which nothing computed."""
+        """Part of the duration on its rank during which nothing computed."""
         return int(self.trace.fact(exposed_communication)[self.side.kernel])
 
     @property
     def cost_ns(self) -> int:
-        """Upper bound of what links at their peak would save."""
+        """Upper bound of the time that links at their peak would save."""
         return int(min(max(0.0, self.took_ns - self.ideal_ns), self.exposed_ns))
 
 
 def link_of(trace: Trace) -> tuple[str, float] | None:
-    """(name, bytes/s that a device sends) of the links in a node: as the user says, else by the hardware tables."""
+    """Return (name, bytes/s that a device sends) of the links in a node, from the user or from the hardware tables."""
     topology = trace.topology
     if topology is not None and topology.link is not None and topology.link_bandwidth is not None:
         return topology.link, topology.link_bandwidth
@@ -272,7 +277,7 @@ def link_of(trace: Trace) -> tuple[str, float] | None:
 
 
 def of_job(ranks: RankSet) -> tuple[list[Call] | None, str]:
-    """Collectives of a job that could be held against their links, with their ideal; None and why if none could."""
+    """Return the collectives of a job with an ideal time; None and the reason if there are none."""
     members = {member.rank: member for member in ranks.job.members}
     trace = ranks.job.members[0].trace
     if link_of(trace) is None and (trace.topology is None or trace.topology.network is None):
@@ -314,10 +319,10 @@ def of_job(ranks: RankSet) -> tuple[list[Call] | None, str]:
 
 
 def stalled(calls: Sequence[Call], limit: float, limit_ll: float) -> Iterator[Call]:
-    """Those whose bytes, not latency, make up their ideal and that take more than ``limit`` times of it.
+    """Yield the calls that are limited by bytes, not latency, and take more than ``limit`` times their ideal.
 
-    ``limit_ll``: with protocol LL. What runs beside computing is left out. Within nodes and between them is held
-    apart: the latency is another.
+    ``limit_ll``: limit with protocol LL. Calls that overlap compute are excluded. Calls within and between nodes are
+    compared separately, because their latencies differ.
     """
     others: dict[tuple[int, int], Intervals] = {}
     for network in (False, True):
@@ -330,7 +335,7 @@ def stalled(calls: Sequence[Call], limit: float, limit_ll: float) -> Iterator[Ca
             replace(call, ideal_ns=latency + call.ideal.ns) for call in held if call.ideal.ns >= BY_BYTES * latency
         ]
         if not judged and all(call.message_bytes == smallest for call in held):
-            # one size only: it cannot show its own latency, so its bytes are held to the links alone
+            # with a single size the latency is unknown, so only the bytes count
             judged = [replace(call, ideal_ns=call.ideal.ns) for call in held]
         for call in judged:
             slow = call.took_ns > (limit_ll if call.protocol == "LL" else limit) * call.ideal_ns
@@ -339,9 +344,9 @@ def stalled(calls: Sequence[Call], limit: float, limit_ll: float) -> Iterator[Ca
 
 
 def _beside_stalls(call: Call, others: dict[tuple[int, int], Intervals]) -> bool:
-    """Whether what computes, or communicates on another stream, beside it may explain it.
+    """Whether compute, or communication on another stream, that overlaps the call may explain its time.
 
-    ``others``: what runs beside each stream of a trace, filled as it is asked for.
+    ``others``: cache of the overlapping work per stream of a trace.
     """
     side, key = call.side, (id(call.trace), call.side.lane)
     if key not in others:
@@ -351,7 +356,7 @@ def _beside_stalls(call: Call, others: dict[tuple[int, int], Intervals]) -> bool
 
 
 def _others(call: Call) -> Intervals:
-    """When its rank communicated on other streams."""
+    """Return when the call's rank communicated on other streams."""
     results = [
         other for other in call.trace.fact(locals_of) if other.kernel != MISSING and other.lane != call.side.lane
     ]
@@ -361,7 +366,7 @@ def _others(call: Call) -> Intervals:
 def _ideal(
     operation: str, algorithm: str | None, message: int, location: Placement | None, trace: Trace
 ) -> tuple[Ideal | None, str]:
-    """The ideal, or None and why not."""
+    """Return the ideal, or None and the reason."""
     link, topology = link_of(trace), trace.topology
     if location is None:
         return None, UNEVEN
@@ -371,11 +376,14 @@ def _ideal(
         return None, SPANNING
     else:
         result = across(operation, algorithm, message, location, link, topology.network)
-    return result, UNKNOWN if link is None else "nccl-tests measures none of these operations: no ideal is known"
+    return (
+        result,
+        UNKNOWN if link is None else "nccl-tests does not measure these operations, so their ideal time is unknown",
+    )
 
 
 def _kind(sides: Collection[Local]) -> tuple[str | None, str | None]:
-    """(algorithm, protocol), as any of the ranks tells; LL if one used it."""
+    """Return (algorithm, protocol) recorded by any of the ranks; LL if one used it."""
     algorithms = [side.algorithm for side in sides if side.algorithm]
     protocols = [side.protocol for side in sides if side.protocol]
     return next(iter(algorithms), None), "LL" if "LL" in protocols else next(iter(protocols), None)

@@ -1,12 +1,12 @@
-"""Which collectives of the ranks are one and the same.
+"""Matching of collectives across the ranks.
 
-By number in its group where the profiler recorded it. Otherwise by order: the k-th collective of a group on each
-rank, counted from the first one whose launch is in the trace (those before were launched before the capture
-began), so that a rank whose capture caught one more still lines up. Where operations or sizes then disagree, the
-order of that rank is moved by up to ``MOST_SHIFT`` until they agree best. What still disagrees, or is on one rank
-only, is counted and not used.
+Collectives match by their number in the group if the profiler recorded it, otherwise by order: the k-th collective of a
+group on each rank, counted from the first one whose launch is in the trace (earlier ones were launched before the
+capture began), so that a rank whose capture has one more still aligns. If operations or sizes then disagree, the order
+of that rank is shifted by up to ``MOST_SHIFT`` to the best agreement. Collectives that still disagree, or that are on
+one rank only, are counted and not used.
 
-Groups that are not recorded are told by stream: NCCL runs each group of a rank on a stream of its own.
+Groups that are not recorded are identified by stream: NCCL runs each group of a rank on a separate stream.
 """
 
 from __future__ import annotations
@@ -24,67 +24,75 @@ from perfscope.model.finding import Removed
 from perfscope.model.trace import MISSING
 
 MOST_SHIFT = 16
-"""Collectives that one capture caught and another did not: a step's worth of bookkeeping, not a step."""
+"""Maximum difference in collectives between captures: a step has some bookkeeping collectives, but more is a whole
+step.
+"""
 
 SAME = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast"})
 """Operations whose message has the same size on every rank."""
 
 Place = tuple[int, int]
-"""Number in the group, and which of the collectives of that number (a coalesced call launches several)."""
+"""Number in the group, and index among the collectives with that number (a coalesced call launches several)."""
 Group = tuple[int, ...]
 
 
 class Matched(Struct, frozen=True, kw_only=True):
-    """One collective on the ranks that recorded it, two at least. Times are each rank's own."""
+    """One collective on at least two ranks. Times are on each rank's clock."""
 
     operation: str
     group: Group
-    """Its members; where the profiler did not record them, the ranks that take part."""
+    """Its members; if the profiler did not record them, the ranks that took part."""
     named: bool
-    """The members are recorded."""
+    """Whether the members are recorded."""
     index: int
-    """Number in its group, as recorded or counted."""
+    """Number in its group, recorded or counted."""
     sides: Mapping[int, Local]
     """By rank."""
     core_ns: int
-    """The shortest duration: the last rank to arrive waits for nobody. Needs no common clock."""
+    """The shortest duration, because the last rank to arrive does not wait. Needs no common clock."""
     last: int
-    """The rank that arrived last, by duration."""
+    """Rank that arrived last, by duration."""
 
     @property
     def complete(self) -> bool:
-        """All members of the group are among the sides."""
+        """Whether all members of the group are among the sides."""
         return len(self.sides) == len(self.group)
 
     def wait_ns(self, rank: int) -> int:
-        """What a rank waited for the last one to arrive: its duration less the shortest."""
+        """Return the wait of a rank for the last one to arrive: its duration minus the shortest."""
         return self.sides[rank].duration_ns - self.core_ns
 
     @property
     def size(self) -> int:
-        """Ranks that take part."""
+        """Number of ranks in the group."""
         return len(self.group)
 
     @property
     def message_bytes(self) -> int | None:
-        """Largest message of a rank, as nccl-tests counts it; None where sizes are not recorded."""
+        """Largest message of a rank in the definition of nccl-tests; None if sizes are not recorded."""
         results = [size for side in self.sides.values() if (size := side.message_bytes(len(self.group))) is not None]
         return max(results, default=None)
 
 
 class Matching(Struct, frozen=True, kw_only=True):
-    """All matched collectives of a job by their first start, and what could not be matched; for sends see ``pair``."""
+    """All matched collectives of a job by their first start, and the number of unmatched ones.
+
+    See ``pair`` for sends.
+    """
 
     matched: tuple[Matched, ...]
     alone: int
-    """Collectives that no other recorded rank shows."""
+    """Collectives without a counterpart on another recorded rank."""
     disagreeing: int
-    """Collectives whose operation or size is not that of the others at the same place."""
+    """Collectives whose operation or size differs from the others at the same place."""
     notes: tuple[str, ...]
 
 
 def shorter_transfers(left: Iterable[tuple[Matched, float]]) -> tuple[Removed, ...]:
-    """Collectives on devices of which a fix leaves a part of the transfer, 0 to 1."""
+    """Return the removed part of the transfer of collectives on devices.
+
+    Each has the share that a fix leaves, 0 to 1.
+    """
     rows: dict[int, list[tuple[int, float]]] = defaultdict(list)
     for collective, part in left:
         for rank, side in collective.sides.items():
@@ -100,7 +108,7 @@ def shorter_transfers(left: Iterable[tuple[Matched, float]]) -> tuple[Removed, .
 
 
 def matched_of(operation: str, group: Group, index: int, sides: Mapping[int, Local], *, named: bool = True) -> Matched:
-    """One collective of at least two sides; the one with the shortest duration came last."""
+    """Return one collective of at least two sides; the side with the shortest duration arrived last."""
     last = min(sorted(sides), key=lambda rank: sides[rank].duration_ns)
     return Matched(
         operation=operation,
@@ -114,7 +122,7 @@ def matched_of(operation: str, group: Group, index: int, sides: Mapping[int, Loc
 
 
 def match(job: Job) -> Matching:
-    """The collectives of a job's ranks, put together."""
+    """Match the collectives of a job's ranks."""
     lanes: dict[tuple[Group | str, int | str], dict[int, list[Local]]] = defaultdict(lambda: defaultdict(list))
     named_alike = _named_alike(job)
     for member in job.members:
@@ -146,8 +154,8 @@ def match(job: Job) -> Matching:
     notes = []
     if unnamed:
         notes.append(
-            f"process groups of {unnamed:,} collectives are not recorded: those on the same stream of every rank are "
-            "held to be of one group, and matched in order"
+            f"process groups of {unnamed:,} collectives are not recorded; those on the same stream of every rank are "
+            "assumed to be one group and matched in order"
         )
     for count, what in (
         (alone, "are on one recorded rank only"),
@@ -159,9 +167,9 @@ def match(job: Job) -> Matching:
 
 
 def _named_alike(job: Job) -> frozenset[Group]:
-    """Members whose groups have the same names on all their ranks: several groups of them are told apart by name.
+    """Return the groups whose names agree on all their ranks, so that several groups with equal members differ by name.
 
-    Older versions of torch number groups on each rank for itself.
+    Older versions of torch number the groups of each rank separately.
     """
     names: dict[Group, dict[int, set[str | None]]] = defaultdict(lambda: defaultdict(set))
     for member in job.members:
@@ -186,7 +194,7 @@ def _placed(by_rank: Mapping[int, list[Local]]) -> dict[int, dict[Place, Local]]
 
 
 def _by_sequence(found: Sequence[Local]) -> dict[Place, Local]:
-    """By recorded number; the kernels of one number (of a coalesced call) are told apart by their order."""
+    """Index by recorded number; the kernels of one number (a coalesced call) are distinguished by order."""
     seen: Counter[int] = Counter()
     placed = {}
     for local in found:
@@ -197,7 +205,10 @@ def _by_sequence(found: Sequence[Local]) -> dict[Place, Local]:
 
 
 def _shifted(found: dict[Place, Local], reference: Mapping[Place, Local]) -> dict[Place, Local]:
-    """Moved along until most operations and sizes agree with the reference; not moved unless more agree then."""
+    """Shift the collectives to the best agreement of operations and sizes with the reference.
+
+    Unchanged if no shift is better.
+    """
 
     def agreeing(shift: int) -> int:
         return sum(
@@ -210,19 +221,25 @@ def _shifted(found: dict[Place, Local], reference: Mapping[Place, Local]) -> dic
 
 
 def _best_shift(agreeing: Callable[[int], int], enough: int) -> int:
-    """The shift up to ``MOST_SHIFT`` with which most agree, of several the smallest; 0 where ``enough`` agree then."""
+    """Return the shift up to ``MOST_SHIFT`` with the best agreement, the smallest of equal ones.
+
+    0 if ``enough`` agree there.
+    """
     if agreeing(0) == enough:
         return 0
     return max(range(-MOST_SHIFT, MOST_SHIFT + 1), key=lambda shift: (agreeing(shift), -abs(shift)))
 
 
 def _first_launched(found: Sequence[Local]) -> int:
-    """Place of the first one whose launch is in the trace: those before it were launched before the capture began."""
+    """Return the index of the first collective whose launch is in the trace.
+
+    The launches before it preceded the capture.
+    """
     return next((index for index, local in enumerate(found) if local.launched), 0)
 
 
 def _agreeing(sides: Mapping[int, Local]) -> dict[int, Local]:
-    """The largest set of sides that are the same operation of the same size."""
+    """Return the largest set of sides with the same operation and size."""
     sets: list[dict[int, Local]] = []
     for rank, side in sorted(sides.items()):
         for held in sets:
@@ -235,39 +252,41 @@ def _agreeing(sides: Mapping[int, Local]) -> dict[int, Local]:
 
 
 def _same(local: Local, other: Local) -> bool:
-    """Whether two ranks may have seen the same collective. NCCL's all-to-all kernels are of sends and receives."""
+    """Whether two sides may be the same collective. NCCL's all-to-all kernels consist of sends and receives."""
     if local.operation != other.operation:
         return {local.operation, other.operation} == {"send_recv", "all_to_all"}
     return local.operation not in SAME or _same_size(local, other)
 
 
-# The clocks of a job's ranks put on one: by the ends of collectives, which all ranks leave together.
-#
-# A ring or tree ends on all its ranks within microseconds, however late one of them came. The offset of a rank is the
-# median of (its end - the reference's end) over the collectives they share; ranks that share none with the reference
-# are reached over others. What remains around the median is the uncertainty: no difference between ranks below it
-# means anything, and an offset that is smaller than it is taken as none (clocks of one host agree).
+# The clocks of a job's ranks aligned by the ends of collectives, which all ranks leave together.
+# A ring or tree ends on all its ranks within microseconds, however late a rank arrived. The offset of a rank is the
+# median of (its end - the reference's end) over their common collectives; ranks without a common collective with the
+# reference are reached over other ranks. The remaining deviation from the median is the uncertainty: smaller
+# differences between ranks have no meaning, and an offset below it counts as 0 (clocks of one host agree).
 
 
 COMMON_END = frozenset({"all_reduce", "all_gather", "reduce_scatter"})
-"""Operations that no rank can leave before all have sent everything; an all-to-all it leaves when it has received."""
+"""Operations that no rank can leave before all have sent everything; an all-to-all ends on a rank when it has received.
+"""
 
 MIN_SHARED = 3
-"""Collectives with a common end; with fewer, all collectives are used."""
+"""Minimum number of collectives with a common end; with fewer, all collectives are used."""
 
 QUANTILE = 0.9
-"""Of the distances from the median end: one in ten may lie further out (an interrupted host, a late kernel record)."""
+"""Quantile of the distances from the median end: 1 of 10 may be further away (an interrupted host, a late kernel
+record).
+"""
 
 
 class Clocks(Struct, frozen=True, kw_only=True):
-    """What to subtract from a rank's times, and how far that may be off."""
+    """Offset of each rank's clock and its uncertainty."""
 
     offset_ns: dict[int, int]
-    """By rank; the reference rank's is 0."""
+    """Rank -> ns to subtract from its times; 0 for the reference rank."""
     uncertainty_ns: dict[int, int]
-    """By rank."""
+    """Rank -> uncertainty of the offset, ns."""
     unreached: tuple[int, ...]
-    """Ranks that share no collective with any other: their clocks are not known."""
+    """Ranks without a common collective with any other rank; their clocks are unknown."""
 
     @property
     def worst_ns(self) -> int:
@@ -276,12 +295,12 @@ class Clocks(Struct, frozen=True, kw_only=True):
 
     @property
     def largest_offset_ns(self) -> int:
-        """The largest distance between two ranks' clocks."""
+        """The largest difference between two ranks' clocks."""
         return max(self.offset_ns.values(), default=0) - min(self.offset_ns.values(), default=0)
 
 
 def align(matched: Sequence[Matched], ranks: Sequence[int]) -> Clocks:
-    """The clocks of ``ranks``, the lowest of which is the reference. There is at least one."""
+    """Align the clocks of ``ranks``, at least one; the lowest rank is the reference."""
     common = [collective for collective in matched if collective.operation in COMMON_END]
     used = common if len(common) >= MIN_SHARED else list(matched)
     ends: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -298,7 +317,7 @@ def align(matched: Sequence[Matched], ranks: Sequence[int]) -> Clocks:
 
 
 def _reached(ends: dict[tuple[int, int], list[int]], ranks: Sequence[int]) -> dict[int, int]:
-    """Offset by rank, each over the link with most collectives to a rank that is known already."""
+    """Return the offset of each rank, over the link with the most collectives to a rank with a known offset."""
     links: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
     for (first, other), found in ends.items():
         offset = int(np.median(found))
@@ -316,37 +335,35 @@ def _reached(ends: dict[tuple[int, int], list[int]], ranks: Sequence[int]) -> di
 
 
 def _uncertainty(used: Sequence[Matched], offsets: dict[int, int]) -> dict[int, int]:
-    """By rank: how far its aligned ends lie from the median end, at ``QUANTILE``."""
+    """Return, per rank, the distance of its aligned ends from the median end, at ``QUANTILE``."""
     distances: dict[int, list[float]] = defaultdict(list)
     for collective in used:
         aligned = {rank: side.end_ns - offsets[rank] for rank, side in collective.sides.items() if rank in offsets}
         if len(aligned) < 2:
             continue
-        first = min(aligned.values())  # epoch times do not fit a float to the nanosecond, differences do
+        first = min(aligned.values())  # epoch times exceed a float's precision in ns, differences do not
         middle = float(np.median([end - first for end in aligned.values()]))
         for rank, end in aligned.items():
             distances[rank].append(abs(end - first - middle))
     return {rank: int(np.quantile(found, QUANTILE)) for rank, found in distances.items()}
 
 
-# Sends of one rank put together with the receives of another: who waited for whom, and how fast the message went.
-#
-# The k-th send from one rank to another in a group is the k-th receive of that other one from it; counted, as with
-# collectives, from the first one whose launch is in the trace. Recorded numbers do not help: NCCL counts the sends
-# and receives of a group on each rank for itself, and ranks have different numbers of them. Where the recording names
-# no peer, the group says it if it has two members; otherwise it is not known, and not guessed.
-#
-# Both sides end when the message is over, so the shorter one is the transfer and the rest of the longer one is
-# waiting for the other side. A send whose kernel ended before the receive began (on aligned clocks, by more than they
-# may be off) was taken in by the transport's buffers: nobody waited, and neither duration is that of the message.
+# Sends of one rank paired with the receives of another: wait times and speed of the messages.
+# The k-th send from one rank to another in a group is the other rank's k-th receive from it, counted like collectives
+# from the first one whose launch is in the trace. Recorded numbers do not help, because NCCL numbers the sends and
+# receives of a group on each rank separately. If the recording lacks the peer, a group of two members determines it;
+# otherwise it is unknown.
+# Both sides end with the message, so the shorter one is the transfer and the rest of the longer one is waiting for the
+# other side. If the send's kernel ended before the receive began (on aligned clocks, beyond their uncertainty), the
+# transport's buffers held the message: no rank waited, and neither duration is that of the message.
 
 
 Channel = tuple[Group, int, int]
-"""Members of the group (none: not recorded), who sends, who receives."""
+"""Members of the group (empty if not recorded), sender, receiver."""
 
 
 class Pair(Struct, frozen=True, kw_only=True):
-    """One message, seen from both sides. Times are each rank's own."""
+    """One message with both sides. Times are on each rank's clock."""
 
     group: Group
     source: int
@@ -354,26 +371,26 @@ class Pair(Struct, frozen=True, kw_only=True):
     send: Local
     receive: Local
     ahead: bool
-    """The send was over before the receive began: waits are not known and count as none."""
+    """Whether the send ended before the receive began: wait times are unknown and count as 0."""
 
     @property
     def core_ns(self) -> int:
-        """The shorter side: whoever comes last waits for nobody."""
+        """The shorter side, because the last rank to arrive does not wait."""
         return min(self.send.duration_ns, self.receive.duration_ns)
 
     @property
     def send_wait_ns(self) -> int:
-        """What the sender waited for the receiver."""
+        """Wait of the sender for the receiver, ns."""
         return 0 if self.ahead else self.send.duration_ns - self.core_ns
 
     @property
     def receive_wait_ns(self) -> int:
-        """What the receiver waited for the sender."""
+        """Wait of the receiver for the sender, ns."""
         return 0 if self.ahead else self.receive.duration_ns - self.core_ns
 
     @property
     def message_bytes(self) -> int | None:
-        """Bytes of the message, where recorded on either side."""
+        """Bytes of the message, if recorded on either side."""
         sent = self.send.message_bytes(2)
         return self.receive.message_bytes(2) if sent is None else sent
 
@@ -388,40 +405,40 @@ class PairKind(Struct, frozen=True, kw_only=True):
     message_bytes: int | None
     count: int
     ahead: int
-    """Messages whose send was over before the receive began: in none of the times here."""
+    """Messages whose send ended before the receive began; excluded from the times of this row."""
     core_ns: int
-    """Summed over the messages."""
+    """Sum over the messages, ns."""
     median_core_ns: int
     send_wait_ns: int
-    """What the sender waited for the receiver, summed."""
+    """Wait of the sender for the receiver, summed, ns."""
     receive_wait_ns: int
     bandwidth: float | None
-    """Bytes/s of the median; None where sizes are not recorded."""
+    """Median bytes/s; None if sizes are not recorded."""
 
 
 class Pairing(Struct, frozen=True, kw_only=True):
-    """The messages of a job that have both sides, by the start of their send, and what could not be paired."""
+    """The messages of a job with both sides, by the start of their send, and the number of unpaired ones."""
 
     pairs: tuple[Pair, ...]
     without_peer: int
-    """Sends and receives that do not say with whom."""
+    """Sends and receives with unknown peer."""
     alone: int
-    """Those whose other side is not in the recordings."""
+    """Sends and receives whose other side is not in the recordings."""
     disagreeing: int
-    """Those whose size, or time, is not that of the other side."""
+    """Sends and receives whose size or time contradicts the other side."""
 
     @property
     def unpaired(self) -> int:
-        """Sends and receives that are in no pair."""
+        """Number of sends and receives without a pair."""
         return self.without_peer + self.alone + self.disagreeing
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader must know, one sentence each."""
+        """Notes for the reader, one sentence each."""
         counts = (
             (
                 self.without_peer,
-                "do not say with whom: the recording names no peer, and their group is not recorded or larger than two",
+                "have an unknown peer: it is not recorded, and their group is not recorded or larger than two",
             ),
             (self.alone, "have no other side in these recordings"),
             (self.disagreeing, "differ in size or time from the other side at their place"),
@@ -430,11 +447,11 @@ class Pairing(Struct, frozen=True, kw_only=True):
 
 
 NO_PAIRS = Pairing(pairs=(), without_peer=0, alone=0, disagreeing=0)
-"""Nothing that was sent to a single rank."""
+"""No sends or receives."""
 
 
 def pair(job: Job, clocks: Clocks) -> Pairing:
-    """The sends and receives of a job's ranks, put together."""
+    """Pair the sends and receives of a job's ranks."""
     sends: dict[Channel, list[Local]] = defaultdict(list)
     receives: dict[Channel, list[Local]] = defaultdict(list)
     without_peer = 0
@@ -472,7 +489,7 @@ def pair(job: Job, clocks: Clocks) -> Pairing:
 
 
 def peer_of(local: Local, rank: int) -> int | None:
-    """The rank on the other side: as recorded, else the other member of a group of two; None where nothing tells."""
+    """Return the rank on the other side, recorded or from a group of two; None if unknown."""
     if local.peer is not None:
         return local.peer if local.peer != rank else None
     if local.ranks is None or len(local.ranks) != 2 or rank not in local.ranks:
@@ -481,7 +498,7 @@ def peer_of(local: Local, rank: int) -> int | None:
 
 
 def kinds_of(pairing: Pairing) -> tuple[PairKind, ...]:
-    """Messages by who, to whom and size; those with most waiting and transfer first."""
+    """Group the messages by sender, receiver and size; most waiting and transfer time first."""
     held: dict[tuple[Group, int, int, int | None], list[Pair]] = defaultdict(list)
     for pair in pairing.pairs:
         held[pair.group, pair.source, pair.destination, pair.message_bytes].append(pair)
@@ -497,7 +514,7 @@ def kinds_of(pairing: Pairing) -> tuple[PairKind, ...]:
 
 
 def waits_by_kernel(pairing: Pairing) -> Mapping[tuple[int, int], tuple[int, int]]:
-    """(rank, row of its ``kernels``) -> (what it waited there in ns, for which rank)."""
+    """Map (rank, row of its ``kernels``) to (wait in ns, rank that it waited for)."""
     result = {}
     for pair in pairing.pairs:
         result[pair.source, pair.send.kernel] = (pair.send_wait_ns, pair.destination)
@@ -524,7 +541,7 @@ def _kind(group: Group, source: int, destination: int, size: int | None, pairs: 
 
 
 def _together(sent: Sequence[Local], received: Sequence[Local]) -> list[tuple[Local, Local]]:
-    """The k-th of each, moved along by up to ``MOST_SHIFT`` only where more sizes agree then."""
+    """Pair the k-th of each, shifted by up to ``MOST_SHIFT`` if more sizes agree then."""
     first_sent, first_received = _first_launched(sent), _first_launched(received)
     by_place = {index - first_received: local for index, local in enumerate(received)}
 
@@ -547,9 +564,9 @@ def _same_size(local: Local, other: Local) -> bool:
 
 
 def _gap(send: Local, receive: Local, source: int, destination: int, clocks: Clocks) -> str | None:
-    """``ahead``: sent before it was received; ``before``: received before it was sent, which cannot be one message.
+    """Return ``ahead`` if it was sent before it was received, ``before`` if received before sent (not one message).
 
-    None: at the same time, or the clocks of the two are not known.
+    None: at the same time, or the clocks of the two are unknown.
     """
     if clocks.unreached and (source in clocks.unreached or destination in clocks.unreached):
         return None

@@ -1,4 +1,4 @@
-"""Which work of other ranks and devices is the same collective, or the other side of a message."""
+"""Work of other ranks and devices that belongs to the same collective or message."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Sides = tuple[tuple[Trace, Local], ...]
 
 
 def peers(traces: Sequence[Trace]) -> Iterator[Sides]:
-    """The sides of every matched collective and message: ranks of torch, devices of JAX processes, or of one."""
+    """Yield the sides of every matched collective and message: ranks of torch, or devices of JAX processes."""
     if sum(map(has_ranks, traces)) > 1:
         for ranks in rank_sets(traces):
             of_rank = ranks.job.traces

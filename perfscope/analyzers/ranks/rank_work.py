@@ -1,7 +1,7 @@
-"""What the steps of one rank were made of, small enough to be kept of every rank and compared with another one.
+"""Composition of one rank's steps, small enough to keep for every rank and to compare between ranks.
 
-Ops by shape (from the op graph, else from shapes that the profiler recorded, else from the detail pass), kernels by
-grid, the program's lines from sampled stacks, and the time without a core.
+It has ops by shape (from the op graph, else from shapes that the profiler recorded, else from the detail pass), kernels
+by grid, the program's lines from sampled stacks, and the time without a core.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from perfscope.model.op_graph import OpGraph
 
 MOST_OPS = 2_000
-"""Of (step, op, shapes) that are kept, those with most elements."""
+"""Maximum number of (step, op, shapes) kept, most elements first."""
 MOST_KERNELS = 5_000
-"""Of (step, kernel, grid) that are kept, those with most time."""
+"""Maximum number of (step, kernel, grid) kept, most time first."""
 MOST_SITED = 200
-"""Ops whose line is looked up: each takes tens of microseconds."""
+"""Maximum number of ops whose line is looked up: each look-up takes tens of microseconds."""
 
 
 class ShapedOp(Struct, frozen=True, kw_only=True):
@@ -52,7 +52,7 @@ class ShapedOp(Struct, frozen=True, kw_only=True):
     step: int
     name: str
     shapes: tuple[tuple[int, ...], ...]
-    """Of its tensors."""
+    """Shapes of its tensors."""
     calls: int
     file: str | None = None
     line: int | None = None
@@ -71,15 +71,15 @@ class KernelTime(Struct, frozen=True):
 
 
 class HostLines(Struct, frozen=True, kw_only=True):
-    """The program's line that ran at each time of the recorded steps, as far as stacks were sampled."""
+    """The program's line at each time of the recorded steps, from sampled stacks."""
 
     spans: Intervals
     line: Int64
-    """Of each span, the row of ``lines``."""
+    """Row of ``lines`` of each span."""
     lines: tuple[HostLine, ...]
 
     def times(self, window: tuple[int, int]) -> dict[HostLine, int]:
-        """ns by line in a window."""
+        """Return ns by line in a window."""
         low, high = np.maximum(self.spans.starts, window[0]), np.minimum(self.spans.ends, window[1])
         result: dict[HostLine, int] = defaultdict(int)
         for row in np.flatnonzero(high > low).tolist():
@@ -94,25 +94,25 @@ class HostLine(Struct, frozen=True):
     line: int | None
     function: str | None
     kind: FrameKind
-    """What the stack at it shows."""
+    """Kind of the frames on the stack at it."""
 
 
 class RankWork(Struct, frozen=True, kw_only=True):
-    """What the steps of one rank were made of."""
+    """Composition of one rank's steps."""
 
     ops: tuple[ShapedOp, ...]
-    """Empty where no shapes are known."""
+    """Empty if shapes are unknown."""
     op_ns: Mapping[str, int]
-    """By op: self time on the host in the recorded steps."""
+    """Self time of each op on the host in the recorded steps."""
     kernels: Mapping[tuple[int, str, int], KernelTime]
-    """By step, name and thread blocks (``MISSING``: not recorded); those that compute."""
+    """Compute kernels by step, name and thread blocks (``MISSING``: not recorded)."""
     lines: HostLines
     waits: CoreWaits | None
     cores: CoreSummary | None
     situation: Situation
 
     def core_ns(self, window: tuple[int, int]) -> int:
-        """How long the host waited for a core in a window: the thread of the steps, or another one that did longer."""
+        """Return the wait for a core in a window: that of the steps' thread, or of the thread that waited longest."""
         if self.waits is None:
             return 0
         low = np.maximum(self.waits.starts, window[0])
@@ -158,7 +158,7 @@ def _graph_ops(graph: OpGraph) -> tuple[ShapedOp, ...]:
 
 
 def _profiled_name(name: str) -> str:
-    """The name a profiler gives an op of the graph: ``aten::add`` for ``aten.add.Tensor``."""
+    """Return the profiler's name of an op of the graph: ``aten::add`` for ``aten.add.Tensor``."""
     namespace, _, rest = name.partition(".")
     return f"{namespace}::{rest.split('.')[0]}"
 
@@ -168,7 +168,7 @@ def _largest(ops: Iterable[ShapedOp]) -> tuple[ShapedOp, ...]:
 
 
 def _step_numbers(trace: Trace, times_ns: Int64) -> Int64:
-    """Number of the step of each moment; ``MISSING`` outside of steps."""
+    """Return the number of the step at each time; ``MISSING`` outside of steps."""
     windows = trace.fact(step_windows)
     at = steps_at(trace, times_ns)
     order = np.argsort(windows.starts, kind="stable")
@@ -201,7 +201,7 @@ def _recorded_ops(trace: Trace) -> tuple[ShapedOp, ...]:
 
 
 def _shapes(text: str) -> tuple[tuple[int, ...], ...]:
-    """The shapes of tensors in the profiler's text; other inputs are empty there."""
+    """Return the shapes of tensors in the profiler's text; other inputs are empty in it."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

@@ -30,34 +30,34 @@ _WORK = "InvokeRendezvous"
 
 
 class Meeting(Struct, frozen=True, kw_only=True):
-    """One complete rendezvous. Times in ns on the trace's clock; devices by number, ascending."""
+    """One complete rendezvous. Times in ns on the trace's clock; devices by ascending number."""
 
     operation: str
-    """Such as ``all_reduce``."""
+    """For example ``all_reduce``."""
     module: str
     instruction: str
     program_id: int
     round: int
-    """Number of the meeting within this execution of the instruction, from 0."""
+    """Number of the meeting in this execution of the instruction, from 0."""
     devices: tuple[int, ...]
     arrivals_ns: tuple[int, ...]
-    """Of each of ``devices``."""
+    """Arrival time of each of ``devices``."""
     work_ns: int
-    """Time of the work that the last device did for all; 0 if it was not recorded."""
+    """Duration of the work that the last device did for all; 0 if it was not recorded."""
 
     @property
     def skew_ns(self) -> int:
-        """From the first arrival to the last."""
+        """Time from the first arrival to the last."""
         return max(self.arrivals_ns) - min(self.arrivals_ns)
 
     @property
     def waits_ns(self) -> tuple[int, ...]:
-        """How long each of ``devices`` waited for the last one."""
+        """Wait of each of ``devices`` for the last one."""
         return tuple(max(self.arrivals_ns) - arrival for arrival in self.arrivals_ns)
 
     @property
     def straggler(self) -> int:
-        """The device that arrived last (of several at once, the lowest number)."""
+        """The device that arrived last; of simultaneous arrivals, the lowest number."""
         return self.devices[self.arrivals_ns.index(max(self.arrivals_ns))]
 
 
@@ -69,34 +69,34 @@ class CollectiveSkew(Struct, frozen=True, kw_only=True):
     instruction: str
     program_id: int
     devices: tuple[int, ...]
-    """All devices that take part, over all its groups."""
+    """Devices that take part in any of its groups."""
     executions: int
-    """Executions of the instruction by a group of devices."""
+    """Number of executions of the instruction by a group of devices."""
     meetings: int
     skew_ns: int
-    """Sum of the skew of the first meeting of each execution: how unevenly the devices came to it."""
+    """Sum of the skew of the first meeting of each execution: how unevenly the devices arrive."""
     largest_skew_ns: int
     wait_ns: int
-    """Sum of the waits of all devices in all meetings."""
+    """Sum of all devices' waits in all meetings."""
     work_ns: int
     straggler: int
-    """The device that was last at the first meeting most often."""
+    """Device that was last most often at the first meeting."""
     straggler_share: float
-    """Share of the first meetings at which it was last."""
+    """Share of the first meetings at which that device was last."""
     wait_by_device_ns: dict[int, int]
-    """Waits of all meetings by device."""
+    """Waits in all meetings, by device."""
 
 
 class Skew(Struct, frozen=True, kw_only=True):
-    """What the recording shows of collectives on the host."""
+    """Skew of the collectives on the host in a recording."""
 
     collectives: tuple[CollectiveSkew, ...]
-    """The longest waits first."""
+    """Longest waits first."""
     meetings: tuple[Meeting, ...]
     """By first arrival."""
 
     def wait_by_device_ns(self) -> dict[int, int]:
-        """How long each device waited for others in all collectives, by number."""
+        """Wait of each device in all collectives, by device number."""
         total: dict[int, int] = defaultdict(int)
         for collective in self.collectives:
             for device, wait in collective.wait_by_device_ns.items():
@@ -105,7 +105,7 @@ class Skew(Struct, frozen=True, kw_only=True):
 
 
 def collective_skew(trace: Trace) -> Skew:
-    """Skew of every collective of the CPU backend; empty if the trace has none."""
+    """Return the skew of every collective of the CPU backend; empty without collectives."""
     meetings = _meetings(trace)
     groups: dict[tuple[int, str, str], list[Meeting]] = defaultdict(list)
     for meeting in meetings:
@@ -118,14 +118,14 @@ class _Arrival(Struct, frozen=True, kw_only=True):
     """One device at one meeting."""
 
     row: int
-    """Of ``slices``."""
+    """Row of ``slices``."""
     device: int
     start_ns: int
     size: int
 
 
 def _meetings(trace: Trace) -> list[Meeting]:
-    """The complete meetings by first arrival."""
+    """Return the complete meetings by first arrival."""
     rows, slices, ops = trace.rows["collectives"], trace.rows["slices"], trace.rows["hlo_ops"]
     chosen = np.flatnonzero(rows["slice"] != MISSING)
     if not len(chosen):
@@ -167,7 +167,7 @@ def _meetings(trace: Trace) -> list[Meeting]:
 
 
 def _executions(arrivals: Sequence[_Arrival]) -> list[list[_Arrival]]:
-    """Arrivals of one key apart by execution: inside a loop a run reaches the same instruction many times."""
+    """Split the arrivals of one key by execution, because a loop runs the same instruction many times."""
     per_device: dict[int, list[_Arrival]] = defaultdict(list)
     for arrival in arrivals:
         per_device[arrival.device].append(arrival)
@@ -194,7 +194,7 @@ def _meeting(
 
 
 def _work_inside(trace: Trace) -> dict[int, int]:
-    """Time of the work directly inside each rendezvous, by row of ``slices``."""
+    """Return the time of the work directly inside each rendezvous, by row of ``slices``."""
     slices = trace.rows["slices"]
     codes = [code for code, text in enumerate(trace.strings) if text == _WORK]
     result: dict[int, int] = defaultdict(int)

@@ -1,4 +1,4 @@
-"""Everything known of the jobs that a set of traces is of, computed once for all rules and reports."""
+"""Ranks, matched collectives, groups and clocks of the jobs in a set of traces, computed once for rules and reports."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from perfscope.model.finding import AbstainError, Scope
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns
 
-# Process groups of a job and the mesh axis each looks like: data, tensor, pipeline or expert parallel.
-#
-# A guess from what the program calls a group, what it does and how its members are spaced, and it says why. The usual
-# order of ranks (Megatron, DeviceMesh) puts tensor parallelism innermost, so neighbours, data parallelism further
-# out.
+# Process groups of a job and the likely mesh axis of each: data, tensor, pipeline or expert parallel.
+# The axis is an estimate with a reason, from the program's name for the group, its operations and the distance between
+# its members. In the usual order of ranks (Megatron, DeviceMesh), tensor parallelism is innermost, so its members are
+# neighbours, and data parallelism is further out.
 
 
 _NAMES = {
@@ -32,7 +31,7 @@ _NAMES = {
     "PP": re.compile(r"(?:^|[^a-z])pp(?:[^a-z]|$)|pipeline", re.IGNORECASE),
     "EP": re.compile(r"(?:^|[^a-z])ep(?:[^a-z]|$)|expert", re.IGNORECASE),
 }
-"""Words of an axis in the names that DeviceMesh (``mesh_dp``) and Megatron (``TENSOR_MODEL_PARALLEL_GROUP``) give."""
+"""Patterns of an axis in the names of DeviceMesh (``mesh_dp``) and Megatron (``TENSOR_MODEL_PARALLEL_GROUP``)."""
 
 
 class RankGroup(Struct, frozen=True, kw_only=True):
@@ -41,21 +40,21 @@ class RankGroup(Struct, frozen=True, kw_only=True):
     ranks: Group
     """Members."""
     recorded: bool
-    """The profiler recorded the members; otherwise they were inferred from streams."""
+    """Whether the profiler recorded the members; otherwise they were inferred from streams."""
     description: str | None
-    """What the program calls it, where recorded."""
+    """The program's description of the group, if recorded."""
     stride: int | None
-    """Distance between neighbours, where it is the same throughout."""
+    """Distance between neighbours, if constant."""
     operations: dict[str, int]
     """Collectives by operation, over all recorded ranks."""
     axis: str | None
-    """``DP``, ``TP``, ``PP``, ``EP``; None where nothing speaks for one of them."""
+    """``DP``, ``TP``, ``PP``, ``EP``; None without an indication."""
     why: str
-    """What the axis was guessed from."""
+    """Reason for the axis."""
 
 
 def groups_of(job: Job, matched: Sequence[Matched]) -> tuple[RankGroup, ...]:
-    """The groups of a job by their ranks."""
+    """Return the groups of a job by their ranks."""
     operations: dict[Group, Counter[str]] = defaultdict(Counter)
     tensors: dict[Group, Counter[str]] = defaultdict(Counter)
     recorded: dict[Group, bool] = {}
@@ -98,7 +97,7 @@ def _group(
 
 
 def named_axis(called: Sequence[str]) -> tuple[str, str] | None:
-    """The one axis that the program's own names speak of; nothing where they speak of several (``tp_dp``) or none."""
+    """Return the axis in the program's own names; None if they match several axes (``tp_dp``) or none."""
     results = {axis for name in called for axis, words in _NAMES.items() if words.search(name)}
     return (results.pop(), f"the program calls it {', '.join(called)}") if len(results) == 1 else None
 
@@ -106,7 +105,7 @@ def named_axis(called: Sequence[str]) -> tuple[str, str] | None:
 def _axis(
     operations: Counter[str], tensors: Counter[str], stride: int | None, *, world: bool
 ) -> tuple[str | None, str]:
-    """The axis that speaks for itself first: who only sends, who exchanges, what is reduced."""
+    """Return the axis by the strongest indication: only sends, then all-to-all, then the reduced tensors."""
     total = operations.total()
     if sum(operations[name] for name in POINT_TO_POINT) * 2 > total:
         return "PP", "most of its traffic is between two ranks"
@@ -114,7 +113,7 @@ def _axis(
         return "EP", "most of it is all-to-all"
     reduces = operations["all_reduce"] + operations["reduce_scatter"] + operations["all_gather"]
     if not reduces:
-        return None, "no collective tells"
+        return None, "no collective indicates it"
     if tensors["shaped"] * 2 > tensors.total() > 0:
         return "TP", "it reduces tensors of several dimensions (activations), not flat buckets"
     if tensors["flat"] * 2 > tensors.total() > 0:
@@ -129,7 +128,7 @@ def _axis(
 MATCHED = "collectives that several ranks show"
 
 TOLD_NS = 10**6
-"""A millisecond: hosts that a time service keeps agree to about that, and smaller offsets are not mentioned."""
+"""Smallest clock offset worth a note: a time service keeps hosts within about a millisecond."""
 
 
 class RankSet(Struct, frozen=True, kw_only=True):
@@ -140,16 +139,16 @@ class RankSet(Struct, frozen=True, kw_only=True):
     clocks: Clocks
     groups: tuple[RankGroup, ...]
     pairing: Pairing = NO_PAIRS
-    """Its sends and receives."""
+    """Its paired sends and receives."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader must know of the ranks, one sentence each."""
+        """Notes about the ranks for the reader, one sentence each."""
         return (*self.job.notes, *self.matching.notes, *self.pairing.notes, *_of_clocks(self.clocks))
 
 
 def rank_sets(traces: Sequence[Trace]) -> tuple[RankSet, ...]:
-    """The jobs that the traces are of, the one with most ranks first; computed once."""
+    """Return the jobs that the traces belong to, largest first. Cached."""
     return over(traces, _rank_sets) if traces else ()
 
 
@@ -164,19 +163,19 @@ def _rank_sets(traces: tuple[Trace, ...]) -> tuple[RankSet, ...]:
 
 
 def nothing_alone(trace: Trace) -> Scope:
-    """``examined`` of a rule that holds the matched collectives of ranks against each other: of one rank nothing."""
+    """``examined`` of a rule that compares the matched collectives of ranks: empty for a single rank."""
     return Scope(0, MATCHED)
 
 
 def matched_records(traces: Sequence[Trace]) -> Scope:
-    """``compared`` of such a rule: collectives that were matched."""
+    """``compared`` of such a rule: the number of matched collectives."""
     return Scope(sum(len(ranks.matching.matched) for ranks in comparable(traces)), MATCHED)
 
 
 def comparable(traces: Sequence[Trace]) -> tuple[RankSet, ...]:
-    """The jobs whose ranks can be held against each other; empty where no trace holds a rank's collectives.
+    """Return the jobs whose ranks can be compared; empty if no trace has a rank's collectives.
 
-    ``AbstainError`` where there are collectives and nothing to hold them against: one rank, or none that match.
+    ``AbstainError`` if there are collectives but nothing to compare with: a single rank, or no matches.
     """
     if not any(map(has_ranks, traces)):
         return ()
@@ -185,9 +184,9 @@ def comparable(traces: Sequence[Trace]) -> tuple[RankSet, ...]:
     if not several:
         told = bool(sets)
         raise AbstainError(
-            "one rank alone does not show who waits for whom: record all ranks"
+            "a single rank does not show which rank waits for which: record all ranks"
             if told or len(traces) == 1
-            else "the traces do not tell their ranks"
+            else "the traces lack their ranks"
         )
     usable = [rank_set for rank_set in several if rank_set.job.groups_agree and rank_set.matching.matched]
     if not usable:
@@ -196,10 +195,10 @@ def comparable(traces: Sequence[Trace]) -> tuple[RankSet, ...]:
 
 
 def _why_not(ranks: RankSet) -> str:
-    """Why its ranks cannot be held against each other."""
+    """Return why the ranks cannot be compared."""
     if not ranks.job.groups_agree:
         return MIXED
-    nothing = "no collective of one rank is one of another's"
+    nothing = "no collective of one rank matches one of another rank"
     return f"{nothing}: {ranks.matching.notes[0]}" if ranks.matching.notes else nothing
 
 
@@ -211,14 +210,13 @@ def _of_clocks(clocks: Clocks) -> tuple[str, ...]:
             f"collectives; after aligning, they agree to {format_ns(clocks.worst_ns)}"
         )
     if clocks.unreached:
-        notes.append(f"clocks of {len(clocks.unreached):,} ranks are not known: they share no collective")
+        notes.append(f"clocks of {len(clocks.unreached):,} ranks are unknown, because they share no collective")
     return tuple(notes)
 
 
-# The collectives of a job by kind: size, algorithm, what ranks waited, what the collective itself took, bandwidth.
-#
+# The collectives of a job by kind: size, algorithm, waits of the ranks, time of the collective itself, bandwidth.
 # For every matched collective and rank, duration = wait + core, exactly: the core is the shortest duration (the last
-# rank to arrive waits for nobody), the wait is the rest. Bandwidth is of the core, with the factors of nccl-tests:
+# rank to arrive does not wait), the wait is the rest. Bandwidth is based on the core, with the factors of nccl-tests:
 # algorithm bandwidth = message / core, bus bandwidth = that times the factor of the operation.
 
 
@@ -232,9 +230,9 @@ class CollectiveKind(Struct, frozen=True, kw_only=True):
     group: Group
     """Members; those that take part where they are not recorded."""
     axis: str | None
-    """The mesh axis its group looks like; a guess."""
+    """The likely mesh axis of its group."""
     message_bytes: int | None
-    """Of one rank, as nccl-tests counts it; None where sizes were not recorded."""
+    """Bytes of one rank's message in the definition of nccl-tests; None if sizes were not recorded."""
     dtype: str | None
     algorithm: str | None
     """NCCL's algorithm, from the kernel's name: RING, TREE, NVLS ..."""
@@ -243,29 +241,29 @@ class CollectiveKind(Struct, frozen=True, kw_only=True):
     count: int
     """Collectives."""
     core_ns: int
-    """Summed over the collectives."""
+    """Sum over the collectives, ns."""
     median_core_ns: int
     wait_ns: Mapping[int, int]
-    """By rank, summed."""
+    """Rank -> summed wait, ns."""
     duration_ns: Mapping[int, int]
-    """By rank, summed: its waits, and the cores of the collectives that it took part in."""
+    """Rank -> summed duration, ns: its waits, and the cores of the collectives that it took part in."""
     exposed_ns: Mapping[int, int]
-    """By rank: the part of ``duration_ns`` in which its device computed nothing. Empty for those on the host."""
+    """Rank -> part of ``duration_ns`` in which its device computed nothing. Empty for collectives on the host."""
     algorithm_bandwidth: float | None
-    """Bytes/s of the median core."""
+    """Bytes/s at the median core."""
     bus_bandwidth: float | None
-    """Bytes/s, by the factor of the operation."""
+    """Bytes/s, with the factor of the operation."""
     caveats: tuple[str, ...]
-    """What to know before the bandwidth is held against a link's peak."""
+    """Caveats for comparing the bandwidth with a link's peak."""
 
     @property
     def mean_wait_ns(self) -> int:
-        """Of a rank."""
+        """Mean wait of a rank, ns."""
         return sum(self.wait_ns.values()) // max(1, len(self.wait_ns))
 
 
 class RankTotal(Struct, frozen=True, kw_only=True):
-    """What a rank spent in matched collectives; ``wait_ns + core_ns = duration_ns``."""
+    """Time of a rank in matched collectives; ``wait_ns + core_ns = duration_ns``."""
 
     rank: int
     collectives: int
@@ -274,20 +272,20 @@ class RankTotal(Struct, frozen=True, kw_only=True):
     duration_ns: int
     """``wait_ns`` + ``core_ns``."""
     exposed_ns: int | None
-    """None where the collectives ran on the host."""
+    """None if the collectives ran on the host."""
     last: int
-    """Collectives at which it arrived last."""
+    """Number of collectives at which it arrived last."""
 
 
 class CollectiveTable(Struct, frozen=True, kw_only=True):
-    """All matched collectives of a job, the longest kinds first."""
+    """All matched collectives of a job, longest kinds first."""
 
     kinds: tuple[CollectiveKind, ...]
     ranks: tuple[RankTotal, ...]
 
 
 def table_of(ranks: RankSet) -> CollectiveTable:
-    """The table of a job's matched collectives."""
+    """Return the table of a job's matched collectives."""
     traces = {member.rank: member.trace for member in ranks.job.members}
     kinds: dict[Kind, list[Matched]] = defaultdict(list)
     for collective in ranks.matching.matched:
@@ -296,7 +294,7 @@ def table_of(ranks: RankSet) -> CollectiveTable:
         )
         size = collective.message_bytes
         if collective.operation == "all_gather" and not _members_known(collective, ranks):
-            size = None  # it counts what all members send
+            size = None  # this size is the sum over all members
         kinds[collective.operation, collective.group, size, side.dtype, side.algorithm, side.protocol].append(
             collective
         )
@@ -320,7 +318,10 @@ def table_of(ranks: RankSet) -> CollectiveTable:
 def kind_of(
     kind: Kind, matched: Sequence[Matched], group: RankGroup | None, traces: Mapping[int, Trace], *, known: bool
 ) -> CollectiveKind:
-    """One row of the table; ``matched`` are all of that kind, at least one. ``known``: the group's members are."""
+    """Return one row of the table; ``matched``: all of that kind, at least one.
+
+    ``known``: whether the members are known.
+    """
     operation, members, size, dtype, algorithm, protocol = kind
     waits, durations, exposed = (dict.fromkeys(sorted({rank for collective in matched for rank in collective.sides}), 0)
                                  for _ in range(3))  # fmt: skip
@@ -355,7 +356,7 @@ def kind_of(
 
 
 def _members_known(collective: Matched, ranks: RankSet) -> bool:
-    """Whether the members are recorded, or all ranks of the world are here to be seen taking part."""
+    """Whether the members are recorded, or follow because all ranks of the world were recorded."""
     return collective.named or not ranks.job.missing
 
 
@@ -364,22 +365,24 @@ def _caveats(
 ) -> list[str]:
     result = []
     if not known:
-        result.append("who is in the group is not recorded and ranks are missing: bus bandwidth is not known")
+        result.append("the group's members are not recorded and ranks are missing, so the bus bandwidth is unknown")
     if not all(collective.complete for collective in matched):
-        result.append("members of the group are missing: the core may hold waiting, and its bandwidth is a lower bound")
+        result.append(
+            "members of the group are missing: the core may include waiting, so the bandwidth is a lower bound"
+        )
     if algorithm is not None and algorithm.startswith("NVLS"):
         result.append(
             "NVLS reduces in the switch: links carry (1 + 1/n) of the message, so bus bandwidth may exceed their peak"
         )
     if on_device and any(device is not None and device.link is None for device in map(device_of, traces.values())):
-        result.append("no links but PCIe are known of this device: topology decides what can be reached")
+        result.append("only PCIe is known for this device; its topology determines the reachable bandwidth")
     if matched[0].operation == "all_to_all" and len({side.elements for side in matched[0].sides.values()}) > 1:
-        result.append("sizes differ by rank: the largest is used")
+        result.append("sizes differ between ranks; the largest is used")
     return result
 
 
 def device_of(trace: Trace) -> Device | None:
-    """The device of a rank in the tables of hardware; None if it is not told or not in them."""
+    """Return the device of a rank in the hardware tables; None if it is not recorded or not in them."""
     names = trace.rows["devices"]["name"]
     return find_device(trace.text(int(names[0]))) if len(names) else None
 
@@ -387,7 +390,7 @@ def device_of(trace: Trace) -> Device | None:
 def totals_of(
     matched: Sequence[Matched], ranks: Sequence[int], kinds: Sequence[CollectiveKind]
 ) -> tuple[RankTotal, ...]:
-    """What each of ``ranks`` spent in all matched collectives, which are those of ``kinds``."""
+    """Return the time of each of ``ranks`` in all matched collectives, which are those of ``kinds``."""
     mine: dict[int, list[Matched]] = {rank: [] for rank in ranks}
     exposed: Counter[int] = Counter()
     for collective in matched:

@@ -1,9 +1,9 @@
-"""Who waits for whom at collectives: late arrivals, what a late rank did before, and exposed time taken apart.
+"""Waiting at collectives: late arrivals, activity of a late rank before its arrival, and parts of exposed time.
 
-A collective's shortest side is that of the rank that came last. It was late by what the next-to-last rank waited:
-had it come no later than that one, all would have gone on so much sooner, and no more. Lateness below the
-uncertainty of the two ranks' ends is not counted, nor, for collectives on the host, below a scheduler's time slice.
-Where a recording has steps, what lies outside them (building the model, the first compilation) is not counted either.
+The shortest side of a collective is that of the rank that arrived last. Its lateness is the wait of the next-to-last
+rank: had it arrived with that rank, all would have continued that much earlier, and no more. Lateness below the
+uncertainty of the two ranks' ends is not counted, nor, for collectives on the host, below a scheduler's time slice. If
+a recording has steps, time outside them (building the model, the first compilation) is not counted either.
 """
 
 from __future__ import annotations
@@ -28,23 +28,14 @@ from perfscope.model.frames import Frame, Owner, parse_frame
 from perfscope.model.intervals import EMPTY, Int64, Intervals, covered, difference_total, intersection, merge, union
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
-# What a rank did while the others waited for it: computed, communicated, loaded data, or nothing the trace shows.
-#
-# First it is held against the others: from the collective before to this one, on each rank's own clock, how much more
-# than the median of them it computed, was in collectives, loaded data or ran ops. What makes up for most of its
-# lateness is what it did. Where nothing does (others may have been busy waiting), the window right before its arrival
-# is looked at, as long as it was late: on the device up to where the collective began, on the host up to where it was
-# launched.
-
-
 MOST = 0.5
-"""Of the window: what fills more than half of it is what the rank did."""
+"""Share of the window from which an activity counts as the rank's activity."""
 
 MOST_OTHERS = 32
-"""Of the others that a late rank is held against, evenly chosen: their median needs no more."""
+"""Number of peers a late rank is compared with, evenly spaced; the median needs no more."""
 
 OWN_NAMES = ("c10d::", "record_param_comms")
-"""How spans begin that are a collective's own side on the host."""
+"""Prefixes of spans that are a collective's own side on the host."""
 
 COMPUTE, EARLIER, LOADER, HOST, NOTHING = (
     "longer compute",
@@ -55,24 +46,39 @@ COMPUTE, EARLIER, LOADER, HOST, NOTHING = (
 )
 """``NOTHING``: no work on the device and no op on the host; Python code, a sleep, or waiting for something else."""
 
+EMPTY_ROWS = np.empty(0, np.int64)
+
+SLICE_NS = 10 * 10**6
+"""Ten milliseconds. A collective on the host begins when a thread of the rank gets a core; on shared cores it waits for
+other time slices (3 to 24 ms with Linux's schedulers).
+"""
+
+
+# Activity of a rank while the others waited for it: compute, communication, data loading, or nothing recorded.
+# The rank is first compared with the others: from the previous collective to this one, on each rank's own clock, how
+# much more than their median it computed, was in collectives, loaded data or ran ops. An activity that accounts for
+# most of its lateness is the answer. Otherwise (the others may have been busy waiting) the window before its arrival is
+# examined, as long as the lateness: on the device up to the begin of the collective, on the host up to its launch.
+
 
 class Before(Struct, frozen=True, kw_only=True):
-    """The window before a late rank's collective, in ns that each covers; they may overlap."""
+    """The window before a late rank's collective: ns of each activity, which may overlap."""
 
     window_ns: int
     compute_ns: int
     collectives_ns: int
     loader_ns: int
     ops_ns: int
-    """Host ops that are no loader and no collective, on the thread that launched it."""
+    """Host ops on the launching thread, except data loading and collectives."""
     more: Mapping[str, int]
-    """By kind: ns more than the median of the others spent in it since the collective before; empty for the first."""
+    """Activity -> ns more than the median of the others since the previous collective; empty for the first collective.
+    """
     frame: Frame | None
-    """The innermost Python function of the user's that covers most of it, where stacks were recorded."""
+    """The user's innermost Python function that covers most of it, if stacks were recorded."""
 
     @property
     def what(self) -> str:
-        """What it did more than the others, else what fills most of the window."""
+        """Activity in which it exceeded the others, else the activity that fills most of the window."""
         need = MOST * self.window_ns
         most = max(self.more, key=lambda kind: self.more[kind], default=NOTHING)
         if self.more.get(most, 0) >= need:
@@ -89,25 +95,28 @@ class Before(Struct, frozen=True, kw_only=True):
 
 
 class Stretch(Struct, frozen=True, kw_only=True):
-    """A rank's way from one collective, or from the beginning of a step, to the next collective."""
+    """The time of a rank from one collective, or from the begin of a step, to the next collective."""
 
     trace: Trace
     device_ns: int
-    """Since when its device was on it."""
+    """Begin on the device."""
     host_ns: int
-    """Since when its host was on it."""
+    """Begin on the host."""
     until: Local
 
     @property
     def host_window(self) -> tuple[int, int]:
-        """From where to where the host was on it."""
+        """Interval of the stretch on the host."""
         launched = launch_ns(self.trace, self.until)
         begins = self.device_ns if self.until.kernel == MISSING else self.host_ns
         return min(begins, launched), launched
 
 
 def way(trace: Trace, since: Local | None, until: Local) -> Stretch | None:
-    """From the collective before to ``until``; for the first one from the beginning of its step, where it is known."""
+    """Return the stretch from the previous collective to ``until``.
+
+    For the first one from the begin of its step, if known.
+    """
     if since is not None:
         return Stretch(trace=trace, device_ns=since.end_ns, host_ns=launch_ns(trace, since), until=until)
     starts = trace.rows["steps"]["start_ns"]
@@ -118,9 +127,9 @@ def way(trace: Trace, since: Local | None, until: Local) -> Stretch | None:
 
 
 def before(trace: Trace, late: Local, lateness_ns: int, own: Stretch | None, others: Sequence[Stretch]) -> Before:
-    """What the rank of ``trace`` did before it came ``lateness_ns`` late to ``late``.
+    """Return the activity of the rank of ``trace`` before it came ``lateness_ns`` late to ``late``.
 
-    ``own``: its way from the collective before; ``others``: the ways of the ranks that it kept waiting.
+    ``own``: its stretch since the previous collective; ``others``: the stretches of the ranks that waited for it.
     """
     device_window = (late.start_ns - lateness_ns, late.start_ns)
     launch = launch_ns(trace, late)
@@ -141,13 +150,13 @@ def before(trace: Trace, late: Local, lateness_ns: int, own: Stretch | None, oth
 
 
 def _more(own: Stretch, others: Sequence[Stretch]) -> dict[str, int]:
-    """By kind: what the rank spent in it on its way, less the median of the others."""
+    """Return, per activity, the rank's time in its stretch minus the median of the others."""
     mine, theirs = _spent(own), [_spent(other) for other in others[:: -(-len(others) // MOST_OTHERS)]]
     return {kind: ns - int(np.median([spent[kind] for spent in theirs])) for kind, ns in mine.items()}
 
 
 def _spent(stretch: Stretch) -> dict[str, int]:
-    """ns of a stretch by kind: of the device between the two collectives, of the host between their launches."""
+    """Return ns of a stretch by activity: on the device between the collectives, on the host between launches."""
     trace = stretch.trace
     device = (min(stretch.device_ns, stretch.until.start_ns), stretch.until.start_ns)
     launches = stretch.host_window
@@ -163,7 +172,7 @@ def _spent(stretch: Stretch) -> dict[str, int]:
 
 
 def compute_intervals(trace: Trace) -> Intervals:
-    """When a device of the trace ran a kernel that is no communication."""
+    """Return when a device of the trace ran a kernel other than communication."""
     kernels = trace.rows["kernels"]
     chosen = ~kernels["communication"]
     return union_of(kernels, chosen)
@@ -179,7 +188,7 @@ def _loader_spans(trace: Trace) -> Intervals:
 
 
 def launch_ns(trace: Trace, late: Local) -> int:
-    """When the host asked for it; its own start where that is not recorded."""
+    """Return when the host launched it; its own start if that is not recorded."""
     if late.kernel == MISSING:
         rows, row = trace.rows["slices"], late.slice
     else:
@@ -188,7 +197,10 @@ def launch_ns(trace: Trace, late: Local) -> int:
 
 
 def _threads(trace: Trace, late: Local) -> tuple[int, ...]:
-    """Threads whose work makes the rank late: the one that launched it; all others for a worker's (gloo)."""
+    """Return the threads whose work can make the rank late: the launching thread.
+
+    With a worker (gloo), all other threads.
+    """
     if late.kernel != MISSING:
         call = int(trace.rows["kernels"]["call"][late.kernel])
         return () if call == MISSING else (int(trace.rows["calls"]["thread"][call]),)
@@ -196,19 +208,19 @@ def _threads(trace: Trace, late: Local) -> tuple[int, ...]:
 
 
 def _no_workers(trace: Trace) -> tuple[int, ...]:
-    """Threads without a collective."""
+    """Return the threads without a collective."""
     hosted = trace.rows["collectives"]["slice"]
-    workers = trace.rows["slices"]["thread"][hosted[hosted != MISSING]]  # those on the device have no span
+    workers = trace.rows["slices"]["thread"][hosted[hosted != MISSING]]  # collectives on the device have no span
     return tuple(np.setdiff1d(np.arange(len(trace.rows["threads"])), workers).tolist())
 
 
 class OpsOf(Struct, frozen=True):
-    """When ops ran on the threads, without the collectives' own: a fact of a trace."""
+    """Times of ops on the threads, without the collectives' own: a fact of a trace."""
 
     threads: tuple[int, ...]
 
     def __call__(self, trace: Trace) -> Intervals:
-        """The spans of ops on the threads; empty where no thread is told."""
+        """Return the spans of ops on the threads; empty without threads."""
         slices = trace.rows["slices"]
         if not self.threads:
             return EMPTY
@@ -219,9 +231,9 @@ class OpsOf(Struct, frozen=True):
 
 
 def _frame(trace: Trace, threads: tuple[int, ...], window: tuple[int, int]) -> Frame | None:
-    """The innermost Python function that covers most of the window and is the user's; None without stacks."""
+    """Return the user's innermost Python function that covers most of the window; None without stacks."""
     slices, functions = trace.rows["slices"], trace.fact(_user_functions)
-    middle = (window[0] + window[1]) // 2  # what covers more than half of the window covers its middle
+    middle = (window[0] + window[1]) // 2  # a function that covers more than half of the window covers its middle
     candidates = []
     for thread in threads:
         rows, outer = functions.get(thread, (EMPTY_ROWS, []))
@@ -235,13 +247,10 @@ def _frame(trace: Trace, threads: tuple[int, ...], window: tuple[int, int]) -> F
     return parse_frame(trace.text(int(slices["name"][min(candidates)[1]]))) if candidates else None
 
 
-EMPTY_ROWS = np.empty(0, np.int64)
-
-
 def _user_functions(trace: Trace) -> dict[int, tuple[Int64, list[int]]]:
-    """By thread: rows of ``slices`` of the user's Python functions by start, and the index of the one around each.
+    """Return, per thread, rows of ``slices`` of the user's functions by start, and the index of each one's parent.
 
-    Of a set of ranks these spans are kept, and not all that are around them.
+    For a set of ranks only these spans are kept, without the spans around them.
     """
     slices = trace.rows["slices"]
     python = np.flatnonzero(slices["kind"] == SliceKind.PYTHON)
@@ -269,25 +278,20 @@ def _inside(intervals: Intervals, window: tuple[int, int]) -> int:
     return int(covered(intervals, [window[0]], [window[1]])[0])
 
 
-SLICE_NS = 10 * 10**6
-"""Ten milliseconds. A collective on the host begins when a thread of the rank gets a core: where cores are shared it
-waits for others' slices (3 to 24 ms under Linux's schedulers)."""
-
-
 class Late(Struct, frozen=True, kw_only=True):
     """One late arrival."""
 
     collective: Matched
     rank: int
     lateness_ns: int
-    """Behind the next-to-last rank."""
+    """Lateness relative to the next-to-last rank, ns."""
     waited_ns: int
-    """What the others waited, summed."""
+    """Sum of the others' waits, ns."""
     before: Before
     window: tuple[int, int] | None = None
-    """When the host of the rank was on its way to it, on its own clock; None: where that begins is not known."""
+    """The rank's host window before its arrival, on its own clock; None if its begin is unknown."""
     first: tuple[int, tuple[int, int]] | None = None
-    """The same of the rank that came first, with its number."""
+    """Number and host window of the rank that arrived first."""
 
     @property
     def side(self) -> Local:
@@ -300,11 +304,11 @@ class Straggling(Struct, frozen=True, kw_only=True):
 
     rank: int
     arrivals: tuple[Late, ...]
-    """The latest first."""
+    """Latest first."""
     cost_ns: int
-    """Upper bound of what coming in time would save: its lateness, and no more than some other rank idled for it.
+    """Upper bound of the saving from arriving in time: the lateness, at most the longest idle time of another rank.
 
-    Waiting while a device computed is not in it. Of collectives on the host, what they hide is not known.
+    Waiting while a device computed is excluded. For collectives on the host, overlapped work is unknown.
     """
 
 
@@ -313,18 +317,18 @@ class Lateness(Struct, frozen=True, kw_only=True):
 
     stragglers: tuple[Straggling, ...]
     collectives: int
-    """Matched ones, of all ranks."""
+    """Number of matched collectives of all ranks."""
     whole_ns: int
-    """What costs are a share of: the longest rank's steps, or its span."""
+    """Reference time of costs: the longest rank's steps, or its span."""
 
     @property
     def cost_ns(self) -> int:
-        """Of all stragglers."""
+        """Sum over all stragglers."""
         return sum(straggler.cost_ns for straggler in self.stragglers)
 
 
 def lateness_of(ranks: RankSet) -> Lateness:
-    """The late arrivals at the matched collectives of a job."""
+    """Return the late arrivals at the matched collectives of a job."""
     traces = ranks.job.traces
     by_rank: dict[int, list[Late]] = defaultdict(list)
     previous: dict[int, Local] = {}
@@ -369,7 +373,7 @@ def lateness_of(ranks: RankSet) -> Lateness:
 
 
 def _steps(trace: Trace) -> Intervals:
-    """The steps; the whole capture where it has none."""
+    """Return the steps; the whole capture without steps."""
     windows = trace.fact(account_windows)
     return union(windows.starts, windows.ends)
 
@@ -382,7 +386,7 @@ def _straggling(rank: int, found: list[Late], ranks: RankSet) -> Straggling:
 
 
 def explained_ns(late: Lateness) -> int:
-    """What the rank that waited longest waited at all late arrivals, each moment once."""
+    """Return the time that the longest-waiting rank waited at all late arrivals, each moment counted once."""
     waits: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for arrival in (arrival for straggling in late.stragglers for arrival in straggling.arrivals):
         for rank, side in arrival.collective.sides.items():
@@ -392,7 +396,7 @@ def explained_ns(late: Lateness) -> int:
 
 
 def _exposed(arrivals: list[Late], ranks: RankSet) -> Mapping[int, int]:
-    """By other rank: ns of its steps it waited at these while its device computed nothing, each moment once."""
+    """Return, per other rank, ns of its steps in which it waited while its device computed nothing."""
     waits: dict[int, list[tuple[int, int]]] = defaultdict(list)
     on_device = True
     for late in arrivals:
@@ -410,65 +414,63 @@ def _exposed(arrivals: list[Late], ranks: RankSet) -> Mapping[int, int]:
     return exposed
 
 
-# Exposed time of collectives, taken apart: waiting for a member that came late, the transfer itself, what is unclear.
-#
-# Members are ranks, or the devices of one recording. A member that came before the last one waits from its start on
-# for as long as its duration is above the shortest; what remains is the transfer. Both count as far as the device
-# computed nothing, each moment once, so the parts sum to ``communication_in_steps`` exactly.
-#
-# A wait that is no longer than the two members' ends differ anyway is no waiting that could be told from the
-# transfer. Where members of a group are missing, the shortest duration may hold waiting for one of them.
+# Parts of the exposed time of collectives: waiting for a late member, the transfer itself, and unclear time.
+# Members are ranks, or the devices of one recording. A member that arrived before the last one waits from its start for
+# its duration minus the shortest; the rest is the transfer. Both count only while the device computed nothing, each
+# moment once, so the parts sum to ``communication_in_steps`` exactly.
+# A wait that is shorter than the difference between the two members' ends cannot be separated from the transfer. If
+# members of a group are missing, the shortest duration may include waiting for one of them.
 
 
 class Wait(Struct, frozen=True, kw_only=True):
-    """What one member did in one collective."""
+    """Activity of one member in one collective."""
 
     group: Group
     until_ns: int
-    """When the last member came, on the clock of this one."""
+    """Arrival of the last member, on this member's clock."""
     certain: bool
-    """The wait is longer than the ends of the two members differ."""
+    """Whether the wait exceeds the difference between the two members' ends."""
     late: int | None
-    """The member that came last; None where the one before it may have been."""
+    """Member that arrived last; None if it may have been the one before it."""
     whole: bool
-    """All members are here: what is no waiting is the transfer."""
+    """Whether all members were recorded, so that time other than waiting is the transfer."""
 
 
 class Share(Struct, kw_only=True):
-    """Exposed time of a member in the collectives of one group; ``exposed_ns`` is the sum of its parts."""
+    """Exposed time of a member in the collectives of one group; ``exposed_ns`` is the sum of the parts."""
 
     member: int
     group: Group | None
-    """None: collectives that were not matched."""
+    """None for unmatched collectives."""
     collectives: int = 0
     waiting_ns: dict[int, int] = field(default_factory=lambda: defaultdict(int))
-    """By the member that was waited for; itself, where it is a process with several devices."""
+    """Member that was waited for -> ns; the member itself if it is a process with several devices."""
     together_ns: int = 0
-    """Waiting for several that came last together, as far as clocks tell."""
+    """Waiting for several members that arrived last together, within the clocks' uncertainty."""
     core_ns: int = 0
     """The transfer itself."""
     unclear_ns: int = 0
-    """Waiting or transfer: below what clocks agree to, or members are missing."""
+    """Waiting or transfer: below the clocks' uncertainty, or with missing members."""
     unmatched_ns: int = 0
-    """Of collectives that no other member shows."""
+    """Time in collectives that no other member has."""
 
     @property
     def late_ns(self) -> int:
-        """Waiting for other members, which are known."""
+        """Waiting for other, known members."""
         return sum(waited for late, waited in self.waiting_ns.items() if late != self.member)
 
     @property
     def own_ns(self) -> int:
-        """Waiting for another device of the same process, which came last of all."""
+        """Waiting for another device of the same process, which arrived last."""
         return self.waiting_ns.get(self.member, 0)
 
     @property
     def exposed_ns(self) -> int:
-        """All of it."""
+        """Sum of all parts."""
         return self.late_ns + self.own_ns + self.together_ns + self.core_ns + self.unclear_ns + self.unmatched_ns
 
     def add(self, other: Share) -> None:
-        """Take in another one."""
+        """Add the times of another share."""
         self.collectives += other.collectives
         for late, waited in other.waiting_ns.items():
             self.waiting_ns[late] += waited
@@ -481,10 +483,12 @@ class Share(Struct, kw_only=True):
 def waits_of(
     matched: Iterable[Matched], clocks: Clocks, *, all_here: bool, rank_at: Mapping[int, int] | None = None
 ) -> dict[int, dict[int, Wait]]:
-    """Rank -> row of ``kernels`` of its trace -> what it did there. ``all_here``: no member of the job is missing.
+    """Return rank -> row of ``kernels`` of its trace -> wait.
 
-    ``rank_at``: the rank of each member, where members are devices of several processes: a device waits for the process
-    whose device came last. Where that is its own, no other process was late, and ``straggler`` does not count it.
+    ``all_here``: whether all members of the job were recorded.
+
+    ``rank_at``: rank of each member, if members are devices of several processes: a device waits for the process whose
+    device arrived last. If that is its own process, no other process was late, and ``straggler`` does not count it.
     """
     result: dict[int, dict[int, Wait]] = defaultdict(dict)
     for collective in matched:
@@ -512,7 +516,7 @@ def waits_of(
 def shares_of(
     trace: Trace, member: int, device: int, rows: Sequence[int], waits: Mapping[int, Wait]
 ) -> tuple[Share, ...]:
-    """The exposed time of ``rows`` of ``kernels`` (communication on ``device``) by group, most of it first."""
+    """Return the exposed time of ``rows`` of ``kernels`` (communication on ``device``) by group, most time first."""
     exposed = trace.fact(communication_in_steps)
     until = trace.rows["kernels"]["start_ns"].astype(np.int64)
     for kernel, item in waits.items():
@@ -543,7 +547,7 @@ def shares_of(
 
 
 def summed(shares: Sequence[Share]) -> Share:
-    """All groups of a member together; there is at least one."""
+    """Sum the shares of all groups of a member; at least one share is required."""
     total = Share(member=shares[0].member, group=None)
     for share in shares:
         total.add(share)
@@ -551,7 +555,7 @@ def summed(shares: Sequence[Share]) -> Share:
 
 
 def _computing(trace: Trace, device: int) -> Intervals | None:
-    """When the device computed; None where rows to tell several devices of a rank apart are not kept."""
+    """Return when the device computed; None if the rows that distinguish the devices of a rank were not kept."""
     if len(trace.rows["devices"]) == 1:
         return trace.fact(compute_intervals)
     if not len(trace.rows["hlo_ops"]):

@@ -1,7 +1,7 @@
-"""The readers, a written list: format -> module. One format a file.
+"""The readers: a table of format -> module, one format per file.
 
-A reader's module has ``sniff(path, head) -> bool`` (``head``: the first bytes, decompressed) and
-``read(path) -> Trace``. ``DataError`` in one line if the file is of the format but cannot be read.
+The module of a reader has ``sniff(path, head) -> bool`` (``head``: the first bytes, decompressed) and ``read(path) ->
+Trace``. ``read`` raises ``DataError`` with one line if the file has the format but cannot be read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ READERS: dict[str, str] = {
     "uncompiled_program": "perfscope.analyzers.readers.hlo.uncompiled",
     "xla_trace_json": "perfscope.analyzers.readers.xspace.trace_json",
     "xplane": "perfscope.analyzers.readers.xspace.reader",
-    # op_graph is read as a part of a run, never on its own
+    # op_graph is read as part of a run, never by itself.
 }
 
 FORMAT_WORDS: dict[str, str] = {
@@ -40,4 +40,4 @@ FORMAT_WORDS: dict[str, str] = {
     "xla_trace_json": "profiles of jax (xplane.pb, trace.json.gz)",
     "xplane": "profiles of jax (xplane.pb, trace.json.gz)",
 }
-"""What a format is called in errors; one of an installed package is called by its name."""
+"""Name of a format in errors; the format of an installed package is called by its own name."""

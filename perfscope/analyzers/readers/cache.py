@@ -1,9 +1,9 @@
-"""Columns of a large trace, kept beside the user's other caches, so that it opens at once the next time.
+"""Cache of a large trace's columns, in the user's cache folder, so that the trace opens at once the next time.
 
-One file a trace: magic, header length, header (JSON: source, strings, what was recorded, where each
-column lies), then the raw columns, aligned. It is mapped, not read: opening 500 MB of JSON again
-costs milliseconds. A sidecar that is stale, corrupt or of another version is ignored and written
-again. ``PERFSCOPE_CACHE=off`` turns it off; another value is the folder to use.
+One file per trace: magic, header length, header (JSON: source, strings, what was recorded, offsets of the columns),
+then the raw columns, aligned. The file is mapped, not read, so opening 500 MB of JSON again takes milliseconds. A file
+that is stale, corrupt or of another version is ignored and replaced. ``PERFSCOPE_CACHE=off`` turns the cache off;
+another value is the folder to use.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ from perfscope.model.trace.columns import Array
 
 MAGIC = b"perfscope columns 4\n"
 SMALLEST = 16 << 20
-"""Bytes of JSON below which parsing again is quicker than anyone notices (about 0.1 s)."""
+"""Bytes of JSON below which parsing again is fast enough (about 0.1 s)."""
 ROOM = 4 << 30
-"""Bytes all sidecars may take; the longest unused go first."""
+"""Bytes that all cached files may take; the least recently used are removed first."""
 _ALIGN = 64
 _EDGE = 1 << 16
+
+READER_VERSION = 4
+"""Version to increase when the reader fills the same columns differently."""
 
 
 class _Column(msgspec.Struct, array_like=True):
@@ -48,7 +51,7 @@ class _Header(msgspec.Struct):
 
 
 def cache_folder() -> Path | None:
-    """Where sidecars are kept; None if they are turned off."""
+    """Return the folder of cached files; ``None`` if the cache is off."""
     chosen = os.environ.get("PERFSCOPE_CACHE", "")
     if chosen.lower() in ("off", "0", "no"):
         return None
@@ -57,12 +60,12 @@ def cache_folder() -> Path | None:
     home = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(home) if home else Path.home() / ".cache") / "perfscope" / "columns"
-    except RuntimeError:  # no home
+    except RuntimeError:  # There is no home folder.
         return None
 
 
 def load(path: Path) -> Trace | None:
-    """The trace kept for ``path`` as it is now, or None."""
+    """Return the cached trace of ``path`` in its current state, or ``None``."""
     folder = _cache_path(path)
     if folder is None:
         return None
@@ -73,12 +76,12 @@ def load(path: Path) -> Trace | None:
         trace.check()
         os.utime(folder)
     except (OSError, ValueError, LookupError, struct.error):
-        return None  # absent, corrupt or of another version: the trace itself is read
+        return None  # Absent, corrupt or of another version: read the trace itself.
     return trace
 
 
 def save(path: Path, trace: Trace) -> None:
-    """Keep the columns of ``trace``; a full disk or a read-only home costs nothing but the next parse."""
+    """Store the columns of ``trace``. With a full disk or a read-only home, the next load parses again."""
     folder = _cache_path(path)
     if folder is None:
         return
@@ -139,7 +142,7 @@ def _column(data: mmap.mmap, first: int, column: _Column) -> Array:
 
 
 def _checksum(values: Array) -> int:
-    """CRC-32 of a column's bytes: 1 s for 1 GB with zlib, a tenth of it with isal."""
+    """Return the CRC-32 of a column's bytes; 1 s for 1 GB with zlib, a tenth of it with isal."""
     data = np.ascontiguousarray(values).data
     if not values.nbytes:
         return 0
@@ -151,7 +154,7 @@ def _checksum(values: Array) -> int:
 
 
 def _cache_path(path: Path) -> Path | None:
-    """Named after what identifies the file's content: path, size, time, and its first and last bytes."""
+    """Return the cached file's path, named by the content's identity: path, size, time, first and last bytes."""
     home = cache_folder()
     try:
         if home is None:
@@ -163,13 +166,13 @@ def _cache_path(path: Path) -> Path | None:
     identity = f"{path.resolve()}|{path}|{state.st_size}|{state.st_mtime_ns}|"
     try:
         digest = hashlib.blake2b(identity.encode() + edges, digest_size=16).hexdigest()
-    except UnicodeEncodeError:  # a name that is no UTF-8, which the header could not hold
+    except UnicodeEncodeError:  # The header cannot hold a name that is not UTF-8.
         return None
     return home / f"{digest}.columns"
 
 
 def edge_bytes(path: Path, size: int) -> bytes:
-    """The first and last 64 KiB of a file of ``size`` bytes."""
+    """Return the first and last 64 KiB of a file of ``size`` bytes."""
     with path.open("rb") as file:
         edges = file.read(_EDGE)
         file.seek(max(0, size - _EDGE))
@@ -177,17 +180,13 @@ def edge_bytes(path: Path, size: int) -> bytes:
 
 
 def _model_hash() -> str:
-    """Changes whenever a table's declaration does, so that old sidecars are not taken for new ones."""
+    """Return a hash that changes with the declaration of any table, so that old files are not used."""
     declared = [[table.name, [[c.name, c.dtype, c.text, c.refers] for c in table.columns]] for table in TABLES.values()]
     return hashlib.blake2b(json.dumps([READER_VERSION, declared]).encode(), digest_size=8).hexdigest()
 
 
-READER_VERSION = 4
-"""Raised when the reader fills the same columns differently."""
-
-
 def make_room(home: Path, pattern: str, needed: int, room: int) -> None:
-    """Remove the longest unused files of a name until ``needed`` more bytes fit into ``room``."""
+    """Remove the least recently used files of a name until ``needed`` more bytes fit into ``room``."""
     kept = sorted((entry.stat().st_mtime, entry.stat().st_size, entry) for entry in home.glob(pattern))
     total = needed + sum(size for _, size, _ in kept)
     for _, size, entry in kept:

@@ -1,4 +1,4 @@
-"""Tables under construction: columns that grow in place, rows in order, links by id."""
+"""Tables under construction: growing columns, rows in order, links by id."""
 
 from __future__ import annotations
 
@@ -16,14 +16,20 @@ from perfscope.model.trace.columns import MISSING, Array
 Columns = dict[str, Array]
 
 _GROWTH = 1.25
-"""A larger factor wastes memory (new room is touched when it is zeroed), a smaller one moves more often."""
+"""Growth factor: a larger one wastes memory (new room is touched when it is zeroed), a smaller one moves data more
+often.
+"""
 _FIRST = 4096
 _SPARSE = 16
-"""A table of ids costs 4 bytes an id of the range; up to 16 ids an entry it is smaller than the events were."""
+"""Maximum ids per entry for a dense table. It takes 4 bytes per id of the range; with up to 16 ids per entry it is
+smaller than the events were.
+"""
+
+LARGEST = 2**62
 
 
 class ColumnBuffer:
-    """A table under construction: append column sets, then take the columns out once."""
+    """A table under construction: append column sets, then take the columns once."""
 
     def __init__(self) -> None:
         self._buffers: Columns = {}
@@ -34,13 +40,13 @@ class ColumnBuffer:
         return self._rows
 
     def append(self, part: Columns) -> None:
-        """Add rows. A column that this or an earlier part lacks is ``MISSING`` there (0 if unsigned)."""
+        """Append rows. A column that one part lacks is ``MISSING`` there (0 if unsigned)."""
         added = len(next(iter(part.values())))
         needed = self._rows + added
         if needed > self._room:
             self._room = max(int(self._room * _GROWTH), needed, _FIRST)
             for buffer in self._buffers.values():
-                buffer.resize(self._room, refcheck=False)  # realloc: large blocks are remapped, not copied
+                buffer.resize(self._room, refcheck=False)  # realloc: large blocks are remapped, not copied.
         for name, values in part.items():
             if name not in self._buffers:
                 self._buffers[name] = np.zeros(self._room, values.dtype)
@@ -52,7 +58,7 @@ class ColumnBuffer:
         self._rows = needed
 
     def take(self) -> Columns:
-        """The columns, cut to their length; the table is empty afterwards."""
+        """Return the columns, cut to their length; the table is empty afterwards."""
         columns, self._buffers = self._buffers, {}
         for buffer in columns.values():
             buffer.resize(self._rows, refcheck=False)
@@ -61,12 +67,12 @@ class ColumnBuffer:
 
 
 def blank_value(dtype: np.dtype[np.generic]) -> int:
-    """What an integer column holds where nothing was recorded."""
+    """Return the value of an integer column for rows without a record."""
     return MISSING if dtype.kind == "i" else 0
 
 
 def join_columns(parts: list[Columns]) -> Columns:
-    """Concatenate column sets, emptying ``parts`` as it goes; blanks as in ``ColumnBuffer.append``."""
+    """Concatenate column sets and empty ``parts``; blanks as in ``ColumnBuffer.append``."""
     if len(parts) == 1:
         return parts[0]
     names = list(dict.fromkeys(name for part in parts for name in part))
@@ -83,18 +89,15 @@ def join_columns(parts: list[Columns]) -> Columns:
 
 
 def reorder(columns: Columns, order: Array) -> None:
-    """Bring the rows of ``columns`` into ``order``, a column at a time; nothing moves if they are in order."""
+    """Sort the rows of ``columns`` by ``order``, column by column; sorted rows do not move."""
     if (order == np.arange(len(order))).all():
         return
     for name in columns:
         columns[name] = columns[name][order]
 
 
-LARGEST = 2**62
-
-
 def distinct(values: Array) -> tuple[Array, Array]:
-    """``np.unique(values, return_inverse=True)`` of whole numbers; those close together are counted, not sorted."""
+    """Return ``np.unique(values, return_inverse=True)`` of integers; dense values are counted, not sorted."""
     low = int(values.min()) if len(values) else 0
     span = int(values.max()) - low + 1 if len(values) else 0
     if span > _SPARSE * len(values) + 1024:
@@ -109,9 +112,9 @@ def distinct(values: Array) -> tuple[Array, Array]:
 
 
 def distinct_rows(*columns: Array) -> tuple[list[Array], Array]:
-    """The columns of ``np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)``, and the inverse, (n,).
+    """Return the columns and the inverse, (n,), of ``np.unique(np.stack(columns, 1), axis=0, return_inverse=True)``.
 
-    Each column is numbered first, so that one number a row is sorted and not the row.
+    Each column is numbered first, so that one number per row is sorted instead of the row.
     """
     code = np.zeros(len(columns[0]), np.int64)
     for column in columns:
@@ -126,10 +129,10 @@ def distinct_rows(*columns: Array) -> tuple[list[Array], Array]:
 
 
 class Lookup:
-    """Row by id. Ids are dense in a trace, so a table of them beats a search; sparse ones are searched."""
+    """Row by id. Ids of a trace are mostly dense, so a table is faster than a search; sparse ids are searched."""
 
     def __init__(self, ids: Array, rows: Array) -> None:
-        """``ids`` of a whole table; ``rows``: the rows to find, of equal ids the last one wins."""
+        """``ids`` of a whole table; ``rows``: the rows to find. The last of equal ids wins."""
         rows = rows[ids[rows] >= 0]
         wanted = ids[rows]
         self._first = int(wanted.min()) if len(wanted) else 0
@@ -144,7 +147,7 @@ class Lookup:
         self._ids, self._rows = wanted[order][last], rows[order][last].astype(np.int32)
 
     def __call__(self, ids: Array) -> Array:
-        """Row of each id, ``MISSING`` where there is none; shape (n,), int32."""
+        """Return the row of each id, ``MISSING`` without one; shape (n,), int32."""
         if self._dense:
             index = ids - self._first
             inside = (ids >= 0) & (index >= 0) & (index < len(self._table))
@@ -155,17 +158,17 @@ class Lookup:
         return np.where(self._ids[index] == ids, self._rows[index], np.int32(MISSING))
 
 
-# Which span encloses which: parents of host slices, and the slice around a moment of a thread.
+# Nesting of spans: parents of host slices, and the slice around a moment of a thread.
 
 
 def nesting_order(thread: Array, start: Array, end: Array) -> Array:
-    """Row order by thread, then start, then longest first. Shapes (n,); times in ns."""
+    """Return the row order by thread, then start, then longest first. Shapes (n,); times in ns."""
     if not len(start):
         return np.empty(0, np.int64)
     span = int(start.max()) - int(start.min()) + 1
     if int(thread.max()) < (2**63 - 1) // span:
         key = thread.astype(np.int64) * span + (start - start.min())
-        order = np.argsort(key, kind="stable")  # a profiler writes almost in order: near-linear
+        order = np.argsort(key, kind="stable")  # Profilers write almost in order, so the sort is near-linear.
         ties = np.flatnonzero(np.diff(key[order]) == 0)
         if not len(ties):
             return order
@@ -177,11 +180,10 @@ def nesting_order(thread: Array, start: Array, end: Array) -> Array:
 
 
 def parents(thread: Array, start: Array, end: Array) -> Array:
-    """Row of the innermost enclosing span of the same thread, ``MISSING`` for none. Rows in nesting order.
+    """Return the row of the innermost enclosing span of the same thread, or ``MISSING``. Rows in nesting order.
 
-    Level by level: the depth of a span is the number of spans of its thread that are still open
-    when it starts, its parent the last span one level up. Threads whose spans overlap without
-    nesting are walked with a stack instead.
+    It works level by level. The depth of a span is the number of open spans of its thread at its start; its parent is
+    the last span one level up. Threads with spans that overlap without nesting are walked with a stack.
     """
     result = np.full(len(start), MISSING, np.int32)
     edges = np.flatnonzero(np.diff(thread)) + 1
@@ -193,7 +195,7 @@ def parents(thread: Array, start: Array, end: Array) -> Array:
 
 
 def _parents_of_thread(start: Array, end: Array) -> Array:
-    # twice the time, so that an empty span at t is open between t and t + 1/2
+    # Doubled times, so that an empty span at t is open between t and t + 1/2.
     begin, finish = start * 2, np.maximum(end * 2, start * 2 + 1)
     closed = np.searchsorted(np.sort(finish), begin, side="right")
     depth = np.arange(len(start)) - closed
@@ -211,7 +213,7 @@ def _parents_of_thread(start: Array, end: Array) -> Array:
 
 
 def _parents_by_stack(begin: Array, finish: Array) -> Array:
-    """The last row before each that ends no sooner, and after its start: who is passed over never encloses again."""
+    """Return each row's last earlier row that encloses it; closed rows never enclose a later one."""
     parent = np.full(len(begin), MISSING, np.int64)
     stack: list[tuple[int, int]] = []
     for row, (opens, closes) in enumerate(zip(begin.tolist(), finish.tolist(), strict=True)):
@@ -226,10 +228,10 @@ def _parents_by_stack(begin: Array, finish: Array) -> Array:
 def innermost(
     threads: Array, starts: Array, ends: Array, parent: Array, thread: Array, start: Array, end: Array
 ) -> Array:
-    """Row of the innermost span that encloses each ``[start, end)`` of ``thread``; ``MISSING`` for none.
+    """Return the row of the innermost span that encloses each ``[start, end)`` of ``thread``, or ``MISSING``.
 
-    ``threads``, ``starts``, ``ends``, ``parent`` describe the spans, in nesting order, shapes (n,);
-    the asked intervals have shape (m,) and so has the result (int32).
+    ``threads``, ``starts``, ``ends``, ``parent`` describe the spans, in nesting order, shapes (n,). The intervals to
+    find have shape (m,), and so has the result (int32).
     """
     result = np.full(len(start), MISSING, np.int64)
     if not len(starts):
@@ -248,14 +250,14 @@ def innermost(
     return result.astype(np.int32)
 
 
-# What readers of recordings derive in the same way: of names, of enclosing spans, of annotations.
+# Derivations that readers of recordings share: from names, enclosing spans and annotations.
 
 
 def of_names(names: Array, strings: Sequence[str], classify: Callable[[str], Any], dtype: Any) -> Array:
-    """``classify(text)`` of each row's name, worked out once for each distinct name; shape (n,)."""
+    """Return ``classify(text)`` of each row's name, computed once per distinct name; shape (n,)."""
     if not len(names):
         return np.empty(0, dtype)
-    places = names + 1  # MISSING is -1; counting is quicker than sorting millions of names
+    places = names + 1  # MISSING is -1; counting is faster than sorting millions of names.
     used = np.flatnonzero(np.bincount(places))
     answers = np.zeros(used[-1] + 1, dtype)
     for index in used.tolist():
@@ -265,17 +267,17 @@ def of_names(names: Array, strings: Sequence[str], classify: Callable[[str], Any
 
 
 def span_around(slices: Rows, thread: Array, start: Array, end: Array) -> Array:
-    """Row of the innermost slice of the thread around each interval, ``MISSING`` where none is; shape (n,)."""
+    """Return the row of the thread's innermost slice around each interval, or ``MISSING``; shape (n,)."""
     return innermost(slices["thread"], slices["start_ns"], slices["end_ns"], slices["parent"], thread, start, end)
 
 
 def parent_of_call(calls: Rows, call: Array) -> Array:
-    """Row of the slice around each call row; ``MISSING`` stays."""
+    """Return the row of the slice around each call row; ``MISSING`` stays."""
     return np.where(call == MISSING, MISSING, calls["parent"][call] if len(calls) else MISSING)
 
 
 def op_above(slices: Rows, rows: Array) -> Array:
-    """Innermost op or annotation at or above each slice row; shape (n,), int32."""
+    """Return the innermost op or annotation at or above each slice row; shape (n,), int32."""
     found = rows.astype(np.int64)
     while len(slices):
         climbing = (found != MISSING) & (slices["kind"][np.maximum(found, 0)] > int(SliceKind.ANNOTATION))
@@ -288,7 +290,7 @@ def op_above(slices: Rows, rows: Array) -> Array:
 def named_steps(
     slices: Mapping[str, Array], candidates: Array, strings: Sequence[str], patterns: Iterable[re.Pattern[str]]
 ) -> Columns:
-    """Steps from slices whose names have the first pattern that any has, by start; group 1 is the number.
+    """Return steps from slices whose names match the first pattern with a match, by start; group 1 is the number.
 
     ``candidates``: rows of slices that may be steps.
     """

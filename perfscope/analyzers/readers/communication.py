@@ -1,6 +1,6 @@
-"""Kernels that communicate, by the names that public libraries give them.
+"""Kernels that communicate, by their names in public libraries.
 
-The name of a kernel is read without its template arguments, which may name anything.
+Template arguments are not part of the name, because they may contain any text.
 """
 
 from __future__ import annotations
@@ -8,15 +8,26 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+_OPERATIONS = (
+    (re.compile(r"all_?reduce", re.I), "all_reduce"),
+    (re.compile(r"all_?gather", re.I), "all_gather"),
+    (re.compile(r"reduce_?scatter", re.I), "reduce_scatter"),
+    (re.compile(r"all_?to_?all", re.I), "all_to_all"),
+    (re.compile(r"broadcast", re.I), "broadcast"),
+    (re.compile(r"send_?recv", re.I), "send_recv"),
+    (re.compile(r"barrier", re.I), "barrier"),
+    (re.compile(r"reduce", re.I), "reduce"),
+)
+
 
 class Library(NamedTuple):
     """Names of one library's kernels."""
 
     name: str
     kernels: str
-    """Regular expression; found anywhere in a name."""
+    """Regular expression, searched anywhere in a name."""
     operation: str | None
-    """What all of these kernels do; ``None`` where the name says it."""
+    """Operation of all these kernels; ``None`` if the name has it."""
     source: str
     """Repository with the kernels."""
 
@@ -48,11 +59,11 @@ LIBRARIES = (
     Library("PyTorch symmetric memory", r"multimem_|symm(?:etric)?_mem(?:ory)?::", None,
             "pytorch/pytorch"),
     # TensorRT-LLM (oneShotAllReduceKernel), FlashInfer (allreduce_fusion_kernel_oneshot_lamport), PyTorch
-    # (one_shot_all_reduce_kernel) and others say in words what they do
+    # (one_shot_all_reduce_kernel) and others have the operation in the name.
     Library("by operation", r"all_?reduce|all_?gather|reduce_?scatter(?!_grad)|all_?to_?all", None,
             "NVIDIA/TensorRT-LLM, flashinfer-ai/flashinfer, pytorch/pytorch"),
 )  # fmt: skip
-"""The first one that fits tells the operation."""
+"""Libraries in order; the first match has the operation."""
 
 _ANY = re.compile("|".join(f"(?:{library.kernels})" for library in LIBRARIES), re.IGNORECASE)
 _TOLD = tuple(
@@ -60,25 +71,15 @@ _TOLD = tuple(
     for library in LIBRARIES
     if library.operation is not None
 )
-_OPERATIONS = (
-    (re.compile(r"all_?reduce", re.I), "all_reduce"),
-    (re.compile(r"all_?gather", re.I), "all_gather"),
-    (re.compile(r"reduce_?scatter", re.I), "reduce_scatter"),
-    (re.compile(r"all_?to_?all", re.I), "all_to_all"),
-    (re.compile(r"broadcast", re.I), "broadcast"),
-    (re.compile(r"send_?recv", re.I), "send_recv"),
-    (re.compile(r"barrier", re.I), "barrier"),
-    (re.compile(r"reduce", re.I), "reduce"),
-)
 
 
 def is_communication(kernel: str) -> bool:
-    """True for a collective or point-to-point kernel, by its name."""
+    """Return whether a kernel's name is that of a collective or a point-to-point transfer."""
     return _ANY.search(kernel.split("<", 1)[0]) is not None
 
 
 def collective_name(kernel: str) -> str:
-    """The operation of a communication kernel from its name; ``unknown`` where the name does not say (RCCL)."""
+    """Return the operation of a communication kernel from its name; ``unknown`` if the name lacks it (RCCL)."""
     own = kernel.split("<", 1)[0]
     for pattern, operation in _TOLD:
         if operation is not None and pattern.search(own):

@@ -1,13 +1,13 @@
-"""Compiled: a directory that `perfscope compile` wrote, programs for a machine that is not there. One trace.
+"""Compiled: a directory from `perfscope compile`, programs for a machine that is not present, as one trace.
 
 ```
 20261122-042726-train-7f3a/
-  compile.json                                   the manifest: for what, from what, what is not here
+  compile.json                                   the manifest: target, source, missing files
   programs/00.jit_step.hlo.pb                    after optimization, with its memory assigned
   programs/00.jit_step.before_optimizations.hlo.pb
-  programs/00.jit_step.priority_fusion_dump.txt  GPU: why XLA did not fuse what it did not
+  programs/00.jit_step.priority_fusion_dump.txt  GPU: XLA's reasons for not fusing
   programs/00.jit_step.thunk_sequence.txt        GPU: the launches in order
-  programs/00.jit_step.passes.textproto          what each pass of the compiler took
+  programs/00.jit_step.passes.textproto          time of each pass of the compiler
   plans/00.*.json                                PyTorch: what torch.compile would make of it, read by `torch_plan`
 ```
 """
@@ -39,19 +39,26 @@ if TYPE_CHECKING:
 
 FORMAT = "compiled"
 MOST_NAMED = 3
-"""Programs that were not compiled and are named; of more the number says enough."""
+"""Maximum number of named programs that were not compiled; beyond it, only their count is reported."""
+
+PLAN_FORMAT = "torch plan"
+
+PLAN_FOLDER = "plans"
+
+MOST_PLANS = 100
+"""Maximum number of plans of a folder; one program makes one plan."""
 
 
 def sniff(path: Path, head: bytes) -> bool:
-    """True for a directory with such a manifest."""
+    """Return whether the path is a directory with such a manifest."""
     return path.is_dir() and run_folders.is_compiled(path)
 
 
 def read(path: Path) -> Trace:
-    """The programs and plans of the folder as one trace, with the target they are judged for.
+    """Return the programs and plans of the folder as one trace, with the target that they are judged for.
 
-    One that is corrupt is left out and said in the source's notes; ``DataError`` if nothing is left, with what the
-    manifest says of it.
+    A corrupt one is left out and named in the source's notes. ``DataError`` with the manifest's notes if nothing is
+    left.
     """
     manifest = load(path)
     trace = read_plan_folder(path, manifest) if manifest.framework == "torch" else _programs(path, manifest)
@@ -74,7 +81,7 @@ def _programs(path: Path, manifest: Compiled) -> Trace:
                 raise DataError(f"{file}: no such file")
             read.append(proto.read(file))
         except DataError as error:
-            problems.append(f"{program.file} is not read: {str(error).removeprefix(f'{file}: ')}")
+            problems.append(f"{program.file} was not read: {str(error).removeprefix(f'{file}: ')}")
     if not read:
         raise DataError(f"{path}: {problems[0] if problems else _why_nothing(manifest)}")
     return join_programs(read, str(path)).noted(*problems)
@@ -96,12 +103,12 @@ def _why_nothing(manifest: Compiled) -> str:
 
 
 def _manifest_notes(manifest: Compiled) -> list[str]:
-    """What a reader of a report must know of how it came about."""
+    """Return how the programs were made, as notes for a reader of the report."""
     target = manifest.target
     several = f"{target.count} x " if target.count > 1 else ""
     notes = [f"compiled for {several}{target.device} on a machine without it: no kernel was tuned by timing it"]
     if not manifest.complete:
-        notes.append("not all of it is here: the compilation did not come to its end")
+        notes.append("incomplete: the compilation did not finish")
     left = manifest.not_compiled
     if left:
         named = "; ".join(f"{not_compiled.name}: {not_compiled.reason}" for not_compiled in left[:MOST_NAMED])
@@ -113,16 +120,10 @@ def _manifest_notes(manifest: Compiled) -> list[str]:
 # Torch plans: ``plans/*.json`` of a folder that `perfscope compile` wrote for a PyTorch program.
 
 
-PLAN_FORMAT = "torch plan"
-PLAN_FOLDER = "plans"
-MOST_PLANS = 100
-"""Of a folder; one program makes one plan."""
-
-
 def read_plan_folder(folder: Path, manifest: Compiled | None = None) -> Trace:
-    """The plans of a run folder and the ops beside them as one trace without times.
+    """Return the plans of a run folder and their ops as one trace without times.
 
-    A plan that is corrupt is left out and said in the source's notes; ``DataError`` if none is left.
+    A corrupt plan is left out and named in the source's notes; ``DataError`` if none is left.
     """
     problems: list[str] = []
     held = []
@@ -130,7 +131,7 @@ def read_plan_folder(folder: Path, manifest: Compiled | None = None) -> Trace:
         try:
             plan = read_plan(path)
         except DataError as error:
-            problems.append(f"{PLAN_FOLDER}/{path.name} is not read: {str(error).removeprefix(f'{path}: ')}")
+            problems.append(f"{PLAN_FOLDER}/{path.name} was not read: {str(error).removeprefix(f'{path}: ')}")
             continue
         eager = _op_graph_beside(path.parent, plan.eager_file, problems)
         outside = _op_graph_beside(path.parent, plan.outside_file, problems)
@@ -169,14 +170,14 @@ def _plan_files(folder: Path) -> list[Path]:
 
 
 def _op_graph_beside(folder: Path, name: str | None, problems: list[str]) -> OpGraph | None:
-    """The op graph beside a plan. A name that leads elsewhere is none of ours."""
+    """Return the op graph next to a plan, unless its name leads out of the folder."""
     if name is None:
         return None
     if len(PurePosixPath(name).parts) != 1 or "\\" in name or name in (".", ".."):
-        problems.append(f"the ops beside a plan are not read: {name[:80]!r} leads out of its folder")
+        problems.append(f"the ops of a plan were not read: {name[:80]!r} leads out of its folder")
         return None
     try:
         return read_op_graph(folder / name)
     except DataError as error:
-        problems.append(f"{PLAN_FOLDER}/{name} is not read: {str(error).partition(': ')[2]}")
+        problems.append(f"{PLAN_FOLDER}/{name} was not read: {str(error).partition(': ')[2]}")
         return None

@@ -1,4 +1,4 @@
-"""A file's bytes, decompressed and mapped: bounded memory, whatever the size."""
+"""The bytes of a file, decompressed and mapped: bounded memory for any size."""
 
 from __future__ import annotations
 
@@ -23,19 +23,75 @@ from perfscope.model.untrusted_text import sanitize
 GZIP_MAGIC = b"\x1f\x8b"
 XZ_MAGIC = b"\xfd7zXZ\x00"
 IN_MEMORY = 64 << 20
-"""Decompressed bytes kept in memory; larger ones go to an unlinked temporary file that is mapped."""
+"""Decompressed bytes kept in memory; larger content goes to an unlinked temporary file that is mapped."""
 READ_WHOLE = 8 << 20
-"""Bytes of a plain file that is read, so that one which is cut short meanwhile is an error of that file alone. A larger
-one is mapped, and where it is cut short the process ends (`_bus_errors_told`)."""
+"""Size of a plain file that is read, so that a truncation meanwhile is an error of that file only. A larger file is
+mapped, and its truncation ends the process (`_bus_errors_told`).
+"""
 LARGEST = 64 << 30
-"""Decompressed bytes accepted: beyond it a gzip is a bomb, or must be split."""
+"""Maximum number of decompressed bytes; a larger gzip is a bomb, or must be split."""
 _PIECE = 4 << 20
 XZ_MEMORY = 256 << 20
-"""Bytes the xz decoder may take; ``xz -9`` needs 65 MiB, and a file may claim a dictionary of 4 GiB."""
+"""Bytes that the xz decoder may take; ``xz -9`` needs 65 MiB, and a file may declare a dictionary of 4 GiB."""
+
+_mapped: list[Path] = []
+"""Files that are mapped now, the latest last."""
+
+HEAD_BYTES = 65_536
+"""Bytes of (decompressed) content for ``sniff``; a Kineto header with device properties fits."""
+
+_MAGIC_NAMES = (
+    (b"SQLite format 3\x00", "an SQLite database"),
+    (b"PK\x03\x04", "a zip archive (unpack it first)"),
+    (b"\x1f\x8b", "gzip data that cannot be decompressed"),
+    (b"\x28\xb5\x2f\xfd", "zstandard data (decompress it first)"),
+    (b"BZh", "bzip2 data (decompress it first)"),
+    (b"\xfd7zXZ\x00", "xz data that cannot be decompressed"),
+    (b"\x7fELF", "a program"),
+    (b"\x80\x02", "a pickle"),
+    (b"\x80\x03", "a pickle"),
+    (b"\x80\x04", "a pickle"),
+    (b"\x80\x05", "a pickle"),
+    (b"version https://git-lfs", "a git-lfs pointer, not the file itself"),
+    (b"<", "HTML or XML"),
+    (b"{", "JSON, but of no trace format"),
+    (b"[", "JSON, but of no trace format"),
+)
+"""First bytes -> description of the file; the first match is used."""
+
+_OTHER_TOOLS = (
+    (
+        re.compile(rb"NVR\x00"),
+        "a report of Nsight Compute, which has no time line; `ncu --import FILE --page raw --csv` shows it, and "
+        "`perfscope run --capture nsys` or torch.profiler record what perfscope reads",
+    ),
+    (
+        re.compile(rb'\s*\{\s*"rocprofiler-sdk-tool"'),
+        "JSON of rocprofv3; `rocprofv3 --output-format pftrace` writes the same recording as a trace that is read",
+    ),
+    (
+        re.compile(rb'\s*\{\s*"schema":\s*"\d[^"]*",\s*"pid"[^\[]{0,400}"nodes":'),
+        "an execution trace of PyTorch (Chakra): ops without times; give the trace of torch.profiler from the same run",
+    ),
+    (
+        re.compile(rb'\s*(?:\[\s*)?\{\s*"cols":\s*\['),
+        "the output of a tool of XProf, a table; give the *.xplane.pb that it was made from",
+    ),
+)
+"""First bytes of other tools' files -> description, and the file to give instead."""
+
+_RANK_IN_NAME = re.compile(r"(?:^|[^a-z])rank[-_ .]?(\d{1,6})(?:\D|$)", re.IGNORECASE)
+
+_NUMBER_AT_END = re.compile(r"[_-](\d{1,6})(?:\.pt)?(?:\.trace)?\.json(?:\.gz)?$", re.IGNORECASE)
+
+_RANK_FOLDER = re.compile(r"rank[-_ .]?(\d{1,6})", re.IGNORECASE)
+
+FILE_NAME, FOLDER_NAME = "file name", "folder name"
+"""``Source.rank_source`` of a rank that is not recorded in the file."""
 
 
 def open_gzip(path: Path) -> IO[bytes]:
-    """A gzip file for reading; isal where it is installed (three times faster), zlib otherwise."""
+    """Open a gzip file for reading, with isal if installed (three times faster), else zlib."""
     try:
         from isal import igzip
 
@@ -50,9 +106,9 @@ def open_gzip(path: Path) -> IO[bytes]:
 
 @contextlib.contextmanager
 def open_bytes(path: Path, largest: int | None = None) -> Iterator[bytes | mmap.mmap]:
-    """The content of ``path``, unpacked if it is gzip or xz. ``DataError`` if it cannot be read or is cut off.
+    """Yield the content of ``path``, decompressed if it is gzip or xz. ``DataError`` if it is unreadable or truncated.
 
-    More than ``largest`` bytes of content are refused (``None``: more than ``LARGEST`` unpacked ones).
+    Content of more than ``largest`` bytes is refused (``None``: more than ``LARGEST`` decompressed bytes).
     """
     try:
         with path.open("rb") as file:
@@ -74,13 +130,9 @@ def open_bytes(path: Path, largest: int | None = None) -> Iterator[bytes | mmap.
         raise DataError(f"{path}: {error.strerror or error}") from error
 
 
-_mapped: list[Path] = []
-"""Files that are mapped now, the last one last."""
-
-
 def _leave_on_bus_error(_: int) -> None:
-    """End the process as any file that is cut off would; the access itself can neither be repeated nor skipped."""
-    if multiprocessing.parent_process() is None:  # the parent of a reading process tells of its end itself
+    """End the process with the error of a truncated file: the access cannot be repeated or skipped."""
+    if multiprocessing.parent_process() is None:  # The parent of a reading process reports its end.
         name = sanitize(str(_mapped[-1])) if _mapped else "a mapped file"
         os.write(2, f"perfscope: {name}: cut short while it was read\n".encode(errors="replace"))
     os._exit(DataError.exit_code)
@@ -91,10 +143,10 @@ _ON_BUS_ERROR = ctypes.CFUNCTYPE(None, ctypes.c_int)(_leave_on_bus_error)
 
 @contextlib.contextmanager
 def _bus_errors_told(path: Path) -> Iterator[None]:
-    """While a mapped file is read: where its writer cuts it short, one line and an exit code in place of SIGBUS."""
+    """While a mapped file is read, turn the SIGBUS of a truncation into one line and an exit code."""
     try:
         set_handler = ctypes.CDLL(None).signal
-    except (AttributeError, OSError, TypeError):  # no C library to ask
+    except (AttributeError, OSError, TypeError):  # There is no C library to call.
         yield
         return
     set_handler.restype, set_handler.argtypes = ctypes.c_void_p, (ctypes.c_int, ctypes.c_void_p)
@@ -124,7 +176,7 @@ def _unpacked(path: Path, packing: str, largest: int) -> Iterator[bytes | mmap.m
 
 @contextlib.contextmanager
 def unpacked_path(path: Path, suffix: str) -> Iterator[Path]:
-    """A file with the content of ``path`` for libraries that open by name: itself, or unpacked into a temporary one.
+    """Yield a file with the content of ``path`` for libraries that open by name: itself, or a decompressed copy.
 
     ``DataError`` as in ``open_bytes``.
     """
@@ -159,7 +211,7 @@ def _decompress(path: Path, into: IO[bytes], packing: str, largest: int) -> None
         raise DataError(f"{path}: {_corruption_text(packing, total, cut=isinstance(error, EOFError))}") from error
     except OSError as error:
         raise DataError(f"{path}: {_corruption_text(packing, total)} ({error})") from error
-    except Exception as error:  # isal's own error type derives from OSError only in some versions
+    except Exception as error:  # The error type of isal derives from OSError only in some versions.
         if type(error).__name__ == "IsalError":
             raise DataError(f"{path}: {_corruption_text(packing, total)}") from error
         raise
@@ -172,7 +224,7 @@ def _no_room(path: Path) -> DataError:
 
 
 def _corruption_text(packing: str, total: int, *, cut: bool = False) -> str:
-    """What is wrong with packed data of which ``total`` bytes were unpacked; of the first piece none count."""
+    """Return the error of packed data after ``total`` unpacked bytes; 0 if the first piece failed."""
     where = f"after {total:,} bytes of its content" if total else f"within the first {_PIECE >> 20} MiB of its content"
     return f"{packing} is {'cut off' if cut else 'corrupt'} {where}"
 
@@ -193,34 +245,11 @@ def _xz_pieces(path: Path) -> Iterator[bytes]:
             yield decoder.decompress(packed, _PIECE)
 
 
-# What a file begins with, and what a person would call one that no reader knows.
-
-
-HEAD_BYTES = 65_536
-"""Bytes of (decompressed) content a reader may sniff: a Kineto header with device properties fits."""
-
-_MAGIC_NAMES = (
-    (b"SQLite format 3\x00", "an SQLite database"),
-    (b"PK\x03\x04", "a zip archive (unpack it first)"),
-    (b"\x1f\x8b", "gzip data that cannot be decompressed"),
-    (b"\x28\xb5\x2f\xfd", "zstandard data (decompress it first)"),
-    (b"BZh", "bzip2 data (decompress it first)"),
-    (b"\xfd7zXZ\x00", "xz data that cannot be decompressed"),
-    (b"\x7fELF", "a program"),
-    (b"\x80\x02", "a pickle"),
-    (b"\x80\x03", "a pickle"),
-    (b"\x80\x04", "a pickle"),
-    (b"\x80\x05", "a pickle"),
-    (b"version https://git-lfs", "a git-lfs pointer, not the file itself"),
-    (b"<", "HTML or XML"),
-    (b"{", "JSON, but of no trace format"),
-    (b"[", "JSON, but of no trace format"),
-)
-"""First bytes -> what a person would call the file; the first that fits is said."""
+# First bytes of file formats, and descriptions of files without a reader.
 
 
 def read_head(file: Path) -> bytes:
-    """The first bytes of a file, decompressed if it is gzip or xz (as far as it is intact)."""
+    """Return the first bytes of a file, decompressed if it is gzip or xz (as far as it is intact)."""
     with file.open("rb") as stream:
         raw = stream.read(HEAD_BYTES)
     try:
@@ -234,7 +263,7 @@ def read_head(file: Path) -> bytes:
 
 
 def _describe_empty_archive(file: Path) -> str:
-    """A packed file whose first bytes unpack to nothing: packed nothing, or cut off."""
+    """Describe a packed file whose first bytes unpack to nothing: it is empty, or truncated."""
     with file.open("rb") as stream:
         raw = stream.read(HEAD_BYTES)
     gzip = raw.startswith(GZIP_MAGIC)
@@ -244,31 +273,8 @@ def _describe_empty_archive(file: Path) -> str:
     return f"an empty {name} file" if packed.eof else f"{name} data that is cut off before its content"
 
 
-_OTHER_TOOLS = (
-    (
-        re.compile(rb"NVR\x00"),
-        "a report of Nsight Compute, which has no time line; `ncu --import FILE --page raw --csv` shows it, and "
-        "`perfscope run --capture nsys` or torch.profiler record what perfscope reads",
-    ),
-    (
-        re.compile(rb'\s*\{\s*"rocprofiler-sdk-tool"'),
-        "JSON of rocprofv3; `rocprofv3 --output-format pftrace` writes the same recording as a trace that is read",
-    ),
-    (
-        re.compile(rb'\s*\{\s*"schema":\s*"\d[^"]*",\s*"pid"[^\[]{0,400}"nodes":'),
-        "an execution trace of PyTorch (Chakra): ops without times; give the trace of torch.profiler that was recorded "
-        "beside it",
-    ),
-    (
-        re.compile(rb'\s*(?:\[\s*)?\{\s*"cols":\s*\['),
-        "the output of a tool of XProf, a table; give the *.xplane.pb that it was made from",
-    ),
-)
-"""How files of other tools begin -> what they are, and what to give instead."""
-
-
 def describe_file(file: Path) -> str:
-    """``'an SQLite database'``: what a file looks like that no reader knows."""
+    """Describe a file without a reader, for example ``'an SQLite database'``."""
     if not file.is_file():
         return "not a file"
     if file.stat().st_size == 0:
@@ -290,21 +296,10 @@ def describe_file(file: Path) -> str:
     return "text" if b"\x00" not in head else "binary data of an unknown format"
 
 
-_RANK_IN_NAME = re.compile(r"(?:^|[^a-z])rank[-_ .]?(\d{1,6})(?:\D|$)", re.IGNORECASE)
-
-
-_NUMBER_AT_END = re.compile(r"[_-](\d{1,6})(?:\.pt)?(?:\.trace)?\.json(?:\.gz)?$", re.IGNORECASE)
-
-_RANK_FOLDER = re.compile(r"rank[-_ .]?(\d{1,6})", re.IGNORECASE)
-
-FILE_NAME, FOLDER_NAME = "file name", "folder name"
-"""``Source.rank_source`` of a rank that nothing in the file tells."""
-
-
 def named_rank(file: Path, *, of_several: bool = False) -> tuple[int | None, str | None]:
-    """The rank that a file's name tells, else its folder's, and which: 3 for ``job_rank3.json.gz``, ``rank_3/t.json``.
+    """Return the rank in a file's name, else its folder's, and which: 3 for ``job_rank3.json.gz``, ``rank_3/t.json``.
 
-    ``of_several``: the program has several ranks, so a number at the end is one, too: 3 for ``trace_3.json``. Of any
+    ``of_several``: the program has several ranks, so a number at the end is a rank too: 3 for ``trace_3.json``. Of any
     other program it may be a step.
     """
     for match, told in (

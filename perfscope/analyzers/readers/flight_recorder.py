@@ -1,7 +1,7 @@
-"""NCCL flight recorder: what ``torch.distributed`` dumps of its last collectives when one of them times out.
+"""NCCL flight recorder: the dump of the last collectives that ``torch.distributed`` writes when one of them times out.
 
-One file a rank, ``nccl_trace_rank_3`` by default, the rank at the end of the name: a pickle, or JSON with the same
-keys; or a tar of such files.
+One file per rank, ``nccl_trace_rank_3`` by default, with the rank at the end of the name: a pickle, or JSON with the
+same keys, or a tar of such files.
 
 ```
 {"version": "2.9", "nccl_version": "2.21.5",
@@ -13,7 +13,7 @@ keys; or a tar of such files.
    "frames": [{"name": "forward", "filename": "model.py", "line": 7}]}]}
 ```
 
-Pickles are read by ``pickles.py``, which runs nothing.
+``pickles.py`` reads pickles without running code.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ from perfscope.model.trace import Trace, TraceBuilder
 FORMAT = "flight_recorder"
 
 LARGEST = 256 << 20
-"""Bytes of one dump: 20,000 entries with stacks take about 50 MB."""
+"""Maximum bytes of one dump; 20,000 entries with stacks take about 50 MB."""
 LARGEST_TAR = 4 << 30
-"""Bytes of all files of a tar: those of a thousand ranks."""
+"""Maximum bytes of all files of a tar, enough for a thousand ranks."""
 MOST_FILES = 20_000
 
 _DOCUMENT = "dump of a flight recorder"
 
 DEFAULT_GROUP = "default_pg"
-"""What torch calls the group of the whole world."""
+"""Name that torch gives the group of the whole world."""
 
 _KEYS = (b"pg_config", b"pg_status", b"nccl_version", b"collective_seq_id")
 _KINETO = (b'"schemaVersion"', b'"traceEvents"', b'"distributedInfo"')
-"""Keys of torch.profiler's traces, which tell of NCCL and of groups too."""
+"""Keys of torch.profiler's traces, which contain NCCL and groups too."""
 _RANK_IN_NAME = re.compile(r"(\d{1,6})(?:\.(?:json|pkl|pickle|bin|gz))*$")
 _PEERS = re.compile(r"(?:send|recv)\s+(\d+)\s*(->|<-)\s*(\d+)")
 _TAR_MAGIC = slice(257, 262)
 
 
 def sniff(path: Path, head: bytes) -> bool:
-    """True for a pickle or JSON with the recorder's keys, or a tar whose first files are such."""
+    """Return whether the file is a pickle or JSON with the recorder's keys, or a tar that begins with such files."""
     if not any(key in head for key in _KEYS):
         return False
     if head[_TAR_MAGIC] == b"ustar":
@@ -67,9 +67,9 @@ def sniff(path: Path, head: bytes) -> bool:
 
 
 def read(path: Path) -> Trace | list[Trace]:
-    """The trace of one rank, or those of a tar, by rank.
+    """Return the trace of one rank, or the traces of a tar by rank.
 
-    ``DataError``, one line, for a file that is corrupt, too large, or asks for a class.
+    ``DataError``, one line, for a file that is corrupt, too large, or needs a class.
     """
     with open_bytes(path, LARGEST_TAR) as data:
         if data[_TAR_MAGIC] == b"ustar":
@@ -97,13 +97,13 @@ def _of_tar(path: Path, stream: Any) -> list[Trace]:
     except (tarfile.TarError, OSError) as error:
         raise DataError(f"{path}: corrupt tar: {error}") from error
     if not traces:
-        raise DataError(f"{path}: no dump of a flight recorder in it")
+        raise DataError(f"{path}: holds no dump of a flight recorder")
     return sorted(traces, key=lambda trace: (trace.source.rank is None, trace.source.rank or 0))
 
 
 def _parsed(data: bytes, shown: str) -> dict[str, Any]:
     if len(data) > LARGEST:
-        raise DataError(f"{shown}: larger than {LARGEST >> 20} MiB: no dump of a flight recorder")
+        raise DataError(f"{shown}: larger than {LARGEST >> 20} MiB, so not a dump of a flight recorder")
     try:
         result = load(data, _DOCUMENT) if data[:1] == b"\x80" else json.loads(data)
     except DataError as error:
@@ -150,7 +150,7 @@ def _groups(config: Any) -> Iterator[RecordedGroup]:
 
 
 def _ranks(value: Any) -> tuple[int, ...]:
-    """``"[0, 1]"`` or ``[0, 1]``; anything else is not known."""
+    """Parse ``"[0, 1]"`` or ``[0, 1]``; empty for anything else."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -186,7 +186,7 @@ def _call(entry: Mapping[str, Any]) -> RecordedCall:
 
 
 def _peer(name: str) -> tuple[int, int] | None:
-    """(from, to) of ``send 0->3`` and ``recv 3<-0``."""
+    """Return (from, to) of ``send 0->3`` and ``recv 3<-0``."""
     match = _PEERS.search(name)
     if match is None:
         return None
@@ -195,7 +195,7 @@ def _peer(name: str) -> tuple[int, int] | None:
 
 
 def _place(frames: Any) -> tuple[str | None, int | None]:
-    """The innermost frame of the user's."""
+    """Return the innermost frame of user code."""
     for frame in _list(frames):
         if isinstance(frame, dict) and owner_of(file := _text(frame.get("filename"))) is Owner.USER and file:
             return file, _number(frame.get("line"))
@@ -203,14 +203,17 @@ def _place(frames: Any) -> tuple[str | None, int | None]:
 
 
 def _progress(status: Any, entries: list[dict[str, Any]]) -> dict[str, Progress]:
-    """How far the rank is, by group. The status numbers groups by an id of the process: its entries tell whose."""
+    """Return the progress of the rank by group.
+
+    The status numbers groups by a process-local id, which entries resolve.
+    """
     named: dict[str, str] = {}
     mixed = set()
     for entry in entries:
         name = _group_name(entry.get("process_group"))
         named[_text(entry.get("pg_id"))] = name
         if entry.get("is_p2p"):
-            mixed.add(name)  # its numbers are those of sends and receives then
+            mixed.add(name)  # The numbers are those of sends and receives then.
     result = {}
     for number, item in status.items() if isinstance(status, dict) else ():
         enqueued, completed = (
@@ -240,5 +243,5 @@ def _number(value: Any) -> int | None:
 
 
 def _text(value: Any) -> str:
-    """A text or a number of an untrusted dump; ``''`` for anything else, whose text may have no end."""
+    """Return a text or number of an untrusted dump; ``''`` for other types, whose text may be endless."""
     return str(value) if isinstance(value, str | int | float) else ""

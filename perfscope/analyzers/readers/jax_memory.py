@@ -1,7 +1,7 @@
-"""JAX's device memory profile (``jax.profiler.save_device_memory_profile``): what was held, and who asked for it.
+"""JAX's device memory profile (``jax.profiler.save_device_memory_profile``): live buffers and their call stacks.
 
-The file is a pprof profile, as a rule gzipped: a sample is a stack with how many buffers (or compiled programs) of it
-are alive and their bytes. Bytes are those that the client counts for its buffers, without the allocator's rounding.
+The file is a pprof profile, usually gzipped. A sample is a stack with the number and bytes of its live buffers (or
+compiled programs). Bytes are those that the client counts for its buffers, without the allocator's rounding.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from perfscope.model.trace.tables import HeldState, MemoryCategory
 FORMAT = "jax_memory"
 
 MAX_BYTES = 64 << 20
-"""Of the profile, unpacked: one of a large program with thousands of stacks has 100 kB."""
+"""Maximum bytes of the decompressed profile; a large program with thousands of stacks has 100 kB."""
 MAX_FRAMES = 4_000_000
-"""Frames of all stacks together: 10,000 stacks, 400 deep."""
+"""Maximum number of frames of all stacks together: 10,000 stacks, 400 deep."""
 
 _HEAD = b"\x0a\x04\x08\x01\x10\x02\x0a\x04\x08\x03\x10\x04"
-"""Two sample types, named by the strings 1 to 4: how XLA writes them. Which they are stands at the end of the file."""
+"""Two sample types, named by the strings 1 to 4, as XLA writes them. Their names are at the end of the file."""
 _TYPES = ("allocations", "count", "space", "bytes")
 _ORDINAL = re.compile(r"[:_](\d+)")
 _HOST = re.compile(r"(^|[^a-z])cpu", re.IGNORECASE)
 _JAX = re.compile(r"(?:^|/)(?:jax|jaxlib)/")
 _OURS = re.compile(r"(?:^|/)perfscope/profiler/")
-"""`perfscope run` stands between the program and jax."""
+"""Frames of `perfscope run` between the program and jax."""
 
 
 def sniff(path: Path, head: bytes) -> bool:
-    """True for a pprof profile with two sample types as XLA writes them (``head``: first bytes, decompressed)."""
+    """Return whether the file is a pprof profile with two sample types as XLA writes them (``head``: first bytes)."""
     return head.startswith(_HEAD)
 
 
 def read(path: Path) -> Trace:
-    """A trace with ``held`` and ``frames``: one row per stack, kind and device; ``frame`` is the user's innermost one.
+    """Return a trace with ``held`` and ``frames``: a row per stack, kind and device, with the user's innermost frame.
 
-    ``DataError``, one line, for a file that is cut off, corrupt, no memory profile of JAX, or too large.
+    ``DataError``, one line, for a file that is truncated, corrupt, too large or not a memory profile of JAX.
     """
     shown = str(path)
     with open_bytes(path, MAX_BYTES) as data:
@@ -53,15 +53,15 @@ def read(path: Path) -> Trace:
     try:
         _Profile(profile, builder).make_tables()
     except ValueError as error:
-        raise DataError(f"{shown}: no memory profile of JAX, or corrupt: {error}") from error
+        raise DataError(f"{shown}: corrupt, or not a memory profile of JAX: {error}") from error
     builder.events, builder.events_only = len(profile.sample), True
-    builder.note("one moment: what arrays and programs held then, and from which call; no history")
+    builder.note("one moment: bytes held by arrays and programs, and the calls that made them; no history")
     builder.record("memory_state")
     return builder.build()
 
 
 class _Profile:
-    """One profile on its way to the tables. ``ValueError`` for numbers that point at nothing."""
+    """One profile on its way to the tables. ``ValueError`` for an index out of range."""
 
     def __init__(self, profile: Any, builder: TraceBuilder) -> None:
         self._profile, self._builder = profile, builder
@@ -91,7 +91,7 @@ class _Profile:
         for sample, label in zip(samples, labels, strict=True):
             if len(sample.value) != 2 or min(sample.value) < 0:
                 raise ValueError("a sample without a number and a size")
-            # a compiled program has no device of its own: it is where the profile's only one is
+            # A compiled program has no device: use the profile's, if there is one.
             device = label.get("device", "") or only
             kind = label.get("kind", "")
             ordinal = _ORDINAL.search(device)
@@ -119,16 +119,16 @@ class _Profile:
         self._builder.table("frames", named)
 
     def _stack(self, locations: Any) -> list[int]:
-        """Rows of ``frames``, innermost first. Callers come first into the table, and stacks share them."""
+        """Return rows of ``frames``, innermost first. Callers come first in the table, and stacks share them."""
         parent = MISSING
         result = []
         for location in reversed(locations):
             lines = self._locations.get(location)
             if lines is None:
-                raise ValueError(f"a stack goes through place {location}, which is not in it")
+                raise ValueError(f"a stack refers to location {location}, which is missing")
             for function, line in reversed(lines):
                 if function not in self._functions:
-                    raise ValueError(f"place {location} is in function {function}, which is not in it")
+                    raise ValueError(f"location {location} refers to function {function}, which is missing")
                 key = (function, line, parent)
                 if key not in self._rows:
                     name, file = self._functions[function]
@@ -143,7 +143,7 @@ class _Profile:
         return result[::-1]
 
     def _users(self, stack: list[int]) -> int:
-        """The innermost frame of the user's own code, else of a package that is not JAX, else the innermost."""
+        """Return the innermost frame of user code, else of a package that is not JAX, else the innermost."""
         files = [self._files[row] for row in stack]
         own = next((row for row, file in zip(stack, files, strict=True) if file and not _skipped(file)), None)
         if own is not None:

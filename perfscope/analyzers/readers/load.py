@@ -1,6 +1,6 @@
-"""From paths to traces: discover what lies there, divide it into tasks, read each, put the results together.
+"""Loading of traces from paths: discover sources, divide them into tasks, read each, and combine the results.
 
-`load` keeps all tables; `judge.judge_paths` takes the same steps with rules, in processes or on a cluster.
+`load` keeps all tables; `judge.judge_paths` does the same steps with rules, in processes or on a cluster.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from perfscope.model.plugins import named
 from perfscope.model.trace import Trace
 
 COMMONEST = "kineto"
-"""Asked first: a trace of it needs no other reader."""
+"""Format that is tried first, because its traces need no other reader."""
 
 MOST_FILES = 20_000
-"""Files a folder may hold: more than ranks of the largest jobs, fewer than a home directory."""
+"""Maximum number of files of a folder: more than the ranks of the largest jobs, fewer than a home directory."""
 
 
 class Skipped(Struct, frozen=True, kw_only=True):
@@ -43,46 +43,46 @@ class Skipped(Struct, frozen=True, kw_only=True):
     broken: bool
 
     def error(self) -> DataError:
-        """The reason as an error, its path first."""
+        """Return the reason as an error that begins with the path."""
         return DataError(self.reason if self.reason.startswith(self.path) else f"{self.path}: {self.reason}")
 
 
 Task = str | RunPart
-"""What is read by itself: a file (or a folder that is one source) by its path, or a part of a run."""
+"""Unit of reading: a file (or a folder that is one source) by its path, or a part of a run."""
 
 Unit = str | DividedRun | Skipped
-"""What an input consists of: one task, a run, or a run whose manifest is corrupt."""
+"""Part of an input: one task, a run, or a run whose manifest is corrupt."""
 
 
 class Input(Struct, frozen=True, kw_only=True):
-    """What a path leads to. ``folder``: its units are what lies below it."""
+    """Content of a path. ``folder``: its units are below it."""
 
     path: str
     units: tuple[Unit, ...]
     folder: bool = False
     ranks: frozenset[int] | None = None
-    """The ranks that are asked for; ``None``: all. Its units leave out those that are known to be others."""
+    """Selected ranks; ``None`` for all. The units leave out those known to be of other ranks."""
 
     def tasks(self) -> tuple[Task, ...]:
-        """What is read, one by one."""
+        """Return the tasks in order."""
         return tuple(task for unit in self.units for task in _tasks_of(unit))
 
 
 class ReadTrace(Struct, frozen=True, kw_only=True):
-    """A trace that a task gave. What is done with it besides adds fields."""
+    """A trace of a task. Further processing adds fields."""
 
     trace: Trace
 
 
 class TaskResult(Struct, frozen=True, kw_only=True):
-    """The traces of a task, and why it was not read if it was not."""
+    """Traces of a task, or why it was not read."""
 
     traces: tuple[ReadTrace, ...] = ()
     skipped: Skipped | None = None
 
 
 class Loaded(Struct, frozen=True, kw_only=True):
-    """The traces below some paths, by rank and then path, and what else lay there.
+    """Traces below some paths, by rank and then path, and what was skipped.
 
     Compiled programs without a recording are one trace together.
     """
@@ -90,16 +90,16 @@ class Loaded(Struct, frozen=True, kw_only=True):
     results: tuple[ReadTrace, ...]
     skipped: tuple[Skipped, ...] = ()
     manifest: Run | None = None
-    """Where all of it is one run."""
+    """Manifest, if all traces are of one run."""
 
     @property
     def run(self) -> Mapping[str, Any] | None:
-        """What a report shows of the manifest."""
+        """Manifest as a report shows it."""
         return None if self.manifest is None else _manifest(self.manifest)
 
     @property
     def traces(self) -> tuple[Trace, ...]:
-        """The traces alone."""
+        """Traces without the tasks' other fields."""
         return tuple(result.trace for result in self.results)
 
 
@@ -107,20 +107,20 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+://")
 
 
 def is_remote(path: object) -> bool:
-    """Whether a path begins with a scheme (``s3://bucket/traces``)."""
+    """Return whether a path begins with a scheme (``s3://bucket/traces``)."""
     return isinstance(path, str | Path) and _SCHEME.match(str(path)) is not None
 
 
 def load(path: str | Path) -> list[Trace]:
-    """The traces of a run directory, ``latest``, a trace file, or a folder (all below it), by rank.
+    """Return the traces of a run directory, ``latest``, a trace file, or a folder (all below it), by rank.
 
-    ``DataError``: nothing there, no permission, empty, corrupt, or of no known format.
+    ``DataError`` if the path is missing, unreadable, empty, corrupt, or of an unknown format.
     """
     return list(load_paths([path]).traces)
 
 
 def load_one(path: str | Path) -> Trace:
-    """The one trace at ``path``; ``UsageError`` if there are several, ``DataError`` as in ``load``."""
+    """Return the single trace at ``path``; ``UsageError`` if there are several, ``DataError`` as in ``load``."""
     traces = load(path)
     if len(traces) > 1:
         raise UsageError(f"{path}: holds {len(traces)} traces; perfscope.load_all() gives them all")
@@ -131,24 +131,24 @@ load_all = load
 
 
 def load_path(path: str | Path) -> Loaded:
-    """As ``load``, with what was skipped in a folder and why."""
+    """Load a path like ``load``, with the reasons for skipped files."""
     return load_paths([path])
 
 
 def load_paths(paths: Sequence[str | Path], ranks: frozenset[int] | None = None) -> Loaded:
-    """What lies at all paths, each trace once, with all tables. ``DataError`` as in ``load``.
+    """Load all paths, each trace once, with all tables. ``DataError`` as in ``load``.
 
-    ``ranks``: only these, as ``of_ranks``.
+    ``ranks``: only these, as in ``of_ranks``.
     """
     inputs = [of_ranks(discover(path), ranks) for path in paths]
     return assemble(inputs, [read_task(task) for one in inputs for task in one.tasks()])
 
 
-# Discover: what lies at a path, and what of it is read by itself.
+# Discovery: the content of a path, and its division into tasks.
 
 
 def different(paths: Sequence[str | Path]) -> tuple[str | Path, ...]:
-    """``paths`` without links to others of them: ``runs/*`` names the newest run twice, once as ``latest``."""
+    """Return ``paths`` without links to others of them: ``runs/*`` includes ``latest``, a link to the newest run."""
     places: dict[str, str | Path] = {}
     for path in sorted(paths, key=lambda path: Path(path).is_symlink()):
         places.setdefault(os.path.realpath(path), path)
@@ -156,7 +156,7 @@ def different(paths: Sequence[str | Path]) -> tuple[str | Path, ...]:
 
 
 def discover(path: str | Path) -> Input:
-    """What ``path`` leads to. ``DataError``: nothing, too much, several runs, or of no known format."""
+    """Return the content of ``path``. ``DataError`` for nothing, too much, several runs, or an unknown format."""
     folder = resolve(path)
     try:
         reader = reader_of(folder)
@@ -172,7 +172,7 @@ def discover(path: str | Path) -> Input:
 
 
 def resolve(path: str | Path) -> Path:
-    """Where ``path`` leads: itself, or the run of that name (``latest``, or how its id begins). It exists."""
+    """Return ``path`` itself, or the run of that name (``latest``, or a prefix of its id). It exists."""
     folder = Path(path)
     if not str(path):
         raise UsageError("an empty path; `.` is the current folder")
@@ -180,7 +180,7 @@ def resolve(path: str | Path) -> Path:
         if folder.exists():
             return folder
         named = run_folders.is_named(str(path), Path(run_folders.RUNS_FOLDER))
-    except (OSError, ValueError) as error:  # a name too long, or with a null byte
+    except (OSError, ValueError) as error:  # A name that is too long, or contains a null byte.
         raise DataError(f"{path}: {_error_text(error)}") from error
     if named and folder.name:
         return run_folders.find(str(path))
@@ -188,7 +188,7 @@ def resolve(path: str | Path) -> Path:
 
 
 def reader_of(path: Path) -> ModuleType | None:
-    """The reader that knows what lies at ``place``, or ``None``. ``OSError`` if it cannot be opened."""
+    """Return the reader of ``path``, or ``None``. ``OSError`` if it cannot be opened."""
     if not path.is_dir() and not path.is_file():
         return None
     head = b"" if path.is_dir() else read_head(path)
@@ -206,15 +206,15 @@ def _readers() -> Iterator[ModuleType]:
 
 
 def known_formats() -> tuple[str, ...]:
-    """Names of all formats that can be read, sorted."""
+    """Return the names of all readable formats, sorted."""
     return tuple(sorted({*READERS, *named("readers")}))
 
 
 def of_ranks(given: Input, ranks: frozenset[int] | None) -> Input:
-    """Without the files and parts of a run that are known to be of other ranks, which are not opened.
+    """Return the input without files and parts of a run that are known to be of other ranks; they are not opened.
 
-    A manifest or the name of a file tells the rank; what only its content tells is left out when it was read.
-    ``UsageError`` where nothing remains.
+    A manifest or a file name has the rank. Ranks that only the content has are left out after reading. ``UsageError``
+    if nothing remains.
     """
     if ranks is None:
         return given
@@ -239,13 +239,13 @@ def _named(ranks: frozenset[int]) -> str:
 
 
 def _run_at(path: Path) -> DividedRun | None:
-    """The parts of the run at ``place``, ``None`` where no run is. ``DataError`` if its manifest is corrupt."""
+    """Return the parts of the run at ``path``, or ``None``. ``DataError`` if its manifest is corrupt."""
     with _as_data_error(path):
         return divide_run(path) if path.is_dir() and run_folders.is_run(path) else None
 
 
 def _units_below(folder: Path) -> tuple[Unit, ...]:
-    """What may be traces below a folder, sorted. ``DataError``: too many files, or several runs."""
+    """Return the possible traces below a folder, sorted. ``DataError`` for too many files, or several runs."""
     places = tuple(_candidates(folder))
     runs = [path for path in places if path.is_dir()]
     if len(runs) > 1:
@@ -261,9 +261,9 @@ def _unit(path: Path) -> Unit:
 
 
 def _candidates(folder: Path) -> Iterator[Path]:
-    """Files below ``folder`` and folders that are one source (a run), sorted.
+    """Yield files below ``folder`` and folders that are one source (a run), sorted.
 
-    Hidden ones and links to folders are left alone: ``latest`` would be read twice.
+    Hidden files and links to folders are skipped, so that ``latest`` is not read twice.
     """
     count = 0
     for root, folders, files in os.walk(folder):
@@ -289,11 +289,11 @@ def _tasks_of(unit: Unit) -> tuple[Task, ...]:
     return (unit,) if isinstance(unit, str) else unit.parts
 
 
-# Read one task. What a reader stumbles over in corrupt data becomes one line.
+# Reading of one task. Errors of a reader on corrupt data become one line.
 
 
 def read_task(task: Task) -> TaskResult:
-    """The traces of a task on this machine, with all tables."""
+    """Return the traces of a task on this machine, with all tables."""
     path = f"{task.path}/{task.name()}" if isinstance(task, RunPart) else task
     try:
         with _as_data_error(path):
@@ -309,13 +309,13 @@ def read_task(task: Task) -> TaskResult:
 
 
 def _read_part(part: RunPart) -> Sequence[Trace]:
-    """The traces of one part of a run; none if it captured nothing."""
+    """Return the traces of one part of a run; empty if it captured nothing."""
     result: Sequence[Trace] = importlib.import_module(READERS["run"]).read_part(part)
     return result
 
 
 def _read_place(path: Path) -> Sequence[Trace] | None:
-    """The traces of a file, or of a folder that is one source; ``None`` for a file that is no trace."""
+    """Return the traces of a file, or of a folder that is one source; ``None`` for a file that is not a trace."""
     reader = reader_of(path)
     if reader is None:
         return () if path.is_dir() else None
@@ -327,7 +327,7 @@ def _read_place(path: Path) -> Sequence[Trace] | None:
 
 
 def _with_named_rank(trace: Trace, path: Path) -> Trace:
-    """With the rank that its file or folder is named after, where nothing in the file tells it."""
+    """Return the trace with the rank in its file or folder name, if its content has none."""
     if trace.source.rank is not None or trace.source.programs is not None:
         return trace
     rank, told = named_rank(path, of_several=len(trace.rows["collectives"]) > 0)
@@ -339,9 +339,9 @@ def _with_named_rank(trace: Trace, path: Path) -> Trace:
 
 _CORRUPT: Mapping[type[Exception], str] = {
     OverflowError: "a number in it is too large",
-    UnicodeError: "a text in it is no UTF-8",
+    UnicodeError: "a text in it is not UTF-8",
     ValueError: "{}",
-    RecursionError: "it is nested too deep",
+    RecursionError: "it is nested too deeply",
     EOFError: "it ends too early",
     KeyError: "it lacks {}",
     IndexError: "it refers to something that is not in it",
@@ -350,7 +350,7 @@ _CORRUPT: Mapping[type[Exception], str] = {
     AttributeError: "a value is of an unexpected type",
     ArithmeticError: "its numbers make no sense",
 }
-"""What a reader stumbles over in a corrupt file -> what a person would call it; the first that fits is said."""
+"""Exception of a reader on a corrupt file -> description; the first match is used."""
 
 
 @contextmanager
@@ -365,18 +365,18 @@ def _as_data_error(place: Path | str) -> Iterator[None]:
 
 
 def _error_text(error: OSError | ValueError) -> str:
-    """The reason alone: the path stands before it already."""
+    """Return the reason alone, because the path is in front of it already."""
     text = error.strerror if isinstance(error, OSError) else str(error)
     return (text or type(error).__name__).lower()
 
 
-# Put the results together: of an input, then of all.
+# Combination of the results: of one input, then of all.
 
 
 def assemble(inputs: Sequence[Input], results: Iterable[TaskResult]) -> Loaded:
-    """What the tasks of the inputs gave, in their order, as one; a trace that several inputs hold is there once.
+    """Combine the results of the inputs' tasks in their order; a trace of several inputs occurs once.
 
-    ``DataError`` for an input without a trace. Of several inputs no manifest is *the* run's.
+    ``DataError`` for an input without a trace. With several inputs there is no single manifest.
     """
     remaining = iter(results)
     parts = [_assemble_input(one, [next(remaining) for _ in one.tasks()]) for one in inputs]
@@ -426,7 +426,7 @@ def _assemble_input(given: Input, results: Sequence[TaskResult]) -> Loaded:
 
 
 def _run_results(divided: DividedRun, results: Sequence[TaskResult]) -> Sequence[TaskResult]:
-    """What was read of the parts of a run; or why there is nothing at all."""
+    """Return the results of a run's parts, or the reason that there are none."""
     if any(result.traces or result.skipped is not None for result in results):
         return results
     reason = why_nothing_captured(divided.run)
@@ -445,7 +445,7 @@ def _no_trace(given: Input, skipped: Sequence[Skipped]) -> DataError:
 
 
 def _manifest(run: Run) -> dict[str, Any]:
-    """What a report shows of a run: its manifest without the step times, which the traces hold."""
+    """Return a run's manifest for a report, without the step times, which the traces hold."""
     manifest: dict[str, Any] = json.loads(dump(run))
     for process in manifest["processes"]:
         del process["untraced_step_ns"], process["untraced_step_tokens"]
@@ -457,7 +457,7 @@ def _noted(trace: ReadTrace, *notes: str) -> ReadTrace:
 
 
 def _with_missing_ranks(traces: Sequence[ReadTrace]) -> list[ReadTrace]:
-    """The first of a run's traces says which ranks of the world there is none of."""
+    """Add to the first of a run's traces which ranks of the world have no trace."""
     noted = list(traces)
     sources = {index: trace.trace.source for index, trace in enumerate(traces)}
     ranked = {index: source for index, source in sources.items() if source.format == "run" and source.rank is not None}
@@ -471,7 +471,7 @@ def _with_missing_ranks(traces: Sequence[ReadTrace]) -> list[ReadTrace]:
 
 
 def _with_chosen_ranks(traces: Sequence[ReadTrace], ranks: frozenset[int]) -> list[ReadTrace]:
-    """The first says that only these ranks were asked for, and which of them there is none of."""
+    """Add to the first trace which ranks were selected, and which of them are missing."""
     absent = sorted(ranks - {trace.trace.source.rank for trace in traces if trace.trace.source.rank is not None})
     notes = [f"only {_named(ranks)} of the job {'was' if len(ranks) == 1 else 'were'} read (--ranks)"]
     notes += [f"{list_numbers('rank', absent)} left nothing here"] if absent else []
@@ -479,7 +479,10 @@ def _with_chosen_ranks(traces: Sequence[ReadTrace], ranks: frozenset[int]) -> li
 
 
 def _join_program_files(traces: Sequence[ReadTrace], path: str) -> tuple[ReadTrace, ...]:
-    """Several files of compiled programs and nothing else as one trace: they are no ranks. Others as they are."""
+    """Join several files of compiled programs as one trace, because they are not ranks.
+
+    Return other traces unchanged.
+    """
     if len(traces) > 1 and all(trace.trace.source.programs is not None for trace in traces):
         from perfscope.analyzers.readers.hlo.program import join_programs
 

@@ -1,4 +1,4 @@
-"""Reads ``structure.opgraph.json`` (also gzip): the op graph that ``perfscope run`` records of one step."""
+"""Reader of ``structure.opgraph.json`` (also gzip): the op graph that ``perfscope run`` records of one step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perfscope.model.errors import DataError
 from perfscope.model.op_graph import OP_GRAPH_SCHEMA, GraphOp, GraphStorage, GraphTensor, OpGraph, Phase
 
 MAX_BYTES = 1 << 30
-"""Unpacked. The capture stops at 200,000 ops, which take tens of MB: what is larger is not ours."""
+"""Maximum decompressed bytes. The capture stops at 200,000 ops, which take tens of MB."""
 _WHAT = "an op graph of perfscope"
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -67,7 +67,10 @@ class _Document(msgspec.Struct, frozen=True):
 
 
 def read_op_graph(path: Path) -> OpGraph:
-    """The op graph in a file; ``DataError`` (one line) if it is missing, cut, corrupt or of another format."""
+    """Return the op graph in a file.
+
+    ``DataError`` (one line) if it is missing, truncated, corrupt or of another format.
+    """
     document = read_document(path, _Document, OP_GRAPH_SCHEMA, what=_WHAT, most_bytes=MAX_BYTES)
     try:
         return _graph(document)

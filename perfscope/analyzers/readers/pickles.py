@@ -1,8 +1,8 @@
-"""Pickles from untrusted sources, loaded by Python's own unpickler after their opcodes were held against an allow-list.
+"""Untrusted pickles: Python's own unpickler loads them after a check of their opcodes against an allow-list.
 
-A pickle runs whatever it names. So the whole file is walked first, at the speed of the regular expression engine: only
-opcodes that numbers, text, lists, dictionaries and tuples are made of may stand in it, none of which names, builds or
-calls anything. Tuples other than pairs of numbers are few: where one of many nested ones is a key, its hash runs out of
+A pickle can run any code that it names. So the whole file is checked first, at the speed of the regular expression
+engine. Only opcodes of numbers, text, lists, dictionaries and tuples are allowed; none of them names, builds or calls
+anything. Tuples other than pairs of numbers are limited: hashing one of many nested tuples as a key overflows the
 stack.
 """
 
@@ -18,40 +18,41 @@ from typing import Any, NoReturn
 from perfscope.model.errors import DataError
 
 MOST_CONTAINERS = 32_000_000
-"""Lists and dictionaries: each entry of the history is one, and an empty one takes 64 bytes."""
+"""Maximum number of lists and dictionaries: each entry of the history is one, and an empty one takes 64 bytes."""
 
 MOST_TUPLES = 40_000
-"""Tuples that are no pairs of numbers: twice the entries of a flight recorder, and half of what a stack of 8 MB hashes
-where all of them are nested."""
+"""Maximum number of tuples other than pairs of numbers: twice the entries of a flight recorder, and half of the nested
+tuples that a stack of 8 MB can hash.
+"""
 
 _REFUSED = {
-    "c": "it asks for a class (GLOBAL)",
-    "\x93": "it asks for a class (STACK_GLOBAL)", "i": "it asks for a class (INST)",
+    "c": "it needs a class (GLOBAL)",
+    "\x93": "it needs a class (STACK_GLOBAL)", "i": "it needs a class (INST)",
     "R": "it would call something (REDUCE)", "b": "it would build an object (BUILD)", "o": "it would build an object",
     "\x81": "it would build an object (NEWOBJ)", "\x92": "it would build an object (NEWOBJ_EX)",
-    "\x82": "it asks for an extension", "\x83": "it asks for an extension", "\x84": "it asks for an extension",
-    "P": "it asks for a persistent object", "Q": "it asks for a persistent object",
+    "\x82": "it needs an extension", "\x83": "it needs an extension", "\x84": "it needs an extension",
+    "P": "it needs a persistent object", "Q": "it needs a persistent object",
 }  # fmt: skip
-"""What some of the other opcodes ask for."""
+"""Reason for refusing some of the other opcodes."""
 
 _NUMBER = rb"(?:K.|M..|J....|\x8a(?:%s))" % b"|".join(rb"\x%02x%s" % (n, b"." * n) for n in range(9))
 _TEXT = rb"\x8c(?:%s)" % b"|".join(rb"\x%02x%s" % (n, b"." * n) for n in range(24))
 _PLAIN = re.compile(
     rb"(?s:[(N\x88\x89\x94)\]}aesu]|[hq].|j....|G........|%s|%s(?:%s\x86)?+)*+" % (_TEXT, _NUMBER, _NUMBER)
 )
-"""Opcodes with what belongs to them, but for those whose length or number must be looked at."""
+"""Allowed opcodes with their arguments, except those whose length or number must be checked."""
 
 _LENGTHS = {0x8C: ("text", 1), 0x58: ("text", 4), 0x8D: ("text", 8), 0x8A: ("number", 1), 0x95: ("frame", 8)}
-"""Opcode -> what follows it, and the bytes that hold its length."""
+"""Opcode -> its argument, and the bytes that hold the argument's length."""
 _FRAME, _LONG_PUT = 0x95, 0x72
 _TUPLES = b"t\x85\x86\x87"
 _PIECE = 64 << 20
 
 
 def load(data: bytes | mmap.mmap, document: str) -> Any:
-    """What the pickle holds; ``DataError`` (without a path) for what is no plain, whole pickle within the limits.
+    """Return the content; ``DataError`` (without a path) unless the pickle is plain, complete and within the limits.
 
-    ``document``: what it should be, for messages.
+    ``document``: expected content, for messages.
     """
     version = data[1] if data[:1] == pickle.PROTO and len(data) > 1 else 0
     if not 2 <= version <= pickle.HIGHEST_PROTOCOL:
@@ -61,7 +62,7 @@ def load(data: bytes | mmap.mmap, document: str) -> Any:
         raise DataError(f"more than {MOST_CONTAINERS:,} containers: refused")
     _check(data, document)
     collects = gc.isenabled()
-    gc.disable()  # it would go over all entries again and again, and none of them is garbage
+    gc.disable()  # The collector would visit all entries again and again, although none is garbage.
     try:
         return _Closed(io.BytesIO(data) if isinstance(data, bytes) else data).load()
     except (pickle.UnpicklingError, EOFError, TypeError, AttributeError, ValueError, LookupError) as error:
@@ -72,7 +73,7 @@ def load(data: bytes | mmap.mmap, document: str) -> Any:
 
 
 def _check(data: bytes | mmap.mmap, document: str) -> None:
-    """Walk over the opcodes to the one that ends the pickle; ``DataError`` for one that is not allowed."""
+    """Check the opcodes up to the end of the pickle; ``DataError`` for one that is not allowed."""
     index, end, tuples = 2, len(data), 0
     while True:
         match = _PLAIN.match(data, index)
@@ -87,9 +88,9 @@ def _check(data: bytes | mmap.mmap, document: str) -> None:
             size = int.from_bytes(data[index + 1 : index + 1 + width], "little")
             index += 1 + width
             if size > end - index:
-                raise DataError(f"a {what} of {size:,} bytes in a file that ends before it does")
+                raise DataError(f"a {what} of {size:,} bytes that the file does not contain completely")
             index += 0 if code == _FRAME else size
-        elif code == _LONG_PUT:  # the memo is as long as its highest number
+        elif code == _LONG_PUT:  # The memo is as long as its highest number.
             number = int.from_bytes(data[index + 1 : index + 5], "little")
             if number > index:
                 raise DataError(f"memo index {number:,} at byte {index:,}: refused")
@@ -105,10 +106,10 @@ def _check(data: bytes | mmap.mmap, document: str) -> None:
 
 
 class _Closed(pickle.Unpickler):
-    """Finds nothing by name, should the walk ever have missed something."""
+    """Unpickler that finds nothing by name, in case the check missed something."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError("it asks for a class")
+        raise pickle.UnpicklingError("it needs a class")
 
     def persistent_load(self, pid: Any) -> NoReturn:
-        raise pickle.UnpicklingError("it asks for a persistent object")
+        raise pickle.UnpicklingError("it needs a persistent object")

@@ -1,7 +1,7 @@
-"""Work in processes of which one may be killed at any time without the others' work being lost.
+"""Work in processes that may be killed at any time without losing the work of the others.
 
 Each process has one task at a time, so as many traces are in memory as there are processes. A task whose process dies
-(out of memory, killed) is tried once more when all others are done, alone: it then has the memory to itself.
+(out of memory, killed) is tried once more after all others, alone, with the memory to itself.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from msgspec import Struct
 Task = TypeVar("Task")
 Done = TypeVar("Done")
 
-# An executor does the work of all tasks somewhere and gives (place of the task, what the work returned, or how the
-# task was lost) as each ends: ``executor(work, tasks)``. What the work raises is raised.
+# An executor does the work of all tasks and yields (index of the task, result of the work, or the lost task) as each
+# ends: ``executor(work, tasks)``. Errors of the work are raised.
 
 
 class LostTask(Struct, frozen=True, kw_only=True):
-    """A task whose process died each time. ``why``: what became of it (``was killed by signal 9, twice``)."""
+    """A task whose process died each time. ``why``: reason such as ``was killed by signal 9, twice``."""
 
     why: str
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def work_here(work: Callable[[Task], Done], tasks: Sequence[Task]) -> Iterator[tuple[int, Done | LostTask]]:
-    """The executor in this process: one task after the other."""
+    """Executor in this process: one task after the other."""
     for index, task in enumerate(tasks):
         yield index, work(task)
 
@@ -48,7 +48,7 @@ def work_here(work: Callable[[Task], Done], tasks: Sequence[Task]) -> Iterator[t
 def work_through(
     work: Callable[[Task], Done], tasks: Sequence[Task], jobs: int
 ) -> Iterator[tuple[int, Done | LostTask]]:
-    """The executor in at most ``jobs`` processes; with one all is done here.
+    """Executor in at most ``jobs`` processes; with one, all work is done here.
 
     ``work``, tasks and results must be picklable.
     """
@@ -88,7 +88,7 @@ def _round(
 
 
 class _Worker:
-    """A process and the line to it."""
+    """A process and the connection to it."""
 
     def __init__(self, work: Callable[[Any], Any], others: Sequence[_Worker]) -> None:
         forks = _can_fork()
@@ -105,16 +105,16 @@ class _Worker:
         self.index = -1
 
     def give(self, waiting: deque[int], tasks: Sequence[Any]) -> bool:
-        """The next task; false if none waits."""
+        """Send the next task; return ``False`` if none waits."""
         if not waiting:
             return False
         self.index = waiting.popleft()
-        with contextlib.suppress(OSError):  # it is dead, which `take` finds out
+        with contextlib.suppress(OSError):  # It is dead, which `take` finds out.
             self.line.send(tasks[self.index])
         return True
 
     def take(self) -> Any:
-        """What it did, or how it was lost. Raises what the work raised."""
+        """Return its result, or the lost task; raise the errors of the work."""
         try:
             done, problem = self.line.recv()
         except (EOFError, OSError):
@@ -132,14 +132,14 @@ class _Worker:
 
 
 def _can_fork() -> bool:
-    """Forking starts in milliseconds; beside other threads it may copy a lock that is never released."""
+    """Return whether forking, which takes milliseconds, is safe: another thread may hold a lock forever."""
     return sys.platform == "linux" and threading.active_count() == 1 and "jax" not in sys.modules
 
 
 def _serve(work: Callable[[Any], Any], line: Connection, inherited: Sequence[Connection]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of the group; the parent ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group, and the parent ends this process.
     for other in inherited:
-        other.close()  # else the end of the parent goes unnoticed
+        other.close()  # Otherwise the end of the parent goes unnoticed.
     while True:
         try:
             task = line.recv()
@@ -148,7 +148,7 @@ def _serve(work: Callable[[Any], Any], line: Connection, inherited: Sequence[Con
         try:
             done, problem = work(task), None
         except MemoryError:
-            os._exit(1)  # what is left of the memory is not to be trusted; the task is tried again, alone
+            os._exit(1)  # The remaining memory is unreliable, so the task is tried again, alone.
         except Exception as error:
             done, problem = None, _picklable(error)
         try:

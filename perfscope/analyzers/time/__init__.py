@@ -1,4 +1,4 @@
-"""Where the time of a recording went: the account of the step, device time, steps, calls, call sites."""
+"""Time of a recording: device time, idle gaps and their causes, steps, calls, call sites."""
 
 from __future__ import annotations
 

@@ -15,8 +15,7 @@ that ends it:
 4. Time in long ops, or in no recorded activity, is *launch* in an interval below ``STALL_NS`` (Python between two ops
    is part of the price of launching), else *other_host*.
 5. After the last work: what the main thread did; *unexplained* if no host thread is recorded.
-
-6. Of the host's causes, and of ops on the host, what the thread waited for a core is *core_wait* (``cores``).
+6. Time of the host's causes, and of ops on the host, in which the thread waited for a core is *core_wait*.
 
 Without an accelerator in the recording, instructions of XLA programs on any thread and ops on the main thread are the
 compute. The rest of the main thread's time is divided alike.
@@ -55,42 +54,42 @@ from perfscope.model.trace import MISSING, CallKind, Trace
 from perfscope.model.units import format_share
 
 COLD_SHARE = 0.1
-"""Of a step: one that compiles for longer is no measure of a warm step ..."""
+"""Share of a step from which compiling makes it cold, so that it does not represent a warm step."""
 COLD_OF_SHORTEST = 0.5
-"""... if it compiles for longer than half of the shortest step: lookups of compiled code are in every step."""
+"""The same relative to the shortest step, because every step looks up compiled code."""
 
 
 ODD = 2.0
-"""Times the median step: an outlier of the recorded steps, as a slow step of the run (``slow_steps``) ..."""
+"""Ratio to the median step from which a recorded step is an outlier, as in ``slow_steps``."""
 RARE = 0.1
-"""... if at most so many of the steps without a profiler are that slow. More are a part of what the program does."""
+"""Largest share of steps without a profiler that are that slow; more of them are part of the program's usual work."""
 LEAST_FREE = 10
-"""Steps without a profiler: fewer do not say how rare a slow one is."""
+"""Minimum number of steps without a profiler: fewer do not show how rare a slow step is."""
 
 
 class StepAccount(Struct, frozen=True, kw_only=True):
-    """Where the steps went on one device, or on the host where no accelerator is in the recording."""
+    """Time of the steps by cause on one device, or on the host without an accelerator in the recording."""
 
     rank: int | None
     device: int
-    """Row of ``devices``; ``MISSING``: the host."""
+    """Row of ``devices``; ``MISSING`` for the host."""
     ordinal: int
-    """Number of the device in its process; ``MISSING``: the host."""
+    """Number of the device in its process; ``MISSING`` for the host."""
     name: str
     numbers: tuple[int, ...]
-    """Numbers of the steps; empty where the account is of the whole capture."""
+    """Numbers of the steps; empty if the account covers the whole capture."""
     causes_ns: Mapping[Cause, tuple[int, ...]]
-    """Per cause one value a step (one for the whole capture), ns. Per step the causes sum to it."""
+    """Per cause, one value per step (one for the whole capture), ns. The causes of a step sum to its length."""
     phases_ns: Mapping[Phase, int] = field(default_factory=dict)
     """Busy time of all steps by phase, ns; the phases sum to ``busy_ns``."""
     cold: tuple[int, ...] = ()
-    """Numbers of steps of ``numbers`` that compiled: of ``warm_accounts`` those that are left out."""
+    """Numbers of the steps that compiled; ``warm_accounts`` exclude them."""
     outliers: tuple[int, ...] = ()
-    """The same of steps that took far longer than the others, as few steps of the run do."""
+    """Numbers of the steps that took far longer than the others, if such steps are rare in the run; also excluded."""
 
     @property
     def total_ns(self) -> dict[Cause, int]:
-        """Per cause the sum over the steps."""
+        """Sum over the steps, by cause."""
         return {cause: sum(values) for cause, values in self.causes_ns.items()}
 
     @property
@@ -106,22 +105,19 @@ class StepAccount(Struct, frozen=True, kw_only=True):
         return dict(zip(CAUSES, means.tolist(), strict=True))
 
     def steady_ns(self, causes: Iterable[Cause]) -> int:
-        """What every step has of some causes together, at least: the smallest step's times the number of steps.
-
-        On the host the system gives the processor to others now and then; what a program does is in every step.
-        """
+        """Return the time of some causes that every step has: the smallest step's times the number of steps."""
         steps = [sum(values) for values in zip(*(self.causes_ns[cause] for cause in causes), strict=True)]
         return len(steps) * min(steps, default=0)
 
     def shares(self, causes: Iterable[Cause]) -> list[float]:
-        """Per step the share of some causes together, from 0 to 1."""
+        """Return the share of some causes per step, from 0 to 1."""
         of_steps = zip(*(self.causes_ns[cause] for cause in causes), strict=True)
         wholes = zip(*self.causes_ns.values(), strict=True)
         return [sum(part) / (sum(whole) or 1) for part, whole in zip(of_steps, wholes, strict=True)]
 
     @property
     def busy_ns(self) -> int:
-        """Of it, the time in which the device worked."""
+        """Time in which the device worked."""
         return sum(sum(self.causes_ns[cause]) for cause in BUSY)
 
 
@@ -135,10 +131,10 @@ def least_computing(accounts: Iterable[StepAccount]) -> StepAccount | None:
 
 
 def cause_intervals(trace: Trace) -> dict[int, dict[Cause, Intervals]]:
-    """Per row of ``devices`` that worked (``MISSING``: the host, where none did) the disjoint intervals of each cause.
+    """Return disjoint intervals of each cause, per row of ``devices`` that worked (``MISSING``: the host if none did).
 
-    They cover the time from the first window's begin to the last one's end without a hole. Empty where the device data
-    cannot be true.
+    They cover the time from the first window's begin to the last one's end without gaps. Empty if the device data are
+    not plausible.
     """
     windows = trace.fact(account_windows)
     if not len(windows.starts) or windows.whole_ns <= 0 or trace.fact(device_doubts):
@@ -157,11 +153,11 @@ RUNS: tuple[Cause, ...] = (
     "compute", "input", "launch", "compilation", "memory", "collective_setup", "garbage_collection", "saving",
     "other_host",
 )  # fmt: skip
-"""Causes in which a thread of the host runs or wants to. In the others it is blocked, or no host is to blame."""
+"""Causes in which a thread of the host runs or could run. In the others it is blocked, or the host is not the cause."""
 
 
 def _without_waits(trace: Trace, parts: dict[Cause, Intervals], *, on_device: bool = False) -> dict[Cause, Intervals]:
-    """The parts of the host's time with what it waited for a core apart. Of a device's idle time it is a share."""
+    """Separate the wait for a core from the parts of the host's time. For a device's idle time it is a share."""
     waits = trace.fact(core_waits)
     if waits is None:
         return parts
@@ -176,26 +172,26 @@ def _busy(trace: Trace, device: int) -> dict[Cause, Intervals]:
 
 
 def _cause_of(activity: HostActivity) -> Cause:
-    """All but one activity have the name of their cause."""
+    """Return the cause with the name of the activity; only one activity has a different name."""
     return "other_host" if activity == HostActivity.OP else cast("Cause", activity.name.lower())
 
 
 def step_accounts(trace: Trace) -> tuple[StepAccount, ...]:
-    """One account a device that worked, in the order of ``devices``, or one of the host; none of an empty trace."""
+    """Return one account per device that worked, by ``devices``, or one of the host; empty for an empty trace."""
     return _accounts(trace, trace.fact(account_windows))
 
 
 class LeftOut(NamedTuple):
-    """Numbers of the steps that averages leave out."""
+    """Numbers of the steps that averages exclude."""
 
     cold: tuple[int, ...]
-    """They compiled."""
+    """Steps that compiled."""
     outliers: tuple[int, ...]
-    """They took far longer than the other recorded steps, as few steps of the run do."""
+    """Steps that took far longer than the other recorded steps, if such steps are rare in the run."""
 
 
 def left_out(trace: Trace) -> LeftOut:
-    """Steps that compiled, unless all did; and outliers, where steps without a profiler show that they are few."""
+    """Return the steps that compiled, unless all did, and outliers, if untraced steps show that they are rare."""
     windows = trace.fact(account_windows)
     lengths, count = windows.ends - windows.starts, len(windows.numbers)
     cold = odd = np.zeros(count, bool)
@@ -214,7 +210,7 @@ def left_out(trace: Trace) -> LeftOut:
 
 
 def warm_windows(trace: Trace) -> Windows:
-    """The usual steps: without those that compiled, and without outliers."""
+    """Return the usual steps: without those that compiled, and without outliers."""
     windows, out = trace.fact(account_windows), {number for group in trace.fact(left_out) for number in group}
     if not out:
         return windows
@@ -224,7 +220,7 @@ def warm_windows(trace: Trace) -> Windows:
 
 
 def warm_accounts(trace: Trace) -> tuple[StepAccount, ...]:
-    """``step_accounts`` of the usual steps: what averages are of."""
+    """Return ``step_accounts`` of the usual steps, the basis of averages."""
     accounts, warm = trace.fact(step_accounts), trace.fact(warm_windows)
     return _accounts(trace, warm) if any(trace.fact(left_out)) else accounts
 
@@ -256,14 +252,14 @@ def _accounts(trace: Trace, windows: Windows) -> tuple[StepAccount, ...]:
 
 
 def time_of_cause(trace: Trace, account: StepAccount, cause: Cause) -> Intervals:
-    """The intervals of a cause that lie in the steps of the account."""
+    """Return the intervals of a cause within the steps of the account."""
     windows = trace.fact(account_windows)
     spans = trace.fact(cause_intervals)[account.device].get(cause, EMPTY)
     return intersection(spans, union(windows.starts, windows.ends))
 
 
 def time_within(trace: Trace, cause: Cause, spans: Intervals) -> int:
-    """Time of ``cause`` in the steps that lies within ``spans``, of the device that has most of the cause; ns."""
+    """Return the time of ``cause`` in the steps within ``spans``, for the device with most of the cause; ns."""
     accounts = trace.fact(step_accounts)
     if not accounts:
         return 0
@@ -274,11 +270,11 @@ def time_within(trace: Trace, cause: Cause, spans: Intervals) -> int:
 
 
 UNRECORDED_SHARE = 0.5
-"""Of idle: if more than half of it follows work with no recorded launch, a clean answer would be a guess."""
+"""Share of idle time after work without a recorded launch from which a clean outcome would be a guess."""
 
 
 def abstain_if_unrecorded(accounts: Sequence[StepAccount], least_ns: float) -> None:
-    """``AbstainError`` where most idle time of the devices, ``least_ns`` at least, has no recorded cause."""
+    """Raise ``AbstainError`` if most idle time of the devices, at least ``least_ns``, has no recorded cause."""
     unknown = sum(account.total_ns["unexplained"] for account in accounts)
     idle = sum(account.whole_ns - account.busy_ns for account in accounts)
     if unknown > UNRECORDED_SHARE * idle and unknown >= least_ns:
@@ -289,7 +285,7 @@ def abstain_if_unrecorded(accounts: Sequence[StepAccount], least_ns: float) -> N
 
 
 def check_step_accounts(trace: Trace) -> None:
-    """``ValueError`` unless the causes of every step of every device sum to the step, exactly."""
+    """Raise ``ValueError`` unless the causes of every step of every device sum to the step exactly."""
     windows = trace.fact(account_windows)
     for account in trace.fact(step_accounts):
         sums = np.sum([account.causes_ns[cause] for cause in CAUSES], axis=0)
@@ -298,27 +294,27 @@ def check_step_accounts(trace: Trace) -> None:
 
 
 class IdleIntervals(Struct, frozen=True, kw_only=True):
-    """The idle intervals of one device from the first window's begin to the last one's end, and what ended each."""
+    """Idle intervals of one device from the first window's begin to the last one's end, and the end of each."""
 
     spans: Intervals
     ended: np.ndarray
     """Whether work of the device ends the interval; else the windows end in it."""
     launch: Int64
-    """Row of ``calls`` that launched that work; ``MISSING``: not recorded, or there is none."""
+    """Row of ``calls`` that launched that work; ``MISSING`` if not recorded."""
     begin: Int64
-    """When that call began, ns; 0 where it is not known."""
+    """Begin of that call, ns; 0 if unknown."""
     late: np.ndarray
-    """Whether the interval had begun before the call."""
+    """Whether the interval began before the call."""
     queued: np.ndarray
     """Whether the work was launched before the interval began."""
     thread: Int64
-    """Row of ``threads`` that launched, the main thread where that is not known."""
+    """Row of ``threads`` that launched; the main thread if unknown."""
     wait: Int64
-    """Row of ``calls``: the wait for the device that emptied its queue before the interval; ``MISSING``: none."""
+    """Row of ``calls`` of the wait for the device that emptied its queue before the interval; ``MISSING`` if none."""
 
 
 def idle_intervals(trace: Trace) -> dict[int, IdleIntervals]:
-    """Per row of ``devices`` that worked: when it was idle in the account's time."""
+    """Return the idle intervals in the account's time, per row of ``devices`` that worked."""
     windows = trace.fact(account_windows)
     if not len(windows.starts) or windows.whole_ns <= 0:
         return {}
@@ -349,7 +345,7 @@ def _idle_intervals(trace: Trace, device: int, low: int, high: int) -> IdleInter
 
 
 def _idle(trace: Trace, device: int) -> dict[Cause, Intervals]:
-    """Idle time of a device by cause."""
+    """Return the idle time of a device by cause."""
     intervals = trace.fact(idle_intervals)[device]
     idle, late, thread = intervals.spans, intervals.late, intervals.thread
     tail = ~intervals.ended & (thread != MISSING)
@@ -379,7 +375,7 @@ def _idle(trace: Trace, device: int) -> dict[Cause, Intervals]:
 
 
 class IdlePieces(Struct, frozen=True, kw_only=True):
-    """Idle time of one cause within the windows, one entry an idle interval of a device that has some of it."""
+    """Idle time of one cause within the windows, one entry per idle interval of a device with this cause."""
 
     device: Int64
     """Row of ``devices``."""
@@ -389,9 +385,9 @@ class IdlePieces(Struct, frozen=True, kw_only=True):
     cost_ns: Int64
     """Time of the cause in it, ns."""
     launch: Int64
-    """Row of ``calls`` that ended the interval; ``MISSING`` where it is not known."""
+    """Row of ``calls`` that ended the interval; ``MISSING`` if unknown."""
     wait: Int64
-    """Row of ``calls``: the wait that emptied the queue before, else the last wait that began in it or before."""
+    """Row of ``calls``: the wait that emptied the queue before, else the last wait that began before the end."""
 
     def __len__(self) -> int:
         """Number of idle intervals."""
@@ -420,27 +416,27 @@ def idle_pieces(trace: Trace, cause: Cause, windows: Windows | None = None) -> I
 
 
 def of_device(pieces: IdlePieces, device: int) -> IdlePieces:
-    """Those of one device (row of ``devices``)."""
+    """Return the pieces of one device (row of ``devices``)."""
     here = pieces.device == device
     return IdlePieces(**{name: getattr(pieces, name)[here] for name in pieces.__struct_fields__})
 
 
 def worst_device(pieces: IdlePieces) -> IdlePieces:
-    """Those of the device that has most of the time: devices idle side by side."""
+    """Return the pieces of the device with most of the time, because devices are idle in parallel."""
     if not len(pieces):
         return pieces
     return of_device(pieces, int(np.argmax(np.bincount(pieces.device, weights=pieces.cost_ns))))
 
 
 def _last_wait(trace: Trace, times: Int64) -> Int64:
-    """The wait for the device that began last before each of ``times``: row of ``calls``, ``MISSING`` if none did."""
+    """Return the last wait for the device that began before each of ``times``: row of ``calls``, or ``MISSING``."""
     rows = trace.fact(_waits_by_start)
     index = np.searchsorted(trace.rows["calls"]["start_ns"][rows], times) - 1
     return np.where(index < 0, MISSING, pick(rows, index))
 
 
 def _waits_by_start(trace: Trace) -> Int64:
-    """Calls that wait for the device, by their start."""
+    """Return the calls that wait for the device, by start."""
     rows = trace.fact(blocking_calls)
     return rows[np.argsort(trace.rows["calls"]["start_ns"][rows], kind="stable")]
 
@@ -448,7 +444,7 @@ def _waits_by_start(trace: Trace) -> Int64:
 def _by_host(
     trace: Trace, thread: int, spans: Intervals, sync: Intervals, long: Intervals
 ) -> Iterable[tuple[Cause, Intervals]]:
-    """``spans`` of a late host by what the thread did, or else the main thread."""
+    """Yield ``spans`` of a late host by activity of the thread, or else of the main thread."""
     parts, rest = divide(trace, thread, spans, {HostActivity.SYNC: sync})
     divided = list(parts.items())
     main = trace.fact(main_thread)
@@ -467,10 +463,10 @@ def _by_host(
 
 
 def _on_host(trace: Trace, low: int, high: int) -> dict[Cause, Intervals]:
-    """Time of a program without an accelerator in ``[low, high)``.
+    """Return the time of a program without an accelerator in ``[low, high)``.
 
-    XLA's CPU client runs programs on its own threads, as a device would: their time is compute, whatever the main
-    thread does meanwhile. The rest of the time is the main thread's.
+    XLA's CPU client runs programs on its own threads, like a device: their time is compute, whatever the main thread
+    does meanwhile. The rest of the time is the main thread's.
     """
     thread = trace.fact(main_thread)
     activities = trace.fact(host_activities)

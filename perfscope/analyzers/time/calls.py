@@ -1,9 +1,8 @@
-"""Which runtime and driver calls make the host wait for the device, and which of them are the program's.
+"""Runtime and driver calls that make the host wait for the device, and which of them belong to the program.
 
-CUDA, HIP and MTIA names, runtime and driver. A call blocks by its name, or because it is an asynchronous
-copy with pageable host memory: the driver finishes a copy to the host before it returns, and stages a large
-copy to the device through a buffer of its own, for which it may wait for the stream (CUDA runtime API, "API
-synchronization behavior").
+CUDA, HIP and MTIA names, runtime and driver. A call blocks by its name, or because it is an asynchronous copy with
+pageable host memory: the driver finishes a copy to the host before it returns, and stages a large copy to the device
+through its own buffer, for which it may wait for the stream (CUDA runtime API, "API synchronization behavior").
 """
 
 from __future__ import annotations
@@ -21,20 +20,11 @@ from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, CallKind, CopyKind, HostMemory, SliceKind, Trace
 
 Framework = Literal["torch", "jax", "none"]
-"""What a program is written with, as far as its advice is concerned; ``none``: CUDA or HIP alone."""
+"""Framework of a program, for advice; ``none``: only CUDA or HIP."""
 
 _OF_ANY_PROGRAM = ("nsys", "perfetto")
-"""Formats that record programs without a framework as well."""
+"""Formats that also record programs without a framework."""
 _TORCH_NAMES = ("aten::", "at::native::", "void at::native::", "c10d::", "torch/")
-
-
-def framework(trace: Trace) -> Framework:
-    """By what was recorded: executed XLA programs, a profiler of PyTorch, or names of PyTorch's ops and kernels."""
-    if len(trace.rows["hlo_ops"]) or trace.hlo:
-        return "jax"
-    named = trace.source.format not in _OF_ANY_PROGRAM or any(text.startswith(_TORCH_NAMES) for text in trace.strings)
-    return "torch" if named else "none"
-
 
 _NameTest = Callable[[str], bool]
 
@@ -55,25 +45,46 @@ _BLOCKING = re.compile(
 )
 
 STAGED_BYTES = 64 * 1024
-"""Up to 64 KiB a copy from pageable memory is handed over with the command and the call returns at once."""
+"""Limit up to which a copy from pageable memory is passed with the command and the call returns at once: 64 KiB."""
 
 _ASYNC_COPY = re.compile(r"(cuda|hip)Memcpy\w*Async|cuMemcpy\w*Async")
+
 _DEVICE_WIDE = re.compile(r"(cuda|hip)DeviceSynchronize|cuCtxSynchronize")
+
 _PROFILER_FRAMES = ("torch/profiler/", "torch/autograd/profiler.py")
+
+NO_OP = "(outside every op)"
+
+SHORT_DELAY_NS = 10_000
+"""Maximum delay of a launch on an idle device (usually 3 to 8 us): with less, nothing was queued before it."""
+
+SHORT_NS = 10_000
+"""Duration below which a kernel spends at least a fifth of its time filling and draining the device."""
+
+RAMP_NS = 2_000
+"""Fixed time of a kernel: an empty kernel takes 1 to 2 us in recordings, and less compute does not shorten that."""
+
+
+def framework(trace: Trace) -> Framework:
+    """Return the framework by the recording: executed XLA programs, a profiler of PyTorch, or names of its ops."""
+    if len(trace.rows["hlo_ops"]) or trace.hlo:
+        return "jax"
+    named = trace.source.format not in _OF_ANY_PROGRAM or any(text.startswith(_TORCH_NAMES) for text in trace.strings)
+    return "torch" if named else "none"
 
 
 def base_name(name: str) -> str:
-    """A call's name without the version suffixes that some tools keep (``cudaFree_v3020``)."""
+    """Return a call's name without the version suffixes that some tools keep (``cudaFree_v3020``)."""
     return _VERSION_SUFFIX.sub("", name)
 
 
 def blocks_by_name(name: str) -> bool:
-    """Whether a call of that name returns only when the device has caught up."""
+    """Whether a call with that name returns only when the device has finished."""
     return _BLOCKING.fullmatch(base_name(name)) is not None
 
 
 def blocking_calls(trace: Trace) -> npt.NDArray[np.int64]:
-    """Rows of ``calls`` that make the host wait for the device, without the profiler's own, in table order."""
+    """Return rows of ``calls`` that make the host wait for the device, without the profiler's own, in table order."""
     calls = trace.rows["calls"]
     blocking = np.isin(calls["name"], _codes(trace, blocks_by_name))
     blocking[_pageable_copies(trace)] = True
@@ -83,10 +94,10 @@ def blocking_calls(trace: Trace) -> npt.NDArray[np.int64]:
 
 
 def profiler_syncs(trace: Trace) -> npt.NDArray[np.int64]:
-    """Rows of ``calls`` in which the profiler itself waits for the device.
+    """Return the rows of ``calls`` in which the profiler itself waits for the device.
 
-    Kineto waits once when it starts or stops. Such a call is device wide, lies outside every op, and
-    either has no launch on one of its sides, or stands in a frame of the profiler.
+    Kineto waits once when it starts or stops. Such a call is device-wide, outside of every op, and either has no launch
+    on one of its sides, or is in a frame of the profiler.
     """
     calls = trace.rows["calls"]
     wide = np.flatnonzero(np.isin(calls["name"], _codes(trace, lambda name: bool(_DEVICE_WIDE.fullmatch(name)))))
@@ -106,7 +117,7 @@ def profiler_syncs(trace: Trace) -> npt.NDArray[np.int64]:
 
 
 def waits_for_all_streams(trace: Trace, call: int) -> bool:
-    """Whether a row of ``calls`` waits for all work of a device and not for one stream or event."""
+    """Whether a row of ``calls`` waits for all work of a device, not only for one stream or event."""
     return bool(_DEVICE_WIDE.fullmatch(base_name(trace.text(int(trace.rows["calls"]["name"][call])))))
 
 
@@ -131,19 +142,16 @@ def _pageable_copies(trace: Trace) -> npt.NDArray[np.int64]:
 
 
 def _codes(trace: Trace, matches: _NameTest) -> npt.NDArray[np.int64]:
-    """Codes of the call names that match, looked up once a distinct name."""
+    """Return the codes of the matching call names; each distinct name is tested once."""
     used = np.unique(trace.rows["calls"]["name"])
     return np.array([code for code in used if matches(base_name(trace.text(int(code))))], np.int64)
 
 
-# Where runtime calls stand on the host: their innermost op, and values summed by it. Vectorised.
-
-
-NO_OP = "(outside every op)"
+# Innermost ops of runtime calls on the host, and values summed by op. Vectorised.
 
 
 def ops_of_calls(trace: Trace, calls: npt.ArrayLike) -> Int64:
-    """Row of ``slices`` of the innermost op around each row of ``calls``; ``MISSING`` where there is none."""
+    """Return the row of ``slices`` of the innermost op around each row of ``calls``; ``MISSING`` if there is none."""
     rows = np.asarray(calls, np.int64)
     parents = trace.rows["calls"]["parent"]
     inside = np.where(rows == MISSING, MISSING, parents[np.maximum(rows, 0)]) if len(parents) else rows
@@ -153,7 +161,7 @@ def ops_of_calls(trace: Trace, calls: npt.ArrayLike) -> Int64:
 def largest_by_op(
     trace: Trace, calls: npt.ArrayLike, values: npt.ArrayLike, limit: int
 ) -> list[tuple[str, int, int, int]]:
-    """(op name, sum, count, largest) of ``values`` by the op around ``calls``, the largest sum first."""
+    """Return (op name, sum, count, largest) of ``values`` by the op around ``calls``, largest sum first."""
     ops = ops_of_calls(trace, calls)
     amounts = np.asarray(values, np.int64)
     names = trace.rows["slices"]["name"]
@@ -169,25 +177,21 @@ def largest_by_op(
     ]
 
 
-# How far the host runs ahead of each device: delay from launch call to start, and the queue it makes.
-
-
-SHORT_DELAY_NS = 10_000
-"""A launch on an idle device starts in 3 to 8 us; below 10 us nothing was queued in front of it."""
+# Lead of the host over each device: delay from launch call to start, and the length of the queue.
 
 
 class LaunchDelay(Struct, frozen=True, kw_only=True):
-    """Launches of one device. Of a graph launch only the first kernel counts."""
+    """Launches of one device. Only the first kernel of a graph launch counts."""
 
     launches: int
     unqueued: int
-    """Launches that started within ``SHORT_DELAY_NS``: the device had nothing else to do."""
+    """Launches that started within ``SHORT_DELAY_NS``, on an otherwise idle device."""
     mean_queue: float
-    """Launched and not yet started work, averaged over the device's span (Little: sum of delays / span)."""
+    """Launched but not yet started work, averaged over the device's span (Little: sum of delays / span)."""
 
 
 def launch_delays(trace: Trace) -> dict[int, LaunchDelay]:
-    """Per row of ``devices`` that has launches with a known call. Delays below zero (clock skew) count as 0."""
+    """Return the delays per row of ``devices`` with known launch calls. Negative delays (clock skew) count as 0."""
     kernels, calls = trace.rows["kernels"], trace.rows["calls"]
     result = {}
     for device, on_device in enumerate(trace.fact(rows_by_device)["kernels"]):
@@ -207,33 +211,26 @@ def launch_delays(trace: Trace) -> dict[int, LaunchDelay]:
     return result
 
 
-# Pairs of short kernels that follow each other on a busy device, and what merging each would save at most.
-
-
-SHORT_NS = 10_000
-"""A kernel below this spends a fifth or more of its time filling and draining the device."""
-
-RAMP_NS = 2_000
-"""Duration of an empty kernel as profilers record it is 1 to 2 us: computing less does not get below it."""
+# Pairs of consecutive short kernels on a busy device, and the upper bound of the saving by merging each.
 
 
 class ShortPairs(Struct, frozen=True, kw_only=True):
-    """One entry a pair, by its second kernel."""
+    """One entry per pair, by its second kernel."""
 
     kernel: Int64
-    """Row of ``kernels``: the second of the pair."""
+    """Row of ``kernels`` of the second kernel."""
     gap_ns: Int64
-    """Time between the two, in which the device was idle although the second was queued."""
+    """Time between the two in which the device was idle although the second was queued."""
     saved_ns: Int64
     """Gap plus ramp: ``min(RAMP_NS, duration)`` of the second kernel."""
 
 
 def short_pairs(trace: Trace, device: int) -> ShortPairs:
-    """Pairs on one device (row of ``devices``).
+    """Return the pairs on one device (row of ``devices``).
 
-    Two compute kernels below ``SHORT_NS``, neighbours in the order of start of all work of the device, on one
-    stream, nothing else running when the second starts, and the second launched before the first ended.
-    Kernels without a known launch are left out: whether they were queued is not known.
+    Two compute kernels below ``SHORT_NS``, neighbours in the order of start of all work of the device, on one stream,
+    with nothing else running when the second starts, and the second launched before the first ended. Kernels without a
+    known launch are excluded, because it is unknown whether they were queued.
     """
     tables = [trace.rows["kernels"], trace.rows["copies"]]
     here = [trace.fact(rows_by_device)[table][device] for table in ("kernels", "copies")]

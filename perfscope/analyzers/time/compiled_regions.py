@@ -1,9 +1,9 @@
-"""Time inside compiled regions that no compiled graph runs in: what graph breaks leave to Python and to eager ops.
+"""Time inside compiled regions outside of compiled graphs: Python and eager ops due to graph breaks.
 
-A profiler shows a frame that dynamo rewrote as ``Torch-Compiled Region: 0/0``. Inside it stand calls of compiled graphs
-(``CompiledFunction`` where gradients are recorded, ``## Call CompiledFxGraph`` else) and, after a graph break, the
-line itself and the regions of the functions it calls and of the resume function. What a region does outside of all
-those is its own time: the broken line, lookups of compiled code, the way into the next graph.
+A profiler shows a frame that dynamo rewrote as ``Torch-Compiled Region: 0/0``. It contains calls of compiled graphs
+(``CompiledFunction`` if gradients are recorded, else ``## Call CompiledFxGraph``) and, after a graph break, the line
+itself and the regions of the functions it calls and of the resume function. The rest is the region's own time: the
+broken line, lookups of compiled code, the way into the next graph.
 """
 
 from __future__ import annotations
@@ -29,17 +29,27 @@ REGION = "Torch-Compiled Region"
 _GRAPH = "CompiledFunction"
 GRAPH_CALL = "## Call CompiledFxGraph"
 
+Rows = npt.NDArray[np.int64]
+
+_CPU_KERNEL = re.compile(r"graph_\d+_(cpp_\w+)$")
+
+_LIBRARY = re.compile(r"(?:extern_kernels|torch\.ops\.aten|aten)\.(\w+)")
+
+_OWN = re.compile(r"(?:torch\.ops\.)?(\w+)(?:::|\.)(\w+)(?:\.\w+)?")
+"""Name of an op of a custom library: ``mine::halved``, ``torch.ops.mine.halved.default``."""
+
+_FUSED = re.compile(r"(?:triton_\w{2,4}|cpp)_fused_")
+
+_GraphKey = tuple[str, str]
+
 
 def is_compiled(name: str) -> bool:
-    """Whether a host span of this name is a run of a compiled frame or graph."""
+    """Whether a host span with this name is a run of a compiled frame or graph."""
     return name == _GRAPH or name.startswith((REGION, GRAPH_CALL))
 
 
-Rows = npt.NDArray[np.int64]
-
-
 class Window(Struct, frozen=True, kw_only=True):
-    """A piece of host time."""
+    """An interval of host time."""
 
     thread: int
     start_ns: int
@@ -50,18 +60,19 @@ class Region(Struct, frozen=True, kw_only=True):
     """One run of a compiled frame."""
 
     compile_id: str | None
-    """``None``: this version of torch does not write it."""
+    """``None`` if this version of torch does not record it."""
     outer: int | None
-    """Index of the region around it."""
+    """Index of the enclosing region."""
     own: tuple[Window, ...]
-    """Its time outside compiled graphs and regions inside it; the way into the first graph left out where no region is
-    around it: a frame that compiles whole has that as well."""
+    """Its time outside of compiled graphs and inner regions; without the way into the first graph for outermost
+    regions, because a frame that compiles whole has that as well.
+    """
     graphs: int
-    """Calls of compiled graphs directly in it."""
+    """Number of calls of compiled graphs directly in it."""
 
 
 def regions(trace: Trace) -> tuple[Region, ...]:
-    """Every run of a compiled frame, by thread and start."""
+    """Return every run of a compiled frame, by thread and start."""
     slices = trace.rows["slices"]
     by_prefix = {
         REGION: [code for code, text in enumerate(trace.strings) if text == REGION or text.startswith(REGION + ":")],
@@ -107,28 +118,18 @@ def _own(
     )
 
 
-# From what ran to what inductor compiled: which kernel of the log a host span of a trace is.
+# Kernels of the log of inductor that host spans of a trace belong to.
 #
-# A call of a compiled graph (``## Call CompiledFxGraph <hash> ##``) runs its kernels and library calls as its
-# children: ``triton_poi_fused_add_0`` or ``graph_0_cpp_fused_add_0`` (with inductor's kernel profile), and
-# ``aten::mm`` for ``extern_kernels.mm``. They come in the order of the output code, so the k-th one is the k-th call
-# of the log. Which graph a hash stands for follows from the names: of the graphs of the log, the one whose calls are
-# all of them in order. A frame that was compiled again may fit several times: all of them are the same lines. Where
-# no graph fits, or graphs of different lines do, a kernel is joined by its name alone if the log has one of that
-# name.
-
-
-_CPU_KERNEL = re.compile(r"graph_\d+_(cpp_\w+)$")
-_LIBRARY = re.compile(r"(?:extern_kernels|torch\.ops\.aten|aten)\.(\w+)")
-_OWN = re.compile(r"(?:torch\.ops\.)?(\w+)(?:::|\.)(\w+)(?:\.\w+)?")
-"""An op of a custom library: ``mine::halved``, ``torch.ops.mine.halved.default``."""
-_FUSED = re.compile(r"(?:triton_\w{2,4}|cpp)_fused_")
-
-_GraphKey = tuple[str, str]
+# A call of a compiled graph (``## Call CompiledFxGraph <hash> ##``) runs its kernels and library calls as its children:
+# ``triton_poi_fused_add_0`` or ``graph_0_cpp_fused_add_0`` (with inductor's kernel profile), and ``aten::mm`` for
+# ``extern_kernels.mm``. They follow the order of the output code, so the k-th one is the k-th call of the log. The
+# graph of a hash follows from the names: it is the graph of the log whose calls all appear in order. A frame that was
+# compiled again may match several times, always with the same lines. If no graph matches, or graphs with different
+# lines do, a kernel is matched by its name if that is unique in the log.
 
 
 def compiled_rows(trace: Trace) -> Mapping[int, int]:
-    """Row of ``slices`` -> index in ``CompileLog.kernels``, of all that fit one; empty without a log."""
+    """Map rows of ``slices`` to indices in ``CompileLog.kernels``, for matched rows; empty without a log."""
     log = trace.compile_log
     if log is None or not log.kernels:
         return {}
@@ -149,7 +150,7 @@ def compiled_rows(trace: Trace) -> Mapping[int, int]:
         if key not in joined:
             fitting = _graphs_of([name for _, name in ran], calls_of, key[1])
             same = {tuple(log.kernels[index].places for index in graphs[graph]) for graph in fitting}
-            joined[key] = fitting[0] if len(same) == 1 else None  # compiled again, the lines are the same
+            joined[key] = fitting[0] if len(same) == 1 else None  # compiled again, with the same lines
         graph = joined[key]
         if graph is None:
             continue
@@ -162,7 +163,7 @@ def compiled_rows(trace: Trace) -> Mapping[int, int]:
 
 
 def compiled_kernel(trace: Trace, row: int) -> CompiledKernel | None:
-    """The kernel of the log that a row of ``slices`` is, or runs inside."""
+    """Return the kernel of the log that a row of ``slices`` is, or runs inside."""
     rows = trace.fact(compiled_rows)
     log = trace.compile_log
     if not rows or log is None:
@@ -172,16 +173,16 @@ def compiled_kernel(trace: Trace, row: int) -> CompiledKernel | None:
 
 
 def user_line(kernel: CompiledKernel) -> CodeLine | None:
-    """The first of its lines that is the user's, else the first one."""
+    """Return the first of its lines that is the user's, else the first line."""
     mine = (code_line for code_line in kernel.places if owner_of(code_line.file) is Owner.USER)
     return next(mine, kernel.places[0] if kernel.places else None)
 
 
 def call_name(name: str) -> str | None:
-    """What a kernel or library call is called on both sides; ``None`` for anything else.
+    """Return the common name of a kernel or library call; ``None`` for other names.
 
-    ``cpp_fused_mul_0`` of ``graph_3_cpp_fused_mul_0``, ``mm`` of ``aten::mm`` and of ``extern_kernels.mm``,
-    ``mine.halved`` of ``mine::halved`` and of ``torch.ops.mine.halved.default``.
+    ``cpp_fused_mul_0`` for ``graph_3_cpp_fused_mul_0``, ``mm`` for ``aten::mm`` and ``extern_kernels.mm``,
+    ``mine.halved`` for ``mine::halved`` and ``torch.ops.mine.halved.default``.
     """
     on_cpu = _CPU_KERNEL.match(name)
     if on_cpu is not None:
@@ -198,7 +199,7 @@ def call_name(name: str) -> str | None:
 
 
 def _calls(trace: Trace) -> dict[int, list[int]]:
-    """Row of each call of a graph -> its direct children, in order of start."""
+    """Map the row of each call of a graph to its direct children, in order of start."""
     slices = trace.rows["slices"]
     codes = [code for code, text in enumerate(trace.strings) if text.startswith(GRAPH_CALL)]
     rows = np.flatnonzero(np.isin(slices["name"], codes) & (slices["kind"] != SliceKind.PYTHON))
@@ -209,7 +210,7 @@ def _calls(trace: Trace) -> dict[int, list[int]]:
 
 
 def _region_of(trace: Trace, row: int) -> str | None:
-    """The compile id of the region around a row; a backward graph runs in none."""
+    """Return the compile id of the region around a row; a backward graph is in none."""
     slices = trace.rows["slices"]
     for ancestor in lineage(trace, row):
         text = trace.text(int(slices["name"][ancestor]))
@@ -219,7 +220,7 @@ def _region_of(trace: Trace, row: int) -> str | None:
 
 
 def _graphs_of(ran: Sequence[str], names: Mapping[_GraphKey, list[str]], region: str | None) -> list[_GraphKey]:
-    """The graphs whose calls ran, in their order; of several those that have every fused kernel that ran."""
+    """Return the graphs whose calls ran, in order; of several, those with every fused kernel that ran."""
     fitting = [
         key
         for key, calls in names.items()
@@ -232,7 +233,10 @@ def _graphs_of(ran: Sequence[str], names: Mapping[_GraphKey, list[str]], region:
 
 
 def _places(wanted: Sequence[str], names: Sequence[str]) -> list[int | None]:
-    """Position of each wanted name in ``names``, after the previous one's; ``None`` for a name that does not follow."""
+    """Return the position of each wanted name in ``names``, after the previous one.
+
+    ``None`` for a name that does not follow.
+    """
     positions: list[int | None] = []
     index = 0
     for name in wanted:
@@ -244,7 +248,7 @@ def _places(wanted: Sequence[str], names: Sequence[str]) -> list[int | None]:
 
 
 def _in_order(ran: Sequence[str], calls: Sequence[str]) -> list[int | None]:
-    """For each span that ran the call it is; ``None`` for those between (allocations, copies)."""
+    """Return the call of each span that ran; ``None`` for spans between calls (allocations, copies)."""
     order: list[int | None] = [None] * len(ran)
     for position, index in enumerate(_places(calls, ran)):
         if index is not None:
@@ -255,7 +259,7 @@ def _in_order(ran: Sequence[str], calls: Sequence[str]) -> list[int | None]:
 def _by_name_alone(
     trace: Trace, names: Sequence[str | None], kernels: Sequence[CompiledKernel], rows_found: dict[int, int]
 ) -> None:
-    """Join fused kernels that no graph call told, where the log has one kernel of that name."""
+    """Match fused kernels outside of matched graph calls, if their name is unique in the log."""
     counts = Counter(kernel.name for kernel in kernels)
     only = {kernel.name: index for index, kernel in enumerate(kernels) if counts[kernel.name] == 1}
     slices = trace.rows["slices"]

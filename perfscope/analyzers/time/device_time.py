@@ -46,34 +46,34 @@ class DeviceTime(DeviceParts, frozen=True, kw_only=True):
     communication_ns: int
     """Union of communication kernels, hidden or not."""
     kernel_time_ns: int
-    """Sum of kernel durations; larger than busy where streams run side by side."""
+    """Sum of kernel durations; larger than busy if streams overlap."""
     kernels: int
     """Number of kernels."""
     start_ns: int
     end_ns: int
 
     def check(self) -> None:
-        """``ValueError`` unless the parts sum to the span and to busy, exactly."""
+        """Raise ``ValueError`` unless the parts sum to the span and to busy exactly."""
         busy = self.compute_ns + self.exposed_communication_ns + self.exposed_copy_ns
         if busy != self.busy_ns or busy + self.idle_ns != self.span_ns:
             raise ValueError(f"device {self.ordinal}: parts do not sum: {self}")
 
 
 class DeviceWork(NamedTuple):
-    """When one device worked. ``compute``, ``exposed_communication`` and ``exposed_copy`` are disjoint."""
+    """Times at which one device worked. ``compute``, ``exposed_communication`` and ``exposed_copy`` are disjoint."""
 
     compute: Intervals
-    """Kernels that are no communication."""
+    """Kernels other than communication."""
     communication: Intervals
     exposed_communication: Intervals
     exposed_copy: Intervals
     """Copies and memsets while no kernel ran."""
     busy: Intervals
-    """All of it."""
+    """Union of all work."""
 
 
 def device_work(trace: Trace) -> dict[int, DeviceWork]:
-    """When each row of ``devices`` worked, and at what."""
+    """Return the working times of each row of ``devices`` by kind of work."""
     kernels, copies = trace.rows["kernels"], trace.rows["copies"]
     rows = trace.fact(rows_by_device)
     result = {}
@@ -82,7 +82,7 @@ def device_work(trace: Trace) -> dict[int, DeviceWork]:
         compute = union_of(kernels, here[~communicates])
         communication = union_of(kernels, here[communicates])
         copying = union_of(copies, rows["copies"][device])
-        if trace.part is not None:  # work that begins before the part or ends after it counts while it lasts
+        if trace.part is not None:  # work that begins before the part or ends after it counts for its whole duration
             part = Intervals(np.array([trace.part.start_ns]), np.array([trace.part.end_ns]))
             compute, communication, copying = (intersection(work, part) for work in (compute, communication, copying))
         working = merge(compute, communication)
@@ -97,12 +97,12 @@ def device_work(trace: Trace) -> dict[int, DeviceWork]:
 
 
 def device_busy(trace: Trace) -> dict[int, Intervals]:
-    """Union of all device work (kernels, copies, memsets) per row of ``devices``."""
+    """Return the union of all device work (kernels, copies, memsets) per row of ``devices``."""
     return {device: work.busy for device, work in trace.fact(device_work).items()}
 
 
 def device_times(trace: Trace) -> tuple[DeviceTime, ...]:
-    """The accounting of every device that did work, in order of the ``devices`` table."""
+    """Return the times of every device that did work, in order of the ``devices`` table."""
     kernels, devices = trace.rows["kernels"], trace.rows["devices"]
     accounts = []
     for device, work in trace.fact(device_work).items():
@@ -131,6 +131,6 @@ def device_times(trace: Trace) -> tuple[DeviceTime, ...]:
 
 
 def check_device_times(trace: Trace) -> None:
-    """``ValueError`` unless the parts of every device's time sum to its span, exactly."""
+    """Raise ``ValueError`` unless the parts of every device's time sum to its span exactly."""
     for device in trace.fact(device_times):
         device.check()

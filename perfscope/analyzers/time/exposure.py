@@ -1,8 +1,8 @@
-"""How much of each communication kernel and each copy no other work covers; the parts sum exactly.
+"""Part of each communication kernel and each copy that no other work covers; the parts sum exactly.
 
-Per device: the time of a row that lies in no compute kernel, in no earlier row of its kind, and for
-copies in no communication either. A moment in which two rows run side by side belongs to the one that
-began first, so the rows sum to ``exposed_communication_ns`` and ``exposed_copy_ns`` of the device.
+Per device: the time of a row outside of every compute kernel, of every earlier row of its kind, and for copies also
+outside of communication. A moment in which two rows overlap belongs to the one that began first, so the rows sum to
+``exposed_communication_ns`` and ``exposed_copy_ns`` of the device.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from perfscope.model.trace import Rows, Trace
 
 
 def exposed_communication(trace: Trace) -> Int64:
-    """Per row of ``kernels``: exposed ns of a communication kernel; 0 for the others."""
+    """Return, per row of ``kernels``, the exposed ns of a communication kernel; 0 for others."""
     return _exposed(trace, "kernels", None)
 
 
 def communication_in_steps(trace: Trace) -> Int64:
-    """Per row of ``kernels``: the part of ``exposed_communication`` that lies in the account's windows, ns."""
+    """Return, per row of ``kernels``, the part of ``exposed_communication`` in the account's windows, ns."""
     return _exposed(trace, "kernels", _windows(trace))
 
 
 def exposed_copies(trace: Trace) -> Int64:
-    """Per row of ``copies``: ns in which no kernel ran and no copy that began earlier."""
+    """Return, per row of ``copies``, the ns in which no kernel ran and no copy that began earlier."""
     return _exposed(trace, "copies", None)
 
 
 def copies_in_steps(trace: Trace) -> Int64:
-    """Per row of ``copies``: the part of ``exposed_copies`` that lies in the account's windows, ns."""
+    """Return, per row of ``copies``, the part of ``exposed_copies`` in the account's windows, ns."""
     return _exposed(trace, "copies", _windows(trace))
 
 
 def exposed_until(trace: Trace, until_ns: Int64, device: int, computing: Intervals) -> Int64:
-    """Per row of ``kernels``: of ``communication_in_steps`` of kernels of ``device`` what lies before ``until_ns``.
+    """Return, per row of ``kernels`` of ``device``, the part of ``communication_in_steps`` before ``until_ns``.
 
-    ``until_ns``: per row of ``kernels``, shape (n,), ns. ``device``: row of ``devices``. ``computing``: when a
-    kernel that is no communication ran there.
+    ``until_ns``: per row of ``kernels``, shape (n,), ns. ``device``: row of ``devices``. ``computing``: when a kernel
+    other than communication ran on it.
     """
     kernels = trace.rows["kernels"]
     result = np.zeros(len(kernels), np.int64)
@@ -56,7 +56,7 @@ def _windows(trace: Trace) -> Intervals:
 
 
 def _exposed(trace: Trace, name: str, inside: Intervals | None) -> Int64:
-    """Of communication kernels beside computing ones, or of copies beside all kernels."""
+    """Return the exposed time of communication kernels next to compute kernels, or of copies next to all kernels."""
     table = trace.rows[name]
     exposed = np.zeros(len(table), np.int64)
     for device, work in trace.fact(device_work).items():
@@ -70,7 +70,7 @@ def _exposed(trace: Trace, name: str, inside: Intervals | None) -> Int64:
 def _uncovered(
     table: Rows, rows: Int64, by: Intervals, until_ns: Int64 | None = None, inside: Intervals | None = None
 ) -> Int64:
-    """Per row: ns in no interval of ``by`` and in no earlier row; only what lies before ``until_ns`` and ``inside``."""
+    """Return, per row, the ns outside of ``by`` and of every earlier row, before ``until_ns`` and in ``inside``."""
     order = np.argsort(table["start_ns"][rows], kind="stable")
     starts, ends = table["start_ns"][rows][order], table["end_ns"][rows][order]
     if not len(rows):

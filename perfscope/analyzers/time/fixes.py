@@ -1,7 +1,7 @@
-"""What to do about time of the host: by framework, phase of the program, and what the frame with most of it is.
+"""Advice about host time: by framework, phase of the program, and kind of the frame with most of the time.
 
-The rules of the host take their advice from here. A fix names calls that exist in the framework that was recorded.
-Where no entry fits, there is no fix: the finding then says what is known, and which recording would tell more.
+The rules about the host take their advice from here. A fix names calls that exist in the recorded framework. Without a
+matching entry there is no fix: the finding then has the known facts, and the recording that would show more.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from perfscope.model.finding import Where
 from perfscope.model.trace import Trace
 
 ProgramPhase = Literal["training", "evaluation", "generation", "service", "unknown"]
-"""What the recorded steps do. Evaluation: a model runs and nothing is differentiated or updated."""
+"""Activity of the recorded steps. Evaluation: a model runs without differentiation or updates."""
 
 
 class Situation(Struct, frozen=True, kw_only=True):
-    """What advice depends on."""
+    """Inputs of the choice of advice."""
 
     framework: Framework
     phase: ProgramPhase
 
 
 def situation(trace: Trace) -> Situation:
-    """Framework and phase of the recorded program; a fact of the trace."""
+    """Return framework and phase of the recorded program; a fact of the trace."""
     return Situation(framework=framework(trace), phase=_phase(trace))
 
 
@@ -66,7 +66,7 @@ def _phase(trace: Trace) -> ProgramPhase:
     return "evaluation" if graph is not None or len(spans["forward"][1].starts) or len(modules) else "unknown"
 
 
-# What a kind of frame does, in words.
+# Activity of a kind of frame, in words.
 
 
 _DOES: Mapping[FrameKind, str] = {
@@ -100,11 +100,11 @@ _DOES: Mapping[FrameKind, str] = {
 
 
 def does(kind: FrameKind) -> str:
-    """What the host does in frames of a kind, as the rest of a sentence that begins with ``the host``."""
+    """Return the host's activity in frames of a kind, as the rest of a sentence that begins with ``the host``."""
     return _DOES.get(kind, "does other work")
 
 
-# What to do, by kind of frame.
+# Advice by kind of frame.
 
 
 _ASYNC_TORCH = "Save less often, or asynchronously (`torch.distributed.checkpoint.async_save`)."
@@ -115,11 +115,11 @@ _ASYNC_ORBAX = (
 _ANY: Mapping[FrameKind, str] = {
     FrameKind.LOGGING: "Log every N steps, and pass numbers that are on the host already.",
     FrameKind.CHECKPOINT: "Save less often, or in another thread.",
-    FrameKind.GARBAGE_COLLECTION: "Freeze what the warm-up made (`gc.collect(); gc.freeze()`) and collect every N "
-    "steps at most.",
+    FrameKind.GARBAGE_COLLECTION: "Freeze what the warm-up made (`gc.collect(); gc.freeze()`) and collect at most "
+    "every N steps.",
     FrameKind.SLEEP: "Remove the sleep, or sleep in another thread.",
     FrameKind.LOCK: "Let the other thread work ahead, or wait for it after the work of the step is launched.",
-    FrameKind.QUEUE: "Fill the queue ahead: more producers, or a larger queue.",
+    FrameKind.QUEUE: "Fill the queue early: more producers, or a larger queue.",
     FrameKind.PROCESS_START: "Start the processes once, before the loop, and keep them.",
     FrameKind.LOADER: "Load ahead in other processes or threads, and fetch the next batch before the step ends.",
     FrameKind.DEBUGGING: "Turn off the run-time check or stack recording that this line starts.",
@@ -130,8 +130,8 @@ _TORCH: Mapping[FrameKind, str] = {
     FrameKind.CHECKPOINT: _ASYNC_TORCH,
     FrameKind.LOADER: "Load ahead: `DataLoader(..., num_workers=N, persistent_workers=True, prefetch_factor=4)`.",
     FrameKind.WORKER_START: "Keep the workers: `DataLoader(..., persistent_workers=True)`.",
-    FrameKind.DISPATCH: "Let Python do less between ops: larger batches, or `torch.compile(model)`.",
-    FrameKind.OPTIMIZER: "Let the update launch less: `fused=True`, or `torch.compile(optimizer.step)`.",
+    FrameKind.DISPATCH: "Reduce the Python work between ops: larger batches, or `torch.compile(model)`.",
+    FrameKind.OPTIMIZER: "Reduce the launches of the update: `fused=True`, or `torch.compile(optimizer.step)`.",
     FrameKind.COMPILED_CALL: 'Let a compiled call launch once: `mode="reduce-overhead"` makes a CUDA graph of it. One '
     "larger function in place of several small ones checks fewer guards.",
     FrameKind.ALLOCATOR: "Remove `torch.cuda.empty_cache()` and statistics of the allocator from the step.",
@@ -155,7 +155,7 @@ _BY_FRAMEWORK: Mapping[Framework, Mapping[FrameKind, str]] = {
     "none": {**_ANY, FrameKind.LOGGING: "Write less often, or in another thread."},
 }
 _NNX = "Keep the module taken apart between calls: `nnx.cached_partial(step, model, ...)`; a Flax NNX module is taken "
-_NNX += "apart in every call. Several steps in one call (`jax.lax.scan`) take it apart once."
+_NNX += "apart in every call. Several steps in one call (`jax.lax.scan`) take it apart only once."
 
 _TOKENIZER: Mapping[ProgramPhase, str] = {
     "training": "Tokenize once before training and store the ids, or in the workers of the loader.",
@@ -165,7 +165,7 @@ _TOKENIZE_AHEAD = "Tokenize in another thread or process while the device works 
 
 
 def frame_fix(kind: FrameKind, where: Situation, *, flax_nnx: bool = False) -> str:
-    """Return what to do about time in frames of a kind; ``""`` where no entry fits."""
+    """Return the advice about time in frames of a kind; ``""`` without an entry."""
     if kind is FrameKind.TOKENIZER:
         return _TOKENIZER.get(where.phase, _TOKENIZE_AHEAD)
     if kind is FrameKind.OPTIMIZER and where.phase not in ("training", "unknown"):
@@ -184,7 +184,7 @@ _MOVED: Mapping[ProgramPhase, str] = {
 
 
 def move(what: str, where: Situation) -> str:
-    """Return the fix for work of the program's own. ``what``: a function or a line of it."""
+    """Return the fix for the program's own work. ``what``: a function or a line of it."""
     how = _MOVED.get(where.phase, "do it once before the loop, in another process, or in a thread")
     return f"Move {what} out of the step: {how}."
 
@@ -198,20 +198,20 @@ _STACKS: Mapping[Framework, str] = {
 
 
 def record_stacks(where: Situation) -> str:
-    """Return which recording tells what the host does, as a sentence."""
+    """Return, as a sentence, which recording would show the host's activity."""
     return _STACKS[where.framework]
 
 
-# What to do about idle time of a cause that no rule explains further.
+# Advice about idle time of a cause that no rule explains further.
 
 
 _CAUSES: Mapping[Cause, str] = {
     "exposed_communication": "Start collectives earlier, so that independent work runs beside them.",
-    "exposed_copy": "Start copies earlier, from pinned memory and on a stream of their own.",
+    "exposed_copy": "Start copies earlier, from pinned memory and on a separate stream.",
     "sync": "Read results on the host less often, or after the next step is launched.",
     "input": "Fetch the next batch while the step runs.",
     "collective_setup": "Make the process groups and run a collective of each before the loop.",
-    "garbage_collection": "Call `gc.freeze()` after the warm-up, and collect every N steps at most.",
+    "garbage_collection": "Call `gc.freeze()` after the warm-up, and collect at most every N steps.",
     "saving": "Log every N steps, and save in another thread.",
     "other_ranks": "Send fewer and larger messages, unless one rank comes late (`straggler`).",
     "compilation": "Warm up before measuring, and keep shapes stable.",
@@ -243,11 +243,11 @@ _CAUSES_BY_FRAMEWORK: Mapping[Framework, Mapping[Cause, str]] = {
 
 
 def cause_fix(cause: Cause, where: Situation) -> str:
-    """Return what to do about time of a cause of the account; ``""`` where the cause alone tells nothing to do."""
+    """Return the advice about time of a cause of the account; ``""`` if the cause alone is not sufficient."""
     return _CAUSES_BY_FRAMEWORK[where.framework].get(cause, "")
 
 
-# What to do about reads of a value by the host, by kind of read.
+# Advice about reads of a value by the host, by kind of read.
 
 
 _DATA_DEPENDENT = (
@@ -291,7 +291,7 @@ _JAX_READS: Mapping[str, str] = {
 _NO_FRAMEWORK_READS: Mapping[str, str] = {
     "wait": _WAIT,
     "free": "Free device memory after the loop, or give it back to a pool (`cudaMallocAsync`, `cudaFreeAsync`).",
-    "copy": "Copy from and to pinned memory on a stream of its own, and wait for its event where the data is used.",
+    "copy": "Copy from and to pinned memory on a separate stream, and wait for its event where the data is used.",
 }
 _READS: Mapping[Framework, Mapping[str, str]] = {
     "torch": _TORCH_READS,
@@ -301,19 +301,19 @@ _READS: Mapping[Framework, Mapping[str, str]] = {
 _ITEM_ELSEWHERE: Mapping[tuple[Framework, ProgramPhase], str] = {
     ("torch", "evaluation"): "Keep the value on the device: add it to a tensor there and read that tensor after the "
     "loop.",
-    ("torch", "generation"): "Decide on the device: keep what tells that a sequence is finished in a tensor, and read "
-    "it every N tokens.",
+    ("torch", "generation"): "Decide on the device: keep the flags of finished sequences in a tensor, and read "
+    "them every N tokens.",
     ("torch", "service"): "Read all values of a request at once, at its end: `torch.stack(values).tolist()`.",
     ("jax", "evaluation"): "Keep the value on the device: sum it in the jitted function, and read it once after the "
     "loop.",
-    ("jax", "generation"): "Let the loop run on the device (`jax.lax.while_loop`), or read what tells that a sequence "
-    "is finished every N tokens.",
+    ("jax", "generation"): "Let the loop run on the device (`jax.lax.while_loop`), or read the flags of finished "
+    "sequences every N tokens.",
     ("jax", "service"): "Read all results of a request at once, at its end: `jax.device_get(results)`.",
 }
 
 
 def read_fix(kind: str, where: Situation) -> str:
-    """Return what to do about a read by the host; kinds without an entry have the general advice to read later.
+    """Return the advice about a read by the host; other kinds have the general advice to read later.
 
     ``kind``: that of ``GraphOp.host_read``, or ``copy``, ``wait``, ``free``.
     """

@@ -1,11 +1,11 @@
-"""What a frame or a host span is: user code, the autograd engine, an optimizer, logging, a lock, ...
+"""Kind of a frame or a host span: user code, the autograd engine, an optimizer, logging, a lock and so on.
 
 One table for all rules. A place is looked up by the path of its file inside an installed package or the standard
-library, then by its function; names without a file (callees, built-in functions, events of C++) by their last word.
-The names are those of PyTorch 2.0 to 2.13, JAX 0.4 to 0.10 and of the libraries as of 2026; a function that a version
-does not have is harmless.
+library, and by its function; names without a file (callees, built-in functions, C++ events) by their last word. The
+names are those of PyTorch 2.0 to 2.13, JAX 0.4 to 0.10 and of the libraries as of 2026; functions that a version lacks
+are harmless.
 
-Every look-up is linear in the length of the name: names come from files that nobody vouches for.
+Every look-up is linear in the length of the name, because names come from untrusted files.
 """
 
 from __future__ import annotations
@@ -17,18 +17,41 @@ from functools import lru_cache
 from perfscope.model.documents.stacks import COLLECTING
 from perfscope.model.frames import Owner, owner_of
 
+_LOGS = ("debug", "info", "warning", "warn", "error", "critical", "exception", "log", "_log", "handle", "callHandlers",
+         "emit", "flush", "format", "makeRecord", "findCaller", "getMessage")  # fmt: skip
+"""Functions of ``logging``. Every ``os.fork`` holds its locks without logging."""
+
+_OFTEN_THE_USERS = frozenset({"aim", "composer", "datasets", "grain", "ignite", "streaming", "tokenizers"})
+"""Packages whose names are also common for a program's own folders: the path must show that they are installed."""
+
+_JAX_FILES = ("profiler.py", "api.py", "array.py", "dispatch.py", "pjit.py", "compiler.py")
+"""XLA's Python tracer writes ``$array.py:12 _value``: only the name of the file."""
+
+_COMPILING = (
+    "(dynamo_timed)", "backend_compile", "BackendCompile", "XlaCompile", "Compiler::Compile", "PjRtClient::Compile",
+    "::CompileProgram", "HloPassPipeline", "CompileAndLoad", "trace_to_jaxpr", "lower_sharding_computation",
+    "lower_jaxpr_to_module", "compile_or_get_cached",
+)  # fmt: skip
+"""Substrings of event names: regions of torch.compile, functions of JAX, events of XLA, nvrtc in nvFuser."""
+
+_WAITING = ("::Await", "::BlockHostUntilReady")
+"""Substrings of events of XLA's client in which the host waits for a device."""
+
+_MOST_CHARACTERS = 400
+"""Maximum number of characters of a name without a file that are examined."""
+
 
 class FrameKind(IntEnum):
-    """What runs in a frame."""
+    """Kind of code that runs in a frame."""
 
     UNKNOWN = 0
-    """Nothing in the table: the standard library, events of a framework's C++."""
+    """Not in the table: the standard library, C++ events of a framework."""
     USER = 1
     """A file of the program."""
     LIBRARY = 2
-    """An installed package that the table does not name."""
+    """An installed package that is not in the table."""
     TRAINER = 3
-    """A library that holds the loop: Lightning, Accelerate, transformers' ``Trainer``, Keras."""
+    """A library with the training loop: Lightning, Accelerate, transformers' ``Trainer``, Keras."""
     SERVING = 4
     """A server or an inference engine around the model."""
     DISPATCH = 5
@@ -43,7 +66,7 @@ class FrameKind(IntEnum):
     """Communication with other ranks on the host."""
     COLLECTIVE_SETUP = 11
     LOADER = 12
-    """A data loader, with the program's own data set below it."""
+    """A data loader, including the program's data set that it calls."""
     WORKER_START = 13
     """A data loader starts or ends its worker processes."""
     PROCESS_START = 14
@@ -59,7 +82,7 @@ class FrameKind(IntEnum):
     QUEUE = 22
     """Waiting for a queue, a pipe or the result of another process."""
     DEVICE_WAIT = 23
-    """A call that returns when the device has caught up."""
+    """A call that returns when the device has finished."""
     DEVICE_READ = 24
     """A call that may wait for the device, by its name: ``.item()``, ``.cpu()``."""
     DEBUGGING = 25
@@ -67,43 +90,43 @@ class FrameKind(IntEnum):
     EAGER_OP = 26
     """A JAX operation outside of compiled code: dispatched alone."""
     RANGE = 27
-    """A range that the program or a library annotates: its name is no function."""
+    """A range that the program or a library annotates, without a function."""
     OP = 28
     PROFILER = 29
-    """A profiler begins or ends a recording."""
+    """Begin or end of a profiler's recording."""
     CHILD = 30
-    """The first function of a child process: what runs below is the child's own program."""
+    """The first function of a child process: later frames are the child's own program."""
 
 
 K = FrameKind
 WAITS = frozenset({K.SLEEP, K.LOCK, K.QUEUE})
 ENGINES = frozenset({K.AUTOGRAD, K.OPTIMIZER, K.COMPILED_CALL, K.DISPATCH, K.EAGER_OP})
-"""The framework's own work for what the program computes: no line of the program is to be moved for it."""
+"""The framework's own work for the program's computation: moving a line of the program does not avoid it."""
 
 COMPUTES = ENGINES | {K.COLLECTIVE, K.COMPILER}
-"""Kinds of frames that run a framework's own code."""
+"""Kinds of frames with a framework's own code."""
 _PURPOSES = frozenset(K) - ENGINES - WAITS - {
     K.UNKNOWN, K.USER, K.LIBRARY, K.TRAINER, K.SERVING, K.TOKENIZER, K.DEVICE_WAIT, K.DEVICE_READ, K.DEBUGGING,
     K.CHILD,
 }  # fmt: skip
-"""Kinds that name what a call is for: whatever runs below, the program's own functions too, is part of it."""
+"""Kinds that name the purpose of a call: everything it calls, including the program's own functions, is part of it."""
 
 
 def kind_below(above: FrameKind, own: FrameKind, *, is_python: bool) -> FrameKind:
-    """Return what a stack shows whose last two frames are of these kinds.
+    """Return the kind of a stack whose last two frames have these kinds.
 
-    ``above``: what the stack shows without its innermost frame. ``is_python``: the innermost frame has a file;
-    without one it is what a line calls, written as the program writes it.
+    ``above``: kind of the stack without its innermost frame. ``is_python``: the innermost frame has a file; without one
+    it is a callee, written as in the program.
     """
     if own is K.GARBAGE_COLLECTION:
         return own
-    if own is K.CHILD:  # a forked child has the parent's call that started it above it
+    if own is K.CHILD:  # a forked child has the parent's call that started it as its caller
         return K.UNKNOWN
     if above is K.LOADER and own is K.PROCESS_START:
         return K.WORKER_START
     if above in _PURPOSES or (above is K.SERVING and own in (K.LOCK, K.QUEUE)):
         return above
-    if above in WAITS:  # a function that a waiting one calls does not wait
+    if above in WAITS:  # a function called by a waiting function does not wait
         return own if is_python or own in WAITS else above
     if own in _PURPOSES | WAITS | {K.USER, K.TOKENIZER, K.DEVICE_WAIT, K.DEBUGGING}:
         return own
@@ -115,7 +138,7 @@ def kind_below(above: FrameKind, own: FrameKind, *, is_python: bool) -> FrameKin
 
 
 _Functions = Mapping[str, FrameKind]
-"""Kind by function; ``""``: all others."""
+"""Kind by function; ``""`` for all others."""
 
 
 def _only(kind: FrameKind, *functions: str, rest: FrameKind = K.UNKNOWN) -> _Functions:
@@ -262,9 +285,6 @@ _JAX: dict[str, FrameKind | _Functions] = {
     "chex": K.DEBUGGING,
     "jaxtyping": K.DEBUGGING,
 }
-_LOGS = ("debug", "info", "warning", "warn", "error", "critical", "exception", "log", "_log", "handle", "callHandlers",
-         "emit", "flush", "format", "makeRecord", "findCaller", "getMessage")  # fmt: skip
-"""Functions of ``logging``. Its locks are held around every ``os.fork``, which logs nothing."""
 
 _ANY: dict[str, FrameKind | _Functions] = {
     "logging": _only(K.LOGGING, *_LOGS),
@@ -324,15 +344,11 @@ _ANY: dict[str, FrameKind | _Functions] = {
     ),
 }  # fmt: skip
 PLACES: Mapping[str, FrameKind | _Functions] = {**_TORCH, **_JAX, **_ANY}
-"""Path inside an installed package or the standard library -> its kind; the longest path that fits decides."""
+"""Path inside an installed package or the standard library -> its kind; the longest matching path counts."""
 
-_OFTEN_THE_USERS = frozenset({"aim", "composer", "datasets", "grain", "ignite", "streaming", "tokenizers"})
-"""Packages that are also common names of a program's own folders: a path has to say that they are installed."""
 
 _DEEPEST = max(place.count("/") for place in PLACES) + 1
 
-_JAX_FILES = ("profiler.py", "api.py", "array.py", "dispatch.py", "pjit.py", "compiler.py")
-"""XLA's Python tracer writes ``$array.py:12 _value``: the name of the file alone."""
 
 _LAST_WORDS: Mapping[str, FrameKind] = {
     "sleep": K.SLEEP,
@@ -346,7 +362,7 @@ _LAST_WORDS: Mapping[str, FrameKind] = {
     **dict.fromkeys(("item", "tolist", "cpu", "to", "numpy", "nonzero", "device_get"), K.DEVICE_READ),
     **dict.fromkeys(("empty_cache", "reset_peak_memory_stats"), K.ALLOCATOR),
 }
-"""Of a callee or a built-in function: its last word, whoever has it."""
+"""By the last word of a callee or a built-in function."""
 
 _RECEIVERS: Mapping[str, FrameKind] = {
     **dict.fromkeys(("opt", "optim", "optimizer", "optimiser", "scaler", "scheduler", "sched"), K.OPTIMIZER),
@@ -357,7 +373,7 @@ _RECEIVERS: Mapping[str, FrameKind] = {
     "dist": K.COLLECTIVE,
     **dict.fromkeys(("torch", "F", "nn", "jnp", "jax", "lax"), K.DISPATCH),
 }
-"""Of a callee the word in front: what programs commonly call such an object."""
+"""By the word before it: common names of such objects in programs."""
 
 _CALLEES: Mapping[str, FrameKind] = {
     "torch.save": K.CHECKPOINT,
@@ -394,24 +410,13 @@ _BEGINNINGS: tuple[tuple[str, FrameKind], ...] = (
     ("Optimizer.step#", K.OPTIMIZER),
     ("Optimizer.zero_grad#", K.OPTIMIZER),
 )
-_COMPILING = (
-    "(dynamo_timed)", "backend_compile", "BackendCompile", "XlaCompile", "Compiler::Compile", "PjRtClient::Compile",
-    "::CompileProgram", "HloPassPipeline", "CompileAndLoad", "trace_to_jaxpr", "lower_sharding_computation",
-    "lower_jaxpr_to_module", "compile_or_get_cached",
-)  # fmt: skip
-"""Anywhere in the name of an event: regions of torch.compile, functions of JAX, events of XLA, nvrtc in nvFuser."""
-_WAITING = ("::Await", "::BlockHostUntilReady")
-"""Of XLA's client: the host waits for a device."""
-
-_MOST_CHARACTERS = 400
-"""Of a name without a file: what follows never tells more."""
 
 
 @lru_cache(maxsize=65536)
 def frame_kind(text: str) -> FrameKind:
-    """Return the kind of a frame or host event by its text alone.
+    """Return the kind of a frame or host event by its text.
 
-    ``text``: ``file.py(12): function``, ``$file.py:12 function``, ``<built-in function sleep>``, what a line calls
+    ``text``: ``file.py(12): function``, ``$file.py:12 function``, ``<built-in function sleep>``, a callee
     (``time.sleep``), or the name of an event.
     """
     if text.startswith("<built-in"):
@@ -451,7 +456,7 @@ def _of_place(path: str, function: str) -> FrameKind:
 
 
 def _in_package(path: str) -> str:
-    """The path inside the installed package or the standard library; others stay as they are."""
+    """Return the path inside the installed package or the standard library; other paths unchanged."""
     path = path.replace("\\", "/")
     for folder in ("site-packages/", "dist-packages/"):
         _, found, tail = path.rpartition(folder)
@@ -464,12 +469,12 @@ def _in_package(path: str) -> str:
 
 
 def package_of(path: str) -> str:
-    """The installed package that a path lies in: ``torch`` of ``site-packages/torch/nn/modules/module.py``."""
+    """Return the installed package of a path: ``torch`` for ``site-packages/torch/nn/modules/module.py``."""
     return _in_package(path).partition("/")[0].removesuffix(".py")
 
 
 def _built_in(text: str) -> FrameKind:
-    """``<built-in function sleep>``, ``<built-in method acquire of _thread.lock object at 0x7f...>``."""
+    """Return the kind of ``<built-in function sleep>``, ``<built-in method acquire of _thread.lock object at 0x.>``."""
     if text in _CALLEES:
         return _CALLEES[text]
     words = text[:_MOST_CHARACTERS].rstrip(">").split(" ")
@@ -482,7 +487,7 @@ def _built_in(text: str) -> FrameKind:
 
 
 def _event(text: str) -> FrameKind:
-    """A callee as the program writes it, or the name of an event."""
+    """Return the kind of a callee as written in the program, or of an event."""
     if text in _CALLEES:
         return _CALLEES[text]
     for beginning, kind in _BEGINNINGS:

@@ -1,7 +1,7 @@
-"""What each host thread was doing, as disjoint intervals by purpose.
+"""Activity of each host thread, as disjoint intervals by purpose.
 
-A moment that fits several purposes counts for the first of them in the order of ``HostActivity``: the data loader's
-copy to the device is input, the compiler's allocation is compilation.
+A moment with several purposes counts for the first of them in the order of ``HostActivity``: the data loader's copy to
+the device is input, the compiler's allocation is compilation.
 """
 
 from __future__ import annotations
@@ -41,6 +41,21 @@ from perfscope.model.intervals import (
 )
 from perfscope.model.trace import MISSING, CallKind, SliceKind, Trace
 
+_LOADS_CODE = re.compile(
+    r"cu(Module|Library)(Load|GetFunction|LoadData|LoadDataEx|LoadFatBinary)\w*|(cuda|hip)ModuleLoad\w*|cuInit|nvrtc\w*"
+    r"|cuDevicePrimaryCtxRetain|cuCtxCreate\w*|cuLink(Create|Complete|AddData)\w*"
+)
+
+_LAUNCHING = (CallKind.KERNEL, CallKind.GRAPH, CallKind.COPY, CallKind.MEMSET)
+
+STALL_NS = 1_000_000
+"""Duration from which host time is not launch overhead: launching one op from Python costs 5 to 50 us."""
+
+ByThread = dict[int, Intervals]
+"""Row of ``threads`` -> disjoint intervals in ns."""
+
+NOT_RECORDED = "(outside every recorded op)"
+
 
 class HostActivity(IntEnum):
     """Purposes of host time, in order of precedence."""
@@ -49,7 +64,7 @@ class HostActivity(IntEnum):
     COMPILATION = 1
     """Tracing and compiling (Dynamo, Inductor, Triton, XLA), autotuning, loading of modules, driver initialisation.
 
-    A call that launches on an idle device takes microseconds; one of ``STALL_NS`` or more loads its code first.
+    A call that launches on an idle device takes microseconds; a call of at least ``STALL_NS`` loads its code first.
     """
     COLLECTIVE_SETUP = 2
     """Creating communicators and process groups."""
@@ -57,7 +72,7 @@ class HostActivity(IntEnum):
     SAVING = 4
     """Writing checkpoints and logs."""
     OTHER_RANKS = 5
-    """Waiting for other ranks, or for their data, in a collective or message of the host."""
+    """Waiting for other ranks, or for their data, in a host collective or message."""
     SLEEPING = 6
     """``sleep``, or waiting for a lock or another thread."""
     MEMORY = 7
@@ -70,10 +85,6 @@ class HostActivity(IntEnum):
     """In any other framework op."""
 
 
-_LOADS_CODE = re.compile(
-    r"cu(Module|Library)(Load|GetFunction|LoadData|LoadDataEx|LoadFatBinary)\w*|(cuda|hip)ModuleLoad\w*|cuInit|nvrtc\w*"
-    r"|cuDevicePrimaryCtxRetain|cuCtxCreate\w*|cuLink(Create|Complete|AddData)\w*"
-)
 _ACTIVITY_OF: Mapping[FrameKind, HostActivity] = {
     FrameKind.COMPILER: HostActivity.COMPILATION,
     FrameKind.COLLECTIVE_SETUP: HostActivity.COLLECTIVE_SETUP,
@@ -90,28 +101,23 @@ _OF_STACKS: Mapping[FrameKind, HostActivity] = {
     FrameKind.LOADER: HostActivity.INPUT,
     FrameKind.WORKER_START: HostActivity.INPUT,
 }
-"""Of sampled stacks. Of recorded spans a loader's own regions tell when it fetches (``input_spans``)."""
-_LAUNCHING = (CallKind.KERNEL, CallKind.GRAPH, CallKind.COPY, CallKind.MEMSET)
-
-STALL_NS = 1_000_000
-"""Launching one op from Python costs 5 to 50 us; 1 ms is no launch overhead but other work."""
-
-ByThread = dict[int, Intervals]
-"""Row of ``threads`` -> disjoint intervals in ns."""
+"""Activity by the kind of a sampled frame. In recorded spans, a loader's own regions mark its fetches
+(``input_spans``).
+"""
 
 
 def compiles(name: str) -> bool:
-    """Whether a span of the host of this name is work of a compiler."""
+    """Whether a host span with this name is work of a compiler."""
     return frame_kind(name) is FrameKind.COMPILER
 
 
 def loads_code(name: str) -> bool:
-    """Whether a call of the runtime of this name loads code or makes a context."""
+    """Whether a runtime call with this name loads code or makes a context."""
     return _LOADS_CODE.fullmatch(base_name(name)) is not None
 
 
 def host_activities(trace: Trace) -> dict[HostActivity, ByThread]:
-    """When each thread was busy with each purpose, before precedence; purposes that never occur are left out."""
+    """Return when each thread had each purpose, before precedence; purposes without time are omitted."""
     calls = trace.rows["calls"]
     named = {
         activity: spans_by_thread(trace, "slices", np.flatnonzero(named_slices(trace, partial(_does, activity))))
@@ -148,7 +154,7 @@ def _does(activity: HostActivity, name: str) -> bool:
 
 
 def _between_ops(trace: Trace, recorded: Mapping[HostActivity, ByThread]) -> dict[HostActivity, ByThread]:
-    """What collectives in flight and sampled stacks say of the main thread's time in which nothing else is recorded."""
+    """Return the main thread's activity from collectives in flight and sampled stacks, in unrecorded time."""
     thread = trace.fact(main_thread)
     begin, end = trace.span_ns()
     sampled = len(trace.rows["samples"]) and len(trace.rows["steps"])
@@ -159,7 +165,7 @@ def _between_ops(trace: Trace, recorded: Mapping[HostActivity, ByThread]) -> dic
     instructions = trace.rows["hlo_ops"]
     known = merge(
         *(by_thread.get(thread, EMPTY) for by_thread in recorded.values()),
-        *recorded[HostActivity.OP].values(),  # the main thread waits for the ops of others
+        *recorded[HostActivity.OP].values(),  # the main thread waits for ops of other threads
         union(instructions["start_ns"], instructions["end_ns"]),
     )
     free = complement(known, begin, end)
@@ -176,9 +182,9 @@ def _between_ops(trace: Trace, recorded: Mapping[HostActivity, ByThread]) -> dic
 
 
 def sample_activities(trace: Trace) -> Int64:
-    """Per row of ``samples`` the purpose that its stack shows.
+    """Return the purpose of each row of ``samples`` by its stack.
 
-    Where none does: ``SYNC`` if the thread waited for a device, ``SLEEPING`` if it slept or waited otherwise, but not
+    Without one: ``SYNC`` if the thread waited for a device, ``SLEEPING`` if it slept or waited otherwise, but not
     inside a framework, whose other threads may work. ``MISSING``: other work in Python.
     """
     samples, none = trace.rows["samples"], len(HostActivity)
@@ -192,10 +198,10 @@ def sample_activities(trace: Trace) -> Int64:
 
 
 def main_thread(trace: Trace) -> int:
-    """Row of ``threads`` of the thread that drives the program; ``MISSING`` where no host thread is recorded.
+    """Return the row of ``threads`` of the thread that drives the program; ``MISSING`` if no host thread is recorded.
 
-    The thread of the steps' own spans, else the one that launches most device work, else the one with most time in
-    its outermost spans.
+    The thread of the steps' own spans, else the one that launches most device work, else the one with most time in its
+    outermost spans.
     """
     slices, calls, steps = trace.rows["slices"], trace.rows["calls"], trace.rows["steps"]
     threads = np.concatenate([slices["thread"], calls["thread"]])
@@ -219,10 +225,10 @@ def main_thread(trace: Trace) -> int:
 def divide(
     trace: Trace, thread: int, spans: Intervals, first: Mapping[HostActivity, Intervals] | None = None
 ) -> tuple[dict[HostActivity, Intervals], Intervals]:
-    """``spans`` by what the thread did then, and what is left: no recorded activity.
+    """Divide ``spans`` by activity of the thread, and return the rest without recorded activity.
 
-    ``first``: further intervals of an activity, such as the part of a gap that a wait explains. The parts are
-    disjoint and together with the rest they are ``spans``, exactly.
+    ``first``: further intervals of an activity, for example the part of a gap that a wait explains. The parts are
+    disjoint, and with the rest they equal ``spans`` exactly.
     """
     parts: dict[HostActivity, Intervals] = {}
     rest = spans
@@ -237,12 +243,12 @@ def divide(
 
 
 class InnermostSpans(NamedTuple):
-    """Which slice is innermost at each moment of a thread: disjoint pieces in order."""
+    """The innermost slice at each moment of a thread: disjoint pieces in order."""
 
     starts: Int64
     ends: Int64
     slices: Int64
-    """Row of ``slices``; ``MISSING``: none."""
+    """Row of ``slices``; ``MISSING`` without one."""
 
 
 def innermost_spans(trace: Trace, thread: int) -> InnermostSpans:
@@ -254,18 +260,18 @@ def innermost_spans(trace: Trace, thread: int) -> InnermostSpans:
     if not len(rows):
         nothing = np.empty(0, np.int64)
         return InnermostSpans(nothing, nothing, nothing)
-    ending = np.lexsort((-rows, slices["end_ns"][rows]))  # of those that end at one moment the innermost first
+    ending = np.lexsort((-rows, slices["end_ns"][rows]))  # of slices with equal ends, the innermost first
     times = np.concatenate((slices["start_ns"][rows], slices["end_ns"][rows][ending]))
     after = np.concatenate((rows, slices["parent"][rows][ending].astype(np.int64)))
     begins = np.repeat([1, 0], [len(rows), len(rows)])
-    order = np.lexsort((np.arange(len(times)), begins, times))  # at one moment spans end before others begin
+    order = np.lexsort((np.arange(len(times)), begins, times))  # at equal times, ends come before begins
     moments, inside = times[order].astype(np.int64), after[order]
     filled = moments[1:] > moments[:-1]
     return InnermostSpans(moments[:-1][filled], moments[1:][filled], inside[:-1][filled])
 
 
 def _ops_that_launch(trace: Trace, launching: Int64) -> Int64:
-    """The outermost ops around launching calls that take less than ``STALL_NS``: rows of ``slices``."""
+    """Return the outermost ops around launching calls that take less than ``STALL_NS``: rows of ``slices``."""
     slices, calls = trace.rows["slices"], trace.rows["calls"]
     is_op = slices["kind"] == SliceKind.OP
     ops = np.unique(outermost_ancestor(trace, calls["parent"][launching], is_op))
@@ -277,10 +283,7 @@ def _together(first: ByThread, second: ByThread) -> ByThread:
     return {thread: merge(first.get(thread, EMPTY), second.get(thread, EMPTY)) for thread in {*first, *second}}
 
 
-# Which functions and ops took the host's time.
-
-
-NOT_RECORDED = "(outside every recorded op)"
+# Functions and ops by host time.
 
 
 class HostWork(Struct, frozen=True, kw_only=True):
@@ -289,20 +292,22 @@ class HostWork(Struct, frozen=True, kw_only=True):
     name: str
     """The innermost recorded span, or ``NOT_RECORDED``."""
     slice: int
-    """Row of ``slices`` of the span with most of the time; ``MISSING`` where none is recorded."""
+    """Row of ``slices`` of the span with most of the time; ``MISSING`` if none is recorded."""
     total_ns: int
     pieces: int
     start_ns: int
-    """When the longest piece begins."""
+    """Begin of the longest piece."""
     frame: int = MISSING
-    """Row of ``frames``: the innermost frame of a sampled stack, where nothing is recorded but samples."""
+    """Row of ``frames``: the innermost frame of a sampled stack, if there are only samples."""
 
 
 def host_work(trace: Trace, spans: Intervals) -> tuple[HostWork, ...]:
-    """What the host did in ``spans``, by the name of the innermost span, most time first; the sum is that of ``spans``.
+    """Return the host's work in ``spans`` by the name of the innermost span, most time first.
 
-    The main thread tells first: its Python functions and ops, then its sampled stacks by the user's line. Where it has
-    nothing recorded, the other threads tell, those with most spans there first.
+    The sum is that of ``spans``.
+
+    The main thread comes first: its Python functions and ops, followed by its sampled stacks by the user's line. Where
+    it has no recording, the other threads are used, those with most spans first.
     """
     slices = trace.rows["slices"]
     main = trace.fact(main_thread)
@@ -329,7 +334,7 @@ def host_work(trace: Trace, spans: Intervals) -> tuple[HostWork, ...]:
 
 
 def _told(trace: Trace, pieces: InnermostSpans) -> Intervals:
-    """Where the innermost span is more than a mark of the program's own."""
+    """Return where the innermost span is more than a mark of the program."""
     kinds = trace.rows["slices"]["kind"]
     told = pieces.slices != MISSING
     told[told] = kinds[pieces.slices[told]] != SliceKind.ANNOTATION
@@ -339,7 +344,7 @@ def _told(trace: Trace, pieces: InnermostSpans) -> Intervals:
 def _recorded_work(
     trace: Trace, spans: Intervals, pieces: InnermostSpans, tells: np.ndarray
 ) -> Iterator[tuple[HostWork, int]]:
-    """(work by name of the innermost span, its longest piece in ns); a step's own span says nothing."""
+    """Yield (work by name of the innermost span, its longest piece in ns), without steps' own spans."""
     slices = trace.rows["slices"]
     starts, rows = pieces.starts[tells], pieces.slices[tells]
     inside = covered(spans, starts, pieces.ends[tells])
@@ -374,7 +379,7 @@ def _recorded_work(
 
 
 def _sampled_work(trace: Trace, spans: Intervals) -> tuple[list[HostWork], Intervals]:
-    """By the user's line of the main thread's samples in ``spans``, and the time that they stand for."""
+    """Return the work by the user's line of the main thread's samples in ``spans``, and the time they represent."""
     samples, known = trace.rows["samples"], trace.fact(stacks)
     pieces = nearest_samples(trace, trace.fact(main_thread), spans)
     work = []
@@ -388,7 +393,7 @@ def _sampled_work(trace: Trace, spans: Intervals) -> tuple[list[HostWork], Inter
 
 
 def _grouped(work: Iterable[tuple[HostWork, int]]) -> list[HostWork]:
-    """One entry a name; that with the longest piece (its length stands beside it) stands for it."""
+    """Return one entry per name, represented by the entry with the longest piece."""
     longest: dict[str, tuple[HostWork, int]] = {}
     total: dict[str, int] = {}
     pieces: dict[str, int] = {}

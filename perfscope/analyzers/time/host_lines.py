@@ -1,7 +1,7 @@
-"""Which lines took some time of the host, and what each of them is.
+"""Lines of some host time, and the kind of each.
 
-The lines are those that were recorded or sampled in the time itself, else those of stacks sampled in other steps, else
-the functions of the detail pass. Each has the kind of its frame (``frame_kinds``), and whether its function holds the
+The lines are those recorded or sampled in the time itself, else those of stacks sampled in other steps, else the
+functions of the detail pass. Each has the kind of its frame (``frame_kinds``), and whether its function contains the
 step: a loop or the step itself is never work that a program could move elsewhere.
 """
 
@@ -47,60 +47,61 @@ from perfscope.model.intervals import Int64, Intervals, merge
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
 LEAST_SAMPLES = 10
-"""Of steps without a profiler: fewer do not tell which line has most of the time."""
+"""Minimum number of samples in steps without a profiler: fewer do not show which line has most of the time."""
 
 UNANIMOUS = 4
-"""Samples that are enough where all of them are of one line."""
+"""Number of samples that suffice if all of them are of one line."""
 
 HALF = 0.5
 KNOWN_SHARE = 0.2
-"""Of the time: with less, lines that ran say too little of the rest."""
+"""Share of the time that the known lines must have; with less they say too little about the rest."""
 
 ACTIVITIES: dict[Cause, HostActivity] = {
     "saving": HostActivity.SAVING,
     "garbage_collection": HostActivity.GARBAGE_COLLECTION,
     "sleeping": HostActivity.SLEEPING,
 }
-"""Causes that stacks show by themselves; what shows none of them is other work."""
+"""Causes that stacks identify by themselves; all other stacks are other work."""
 
 
 class HostLine(Struct, frozen=True, kw_only=True):
-    """A part of some time of the host."""
+    """A part of some host time."""
 
     name: str
-    """The innermost frame or span, as text."""
+    """Text of the innermost frame or span."""
     site: CallSite
-    """The user's line; where the user has none, a library's."""
+    """The user's line; without one, a library's."""
     share: float
-    """Of all of the time."""
+    """Share of all of the time."""
     pieces: int
     start_ns: int | None
     kind: FrameKind
     holds_step: bool = False
-    """Its function holds the step or the loop."""
+    """Whether its function contains the step or the loop."""
     direct: bool = True
-    """``name`` is the site's own function, or called by its line: no library's function stands between."""
+    """Whether ``name`` is the site's own function, or called by its line, without a library's function between."""
     calls: str = ""
-    """The function that the line calls in most of the time, where that is known."""
+    """Function that the line calls in most of the time, if known."""
     inner: tuple[HostLine, ...] = ()
-    """What the line starts, where it has most of the time and does nothing itself."""
+    """Callees of the line, if it has most of the time but does nothing itself."""
 
     @property
     def is_users(self) -> bool:
-        """Whether the site is a line of the program and not of a library."""
+        """Whether the site is a line of the program, not of a library."""
         return self.site.file is not None and owner_of(self.site.file) is Owner.USER
 
 
 class HostLines(Struct, frozen=True, kw_only=True):
-    """The lines of some time of the host, most time first."""
+    """The lines of some host time, most time first."""
 
     lines: tuple[HostLine, ...]
     source: str
-    """``recorded`` or ``nothing`` (of most of it) in the time itself, ``few``: too few samples in it tell; ``free`` of
-    steps without a profiler, ``detail`` of that pass."""
+    """``recorded`` or ``nothing`` (for most of it) in the time itself; ``few``: too few samples in it; ``free``: from
+    steps without a profiler; ``detail``: from that pass.
+    """
 
     def kind(self) -> FrameKind:
-        """The kind of frame with most of the time; ``UNKNOWN`` where none has half of it."""
+        """Kind of frame with most of the time; ``UNKNOWN`` if no kind has half of it."""
         shares: dict[FrameKind, float] = defaultdict(float)
         for line in self.lines:
             shares[line.kind] += line.share
@@ -108,10 +109,12 @@ class HostLines(Struct, frozen=True, kw_only=True):
         return most if shares.get(most, 0.0) > HALF else FrameKind.UNKNOWN
 
     def best(self) -> tuple[HostLine, float]:
-        """The line that stands for the time, and the share of its function; of one that holds the step, of the line.
+        """The line that represents the time, and the share of its function.
 
-        A line with a file goes first. One at which a function stood when recording began is where the loop was by
-        chance: others go before it, if they have ``KNOWN_SHARE`` of the time.
+        For a line that contains the step, of the line.
+
+        A line with a file comes first. A line at which a function was when recording began is where the loop was by
+        chance: others come before it, if they have ``KNOWN_SHARE`` of the time.
         """
         known = [line for line in self.lines if not line.site.running and line.site.file is not None]
         chosen = known if sum(line.share for line in known) >= KNOWN_SHARE else self.lines
@@ -124,7 +127,7 @@ class HostLines(Struct, frozen=True, kw_only=True):
         return best, own
 
     def package(self) -> str:
-        """The installed package that has most of the time of what the first line starts; ``""``: none."""
+        """Installed package with most of the time of the first line's callees; ``""`` without one."""
         inner = self.lines[0].inner if self.lines else ()
         shares: dict[str, float] = defaultdict(float)
         for line in inner:
@@ -135,7 +138,7 @@ class HostLines(Struct, frozen=True, kw_only=True):
 
 
 def host_lines(trace: Trace, cause: Cause, spans: Intervals, account: StepAccount) -> HostLines:
-    """The lines that took ``spans``, the time of ``cause`` in ``account``."""
+    """Return the lines of ``spans``, the time of ``cause`` in ``account``."""
     work = host_work(trace, spans)
     whole = sum(item.total_ns for item in work)
     told = sum(item.total_ns for item in work if item.name != NOT_RECORDED)
@@ -157,7 +160,10 @@ def host_lines(trace: Trace, cause: Cause, spans: Intervals, account: StepAccoun
 
 
 def _free_lines(trace: Trace, cause: Cause, share_of_step: float) -> tuple[HostLine, ...]:
-    """Empty where too few samples tell. The lines explain no more of the cause than they have of those steps."""
+    """Return the lines from free steps; empty with too few samples.
+
+    Their shares are limited by those of these steps.
+    """
     every = free_samples(trace, trace.fact(main_thread))
     rows = _free_rows(trace, cause, every)
     lasts = trace.rows["samples"]["lasts_ns"]
@@ -180,11 +186,11 @@ def _free_lines(trace: Trace, cause: Cause, share_of_step: float) -> tuple[HostL
 
 
 def _free_rows(trace: Trace, cause: Cause, rows: Int64) -> Int64:
-    """Samples of the main thread in steps without a profiler that show the cause."""
+    """Return the samples of the main thread in steps without a profiler that show the cause."""
     activity = trace.fact(sample_activities)[rows]
     shown = activity == ACTIVITIES.get(cause, MISSING)
-    if cause == "other_host":  # a long stretch without a sample may have been work of any kind
-        jax = framework(trace) == "jax"  # of which calls are not recorded as ops
+    if cause == "other_host":  # a long interval without a sample may have been any work
+        jax = framework(trace) == "jax"  # JAX's calls are not recorded as ops
         outside = ~trace.fact(device_waits)[rows] if jax else outside_ops(trace, rows)
         shown &= outside
         if shown.sum() < LEAST_SAMPLES:
@@ -216,10 +222,10 @@ _KNOWN_MODULES = frozenset(
 
 
 def _kind_of_samples(trace: Trace, rows: Int64) -> FrameKind:
-    """The kind that most of the time of some samples shows.
+    """Return the kind of most of the time of some samples.
 
-    What a line of a JAX program calls without a frame of its own may be a jitted function: it is unknown, unless the
-    name tells that it is Python's.
+    A callee of a JAX program without a frame may be a jitted function: it is unknown, unless the name is that of a
+    Python function.
     """
     samples, known = trace.rows["samples"], trace.fact(stacks)
     time: dict[FrameKind, int] = defaultdict(int)
@@ -237,16 +243,16 @@ def _kind_of_samples(trace: Trace, rows: Int64) -> FrameKind:
 
 
 _OF_STEPS = [FrameKind.AUTOGRAD, FrameKind.OPTIMIZER, FrameKind.COMPILED_CALL, FrameKind.DEVICE_WAIT]
-"""What a step does and the helpers that it calls seldom do."""
+"""Kinds of frames that a step has and its helper functions seldom have."""
 
 LEAST_OF_STEPS = 3
-"""Samples: with fewer, all of the framework's frames tell where the step is."""
+"""Minimum number of samples; with fewer, all of the framework's frames are used to find the step."""
 
 
 def step_functions(trace: Trace) -> frozenset[tuple[str | None, str | None]]:
-    """(File, function) of the program's functions that hold the step, or the loop: a fact of the trace.
+    """Return (file, function) of the program's functions that contain the step or the loop: a fact of the trace.
 
-    Below them lies most of what the framework does in the steps. Known where stacks were sampled.
+    They call most of the framework's work in the steps. Known only from sampled stacks.
     """
     samples, known = trace.rows["samples"], trace.fact(stacks)
     rows = free_samples(trace, trace.fact(main_thread))
@@ -274,7 +280,7 @@ def step_functions(trace: Trace) -> frozenset[tuple[str | None, str | None]]:
     return frozenset(function for function, ns in time.items() if 2 * ns >= whole)
 
 
-# From spans that were recorded in the time itself, or in the detail pass.
+# From spans recorded in the time itself, or in the detail pass.
 
 
 def _recorded_line(trace: Trace, work: HostWork, of: Sequence[HostWork], *, timed: bool) -> HostLine:
@@ -297,18 +303,18 @@ def _recorded_line(trace: Trace, work: HostWork, of: Sequence[HostWork], *, time
 
 
 def kind_of_slice(trace: Trace, row: int) -> FrameKind:
-    """What a row of ``slices`` and the spans around it show; ``MISSING``: ``UNKNOWN``."""
+    """Return the kind of a row of ``slices`` and its enclosing spans; ``MISSING``: ``UNKNOWN``."""
     if row == MISSING:
         return FrameKind.UNKNOWN
     slices, kind = trace.rows["slices"], FrameKind.UNKNOWN
     if np.isin(slices["name"][row], trace.rows["steps"]["name"]):
-        return kind  # a step's own span says nothing
+        return kind  # a step's own span has no kind
     for ancestor in reversed(list(lineage(trace, row))):
         text = trace.text(int(slices["name"][ancestor]))
         own, is_python = frame_kind(text), slices["kind"][ancestor] == SliceKind.PYTHON
         if not is_python and own in (FrameKind.UNKNOWN, FrameKind.USER):
             own = FrameKind.OP if slices["kind"][ancestor] == SliceKind.OP else FrameKind.RANGE
-        if own in (FrameKind.OP, FrameKind.RANGE):  # inside a function both tell less than it does
+        if own in (FrameKind.OP, FrameKind.RANGE):  # inside a function both say less than the function
             kind = own if ancestor == row and kind in (FrameKind.UNKNOWN, FrameKind.USER) else kind
         else:
             kind = kind_below(kind, own, is_python=is_python and "): " in text)
@@ -316,7 +322,7 @@ def kind_of_slice(trace: Trace, row: int) -> FrameKind:
 
 
 def _holds_step(trace: Trace, row: int) -> bool:
-    """Whether the function of a span reaches out of a step, or has half of the step's ops and launches in it."""
+    """Whether the function of a span extends beyond a step, or has half of the step's ops and launches."""
     if row == MISSING:
         return False
     slices, calls, windows = trace.rows["slices"], trace.rows["calls"], trace.fact(step_windows)
@@ -334,7 +340,7 @@ def _holds_step(trace: Trace, row: int) -> bool:
 
 
 def _detailed(detail: Trace, cause: Cause) -> tuple[HostWork, ...]:
-    """The same work in a second recording of the program, if that one has Python functions."""
+    """Return the same work in a second recording of the program, if that one has Python functions."""
     accounts = detail.fact(step_accounts)
     if not accounts or "python_stack" not in detail.recorded:
         return ()

@@ -1,4 +1,4 @@
-"""Facts of a JAX run: switches for finding errors that are on, and Pallas kernels that are interpreted."""
+"""Facts of a JAX run: enabled debugging switches, and interpreted Pallas kernels."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ if TYPE_CHECKING:
     from perfscope.analyzers.hlo.module import HloModule, Instruction
 
 INTERPRETED = "pallas_interpret"
-"""Name of the fact that a kernel is interpreted."""
+"""Name of the fact about an interpreted kernel."""
 
 JIT_DISABLED = "jax_disable_jit"
 SWITCHES = frozenset({"jax_check_tracer_leaks", "jax_debug_infs", "jax_debug_nans", JIT_DISABLED, "jax_enable_checks"})
 
 
 class InterpretedKernel(Struct, frozen=True, kw_only=True):
-    """Pallas kernels of one line that are interpreted."""
+    """Interpreted Pallas kernels of one line."""
 
     where: Where
     calls: int
-    """Kernels that were lowered so."""
+    """Number of kernels lowered in this way."""
     spans: Intervals
-    """When the loops of that line ran; empty where the recording has no instructions of them."""
+    """Times of the loops of that line; empty if the recording has no instructions of them."""
 
 
 def switches_on(trace: Trace) -> tuple[ProgramFact, ...]:
-    """Switches of jax's configuration that were on."""
+    """Return the enabled debugging switches of jax's configuration."""
     return tuple(fact for fact in trace.program_facts if fact.name in SWITCHES)
 
 
 def interpreted_kernels(trace: Trace) -> tuple[InterpretedKernel, ...]:
-    """Kernels that are interpreted, by line."""
+    """Return the interpreted kernels, by line."""
     ops = trace.rows["hlo_ops"]
     result = []
     for fact in trace.program_facts:
@@ -70,7 +70,7 @@ def _rows(trace: Trace, module: HloModule, fact: ProgramFact) -> np.ndarray[tupl
 
 
 def _at(instruction: Instruction, fact: ProgramFact) -> bool:
-    """Whether it is of the fact's line; files have different folders in front of the same name."""
+    """Whether it is at the fact's line; folders of a file name may differ."""
     if instruction.file is None or fact.file is None or instruction.line != fact.line:
         return False
     return PurePath(instruction.file).name == PurePath(fact.file).name

@@ -1,11 +1,12 @@
 """Calls of the model in a recording without step marks: the steps of inference and generation loops.
 
-Kineto names a call of a module ``nn.Module: Llama_0`` where Python stacks or modules were recorded. The calls of the
-module that takes most time, from outside all modules, are the steps; of a program whose backward pass is in the
-recording they are not, for one step may call its model several times.
+Kineto names a call of a module ``nn.Module: Llama_0`` if Python stacks or modules were recorded. The calls from outside
+of all modules of the module with most time are the steps, unless the recording has a backward pass, because one
+training step may call its model several times.
 
-The tokens of a call are the shape of the indices of its first embedding, batch x length, where shapes were recorded. A
-call of several tokens a sequence before calls of one is the *prefill* of a prompt; calls of one token are *decode*.
+The tokens of a call are the shape of the indices of its first embedding, batch x length, if shapes were recorded. A
+call with several tokens per sequence before calls with one is the *prefill* of a prompt; calls with one token are
+*decode*.
 """
 
 from __future__ import annotations
@@ -25,26 +26,26 @@ from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
 LEAST_CALLS = 3
-"""Fewer calls are no loop: they may be parts of one step."""
+"""Minimum number of calls: fewer may be parts of one step."""
 
 BACKWARD = "autograd::engine::evaluate_function"
 _EMBEDDINGS = ("aten::embedding",)
 
 
 class ModelCall(Struct, frozen=True, kw_only=True):
-    """One call of the model and what follows it, up to the next. Times in ns."""
+    """One call of the model with everything up to the next one. Times in ns."""
 
     start_ns: int
     """On the clock of its trace."""
     end_ns: int
     sequences: int | None
-    """Batch size; ``None`` where no shape tells."""
+    """Batch size; ``None`` if unknown."""
     length: int | None
     """Tokens of each sequence in this call."""
 
     @property
     def tokens(self) -> int:
-        """Of all sequences; 0 where not known."""
+        """Tokens of all sequences; 0 if unknown."""
         return (self.sequences or 0) * (self.length or 0)
 
 
@@ -52,7 +53,7 @@ class Generation(Struct, frozen=True, kw_only=True):
     """Calls of a loop that generates tokens."""
 
     traced: bool
-    """A profiler was on in them: they took longer than without."""
+    """Whether a profiler was on, which makes them longer."""
     prefills: tuple[ModelCall, ...]
     decodes: tuple[ModelCall, ...]
 
@@ -73,11 +74,11 @@ class Generation(Struct, frozen=True, kw_only=True):
 
 
 Tokens = tuple[int, int] | None
-"""(sequences, tokens of each) of a call; ``None``: not known."""
+"""(sequences, tokens of each) of a call; ``None`` if unknown."""
 
 
 def call_tokens(trace: Trace) -> tuple[Tokens, ...]:
-    """Tokens of the model's calls: of those without a profiler where these are known."""
+    """Return the tokens of the model's calls; of calls without a profiler if known."""
     if any(trace.step_tokens):
         return trace.step_tokens
     calls = trace.fact(model_calls)
@@ -87,18 +88,21 @@ def call_tokens(trace: Trace) -> tuple[Tokens, ...]:
 
 
 FEWEST_GROWING = 4
-"""Calls that each are one token longer: three may be a chat that grows by chance."""
+"""Minimum number of calls that each are one token longer: three may be a growing chat."""
 
 
 def recomputed_lengths(trace: Trace) -> list[int]:
-    """Tokens of calls that each compute the tokens of the call before and one more; empty: the program does not."""
+    """Return the tokens of calls that each recompute the previous call's tokens and one more.
+
+    Empty if there are none.
+    """
     lengths = growing(call_tokens(trace))
     backward = named_slices(trace, lambda name: name.startswith(BACKWARD)).any()
     return lengths if len(lengths) >= FEWEST_GROWING and not backward else []
 
 
 def growing(calls: Sequence[Tokens]) -> list[int]:
-    """Lengths of the longest row of calls of which each is one token longer than the call before."""
+    """Return the lengths of the longest sequence of calls that are each one token longer than the previous one."""
     best: list[int] = []
     row: list[int] = []
     for before, call in pairwise([None, *calls]):
@@ -111,15 +115,15 @@ def growing(calls: Sequence[Tokens]) -> list[int]:
 def one_generation(trace: Trace) -> bool:
     """Whether the known calls generate tokens of one batch of sequences: each has one new token per sequence.
 
-    After another call it has length 1 (with a cache) or is longer by 1 (without). What a loop keeps of its tokens ends
-    with the sequences; what grows over several generations is kept by the program.
+    After another call it has length 1 (with a cache) or is longer by 1 (without). Memory that a loop keeps for its
+    tokens ends with the sequences; growth over several generations is kept by the program.
     """
     lengths = [call[1] for call in call_tokens(trace) if call is not None]
     return len(lengths) >= LEAST_CALLS and all(after in (1, before + 1) for before, after in pairwise(lengths))
 
 
 def model_calls(trace: Trace) -> tuple[ModelCall, ...]:
-    """The calls of the model, in order; none where there are fewer than ``LEAST_CALLS``, or a backward pass."""
+    """Return the calls of the model, in order; empty with fewer than ``LEAST_CALLS``, or with a backward pass."""
     slices = trace.rows["slices"]
     modules = named_slices(trace, parse_module)
     if not modules.any() or named_slices(trace, lambda name: name.startswith(BACKWARD)).any():
@@ -142,13 +146,13 @@ def model_calls(trace: Trace) -> tuple[ModelCall, ...]:
 
 
 def generation(trace: Trace) -> Generation | None:
-    """Prefills and decodes, of steps without a profiler where those are known; ``None`` without both kinds of calls."""
+    """Return prefills and decodes, from steps without a profiler if known; ``None`` unless both exist."""
     free = _generation(_free_calls(trace), traced=False)
     return free or _generation(trace.fact(model_calls), traced=True)
 
 
 def _free_calls(trace: Trace) -> tuple[ModelCall, ...]:
-    """Calls that a run timed without a profiler, as if one had begun when the other ended."""
+    """Return the calls that a run timed without a profiler, as if each began at the end of the previous one."""
     if len(trace.step_tokens) != len(trace.step_times_ns):
         return ()
     ends = np.cumsum(trace.step_times_ns, dtype=np.int64).tolist()
@@ -168,17 +172,17 @@ def _generation(calls: Sequence[ModelCall], *, traced: bool) -> Generation | Non
 
 
 def _last_end(trace: Trace, end: int) -> int:
-    """End of the last call: of its range, or of the device work after it."""
+    """Return the end of the last call: of its range, or of the device work after it."""
     ends = [int(trace.rows[table]["end_ns"].max()) for table in ("kernels", "copies") if len(trace.rows[table])]
     return max([end, *ends])
 
 
 def _token_shapes(trace: Trace, calls: Int64) -> list[tuple[int | None, int | None]]:
-    """(sequences, length) of each call, by the first embedding in it."""
+    """Return (sequences, length) of each call, by the first embedding in it."""
     slices = trace.rows["slices"]
     chosen = named_slices(trace, lambda name: name in _EMBEDDINGS) & (slices["kind"] == SliceKind.OP)
     rows = np.flatnonzero(chosen & (slices["shapes"] != MISSING))
-    first = np.searchsorted(rows, calls)  # what is inside a call follows it in the table
+    first = np.searchsorted(rows, calls)  # the contents of a call follow it in the table
     until = np.searchsorted(rows, trace.fact(subtree_ends)[calls])
     return [
         _indices(trace.text(int(slices["shapes"][rows[index]]))) if index < end else (None, None)
@@ -187,7 +191,7 @@ def _token_shapes(trace: Trace, calls: Int64) -> list[tuple[int | None, int | No
 
 
 def _indices(shapes: str) -> tuple[int | None, int | None]:
-    """Shape of the second input of an embedding, batch x length; unknown unless it has two dimensions."""
+    """Return the shape of the second input of an embedding, batch x length; unknown unless it has two dimensions."""
     try:
         indices = json.loads(shapes)[1]
     except (ValueError, IndexError, TypeError):

@@ -1,9 +1,9 @@
-"""Which part of a training step device work belongs to: forward, backward, optimizer, input, communication.
+"""Part of a training step that device work belongs to: forward, backward, optimizer, input, communication.
 
 Work belongs to the phase in which the host launched it. Phases are intervals of host time, of all threads together:
-``backward()`` blocks the thread that calls it while autograd's own threads launch. An instruction of a compiled XLA
-program says it itself: ``transpose(...)`` in its path is the backward pass, ``jvp(...)`` the forward pass of what is
-differentiated. What nothing tells is *not told*.
+``backward()`` blocks the calling thread while autograd's own threads launch. An instruction of a compiled XLA program
+has its phase in its path: ``transpose(...)`` is the backward pass, ``jvp(...)`` the forward pass of differentiated
+code. Other work is *not told*.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ Phase = Literal["forward", "backward", "optimizer", "input", "communication", "n
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 _PRECEDENCE: tuple[Phase, ...] = ("backward", "optimizer", "input", "forward")
-"""A moment that fits several counts for the first: a checkpointed module runs its forward within the backward pass."""
+"""A moment with several phases counts for the first: a checkpointed module runs its forward within the backward pass.
+"""
 
 _BACKWARD = re.compile(
     r"autograd::engine::evaluate_function: .*|.*torch/(_tensor|autograd/__init__)\.py\(\d+\): backward"
@@ -38,15 +39,15 @@ _NAMED: dict[Phase, re.Pattern[str]] = {
     "optimizer": re.compile(_WORD.format(r"optimi[sz]er|optim|apply_(updates?|gradients?)|update_params")),
     "forward": re.compile(_WORD.format("forward|fwd")),
 }
-"""Names that programs give to ranges and jitted functions."""
+"""Names that programs use for ranges and jitted functions."""
 _COMPILED = "Torch-Compiled Region"
 
 
 def phases_of(trace: Trace, device: int, busy: Mapping[str, Intervals], windows: Iterable[Int64]) -> dict[Phase, int]:
-    """Busy time of a device by phase, in ns over all windows; the values sum to the busy time in them.
+    """Return the busy time of a device by phase, in ns over all windows; the values sum to the busy time in them.
 
-    ``device``: row of ``devices``, ``MISSING`` for the host; ``busy``: its disjoint intervals of computing
-    (``compute``), exposed communication and exposed copies; ``windows``: starts and ends of the steps.
+    ``device``: row of ``devices``, ``MISSING`` for the host; ``busy``: its disjoint intervals of compute (``compute``),
+    exposed communication and exposed copies; ``windows``: starts and ends of the steps.
     """
     starts, ends = windows
     parts = _on_host(trace, busy["compute"]) if device == MISSING else _on_device(trace, device, busy)
@@ -87,7 +88,7 @@ def _on_device(trace: Trace, device: int, busy: Mapping[str, Intervals]) -> dict
 
 
 def work_phases(trace: Trace) -> dict[str, Int64]:
-    """Per row of ``kernels`` and of ``copies`` the index of its phase in ``PHASES``."""
+    """Return the index in ``PHASES`` per row of ``kernels`` and of ``copies``."""
     return {table: _phases_of_work(trace, table) for table in ("kernels", "copies")}
 
 
@@ -117,7 +118,7 @@ def _phases_of_work(trace: Trace, table: str) -> Int64:
 
 
 def host_phases(trace: Trace) -> dict[Phase, tuple[Intervals, Intervals]]:
-    """Per phase the host time that names it (modules, ranges, autograd), and what only suggests it (recorded ops)."""
+    """Return, per phase, the host time that names it (modules, ranges, autograd), and that suggests it (ops)."""
     slices = trace.rows["slices"]
     ranges, is_op = slices["kind"] == SliceKind.ANNOTATION, slices["kind"] == SliceKind.OP
     named = {phase: named_slices(trace, pattern.search) & ranges for phase, pattern in _NAMED.items()}
@@ -131,7 +132,7 @@ def host_phases(trace: Trace) -> dict[Phase, tuple[Intervals, Intervals]]:
 
 
 def _instruction_phases(trace: Trace) -> Int64:
-    """Per row of ``hlo_ops`` the index of its phase in ``PHASES``, by the path of its instruction."""
+    """Return the index in ``PHASES`` per row of ``hlo_ops``, by the path of its instruction."""
     ops = trace.rows["hlo_ops"]
     result = np.full(len(ops), PHASES.index("not_told"))
     if not len(ops):
@@ -157,7 +158,7 @@ def _instruction_phases(trace: Trace) -> Int64:
 
 
 def _contains(spans: Intervals, times: Int64) -> np.ndarray:
-    """Whether each time lies in one of the disjoint intervals."""
+    """Mask of the times in one of the disjoint intervals."""
     if not len(spans.starts):
         return np.zeros(len(times), bool)
     at = np.searchsorted(spans.starts, times, side="right") - 1

@@ -1,8 +1,8 @@
-"""When the thread of the steps waited for other ranks: collectives and messages that the host itself moves (gloo, MPI).
+"""Waiting of the steps' thread for other ranks: collectives and messages that the host itself moves (gloo, MPI).
 
-c10d marks each of them on the thread that called it or on the backend's own, from its begin to its end. While one is
-in flight and the thread runs no op, it waits for the others or for their data. Where stacks were sampled, only samples
-that wait count, as Python may run beside a collective.
+c10d marks each of them on the calling thread or on the backend's own, from begin to end. While one is in flight and the
+thread runs no op, it waits for other ranks or for their data. If stacks were sampled, only samples that wait count,
+because Python may run during a collective.
 """
 
 from __future__ import annotations
@@ -19,15 +19,29 @@ from perfscope.model.intervals import EMPTY, Intervals, difference, intersection
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
 BACKEND_OPS = "c10d::"
-"""How ops begin that call the backend: they may wait for the other ranks themselves."""
+"""Prefix of ops that call the backend and may wait for the other ranks themselves."""
 
 
 LEAST_WAIT_NS = 100_000
-"""Between two ops, Python and dispatch take 5 to 50 us, also beside a collective."""
+"""Shortest wait between two ops: Python and dispatch take 5 to 50 us, also during a collective."""
+
+FORWARD = "DistributedDataParallel.forward"
+
+OPTIMIZER = "Optimizer.step#"
+
+LEAST_STEPS = 2
+"""Minimum number of optimizer steps that agree: the first may follow a partly recorded accumulation."""
+
+SENDS, RECEIVES = ("send",), ("recv",)
+
+MessageKind = Literal["pipeline", "exchange"]
+
+EXCHANGED = 0.5
+"""Share of the time of receives during which the same rank sends from which ranks exchange data."""
 
 
 def in_flight(trace: Trace) -> Intervals:
-    """When a collective or message of the host was under way."""
+    """Return when a host collective or message was in flight."""
     rows = trace.rows["collectives"]["slice"]
     rows = rows[rows != MISSING]
     slices = trace.rows["slices"]
@@ -35,7 +49,7 @@ def in_flight(trace: Trace) -> Intervals:
 
 
 def waits_in_calls(trace: Trace, thread: int) -> Intervals:
-    """What of it the thread spent in calls of the backend, and in nothing inside them."""
+    """Return the time of the thread in calls of the backend, without anything inside them."""
     flying = in_flight(trace)
     if not len(flying.starts):
         return EMPTY
@@ -52,26 +66,25 @@ def waits_in_calls(trace: Trace, thread: int) -> Intervals:
 
 
 def waits_between_ops(trace: Trace, free: Intervals, pieces: SampledPieces | None) -> Intervals:
-    """What of ``free``, in which the thread runs nothing recorded, it waited. ``pieces``: its sampled stacks there."""
+    """Return the waiting in ``free``, in which the thread runs nothing recorded.
+
+    ``pieces``: its sampled stacks there.
+    """
     long = free.ends - free.starts >= LEAST_WAIT_NS
     flying = intersection(in_flight(trace), Intervals(free.starts[long], free.ends[long]))
     if pieces is None or not len(flying.starts):
         return flying
     kinds = shown_kinds(trace, pieces.samples)
-    # The line of `backward()` computes as well as it waits: between its ops no Python runs.
+    # The line of `backward()` both computes and waits: no Python runs between its ops.
     runs = ~trace.fact(waiting_samples)[pieces.samples] & ~np.isin(kinds, [*ENGINES, FrameKind.COLLECTIVE])
     runs |= kinds == int(FrameKind.SLEEP)
     return difference(flying, union(pieces.starts[runs], pieces.ends[runs]))
 
 
-FORWARD = "DistributedDataParallel.forward"
-OPTIMIZER = "Optimizer.step#"
-LEAST_STEPS = 2
-"""Optimizer steps that must show the same: the first one may follow an accumulation that was not recorded whole."""
-
-
 def reductions_per_update(trace: Trace) -> int:
-    """How often DDP reduced the gradients per optimizer step; 1 where each reduction is followed by one, 0: not known.
+    """Return how often DDP reduced the gradients per optimizer step.
+
+    1 if each reduction is followed by one, 0 if unknown.
 
     A reduction is a forward pass of DDP with an all-reduce before the next one. A forward pass without any, as under
     ``no_sync()``, or two of them before one backward pass, count once.
@@ -87,7 +100,7 @@ def reductions_per_update(trace: Trace) -> int:
     kernel = collectives["kernel"][rows]
     call = np.where(kernel == MISSING, MISSING, kernels["call"][np.maximum(kernel, 0)]) if len(kernels) else kernel
     launched = call != MISSING
-    begins[launched] = calls["start_ns"][call[launched]]  # of work on a device the launch, as it runs later
+    begins[launched] = calls["start_ns"][call[launched]]  # for device work the launch, because the work runs later
     if len(updates) <= LEAST_STEPS or not len(forwards) or not len(begins):
         return 0
     reduced = forwards[np.diff(np.searchsorted(np.sort(begins), np.append(forwards, np.inf))) > 0]
@@ -101,7 +114,7 @@ def _named(trace: Trace, prefix: str) -> npt.NDArray[np.bool_]:
 
 
 def reduced_too_often(trace: Trace) -> str:
-    """What to do where gradients are reduced several times per optimizer step; ``""`` where they are not."""
+    """Return the advice if gradients are reduced several times per optimizer step; ``""`` otherwise."""
     count = trace.fact(reductions_per_update)
     if count < 2:
         return ""
@@ -111,17 +124,11 @@ def reduced_too_often(trace: Trace) -> str:
     )
 
 
-SENDS, RECEIVES = ("send",), ("recv",)
-MessageKind = Literal["pipeline", "exchange"]
-EXCHANGED = 0.5
-"""Of the time of receives: where sends of the same rank are under way so long, ranks exchange data with each other."""
-
-
 def message_kind(trace: Trace) -> MessageKind | None:
-    """How ranks use messages of two, where these have most of the time in which the host communicates; else None.
+    """Return how ranks use point-to-point messages, if these have most of the host's communication time; else None.
 
     ``exchange``: a rank sends while it receives, as around a ring or between neighbours of a grid. ``pipeline``: it
-    does one of them at a time.
+    does one at a time.
     """
     collectives = trace.rows["collectives"]
     rows = np.flatnonzero(collectives["slice"] != MISSING)

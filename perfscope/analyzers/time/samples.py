@@ -1,8 +1,8 @@
-"""What sampled stacks say: the function and line of the program that the host was in, and what it did there.
+"""Sampled stacks: the function and line of the program that the host was in, and its activity.
 
-Samples lie on the clock of the trace. Those of traced steps are laid over it: a stretch of time without any recorded op
-is divided among the samples in it, each has what is nearer to it than to another. Most samples are of steps without a
-profiler; of them only shares are taken.
+Samples are on the clock of the trace. Samples of traced steps fill the recording: an interval without any recorded op
+is divided among the samples in it, each getting the time closest to it. Most samples are of steps without a profiler;
+only their shares are used.
 """
 
 from __future__ import annotations
@@ -23,35 +23,42 @@ from perfscope.model.intervals import Int64, Intervals
 from perfscope.model.trace import MISSING, Trace
 
 WAITING_CPU_SHARE = 0.3
-"""Of the time of a line on a processor: below it the thread slept or waited there. Time in which the system let others
-run is in it, so that half would call a busy machine a sleeping program."""
+"""Share of a line's time on a processor below which the thread slept or waited there. It includes time in which the
+system ran other programs, so a limit of one half would classify a busy machine as a sleeping program.
+"""
 HOLDER_CPU_SHARE = 0.1
-"""Of a sample's time another thread of the program worked for more, so that the first one may have waited for it."""
+"""Share of a sample's time that another thread of the program must have worked for the first one to have waited for it.
+"""
 
 LOCK_DELAY_NS = 2_000_000
-"""Median. A thread with the lock gives it up after 5 ms if asked; a sampler that waits for nobody is late by 0.1 ms."""
+"""Smallest median delay. A thread with the lock releases it after 5 ms on request; a sampler that does not wait is late
+by 0.1 ms.
+"""
 
 _COMPREHENSION = re.compile(r"(\.<locals>)?\.<(listcomp|dictcomp|setcomp|genexpr)>")
-"""A function of its own up to Python 3.11: its lines are those of the function around it."""
+"""A separate function up to Python 3.11: its lines count for the enclosing function."""
+
+HOT = 0.8
+"""Share of a call's time from which its callee is followed; with less, the callees are listed."""
 
 
 class Stacks(Struct, frozen=True, kw_only=True):
-    """Per row of ``frames``, what is asked of a stack whose innermost frame it is."""
+    """Properties of a stack per row of ``frames``, its innermost frame."""
 
     user: Int64
-    """Row of the user's innermost frame; of a library's, where there is none; else of the frame itself."""
+    """Row of the user's innermost frame; else of a library's; else of the frame itself."""
     texts: tuple[str, ...]
-    """Of the frame alone: ``file(line): function``, or what is called."""
+    """Text of the frame: ``file(line): function``, or a callee."""
     in_framework: npt.NDArray[np.bool_]
-    """The innermost Python frame is of PyTorch or JAX, or calls it."""
+    """Whether the innermost Python frame is of PyTorch or JAX, or calls it."""
     in_loader: npt.NDArray[np.bool_]
-    """A frame of a data loader is on the stack."""
+    """Whether a frame of a data loader is on the stack."""
     kinds: Int64
-    """`FrameKind`: what the stack shows (``kind_below`` of all its frames)."""
+    """`FrameKind` of the stack (``kind_below`` of all its frames)."""
 
 
 def stacks(trace: Trace) -> Stacks:
-    """What every stack of samples shows. A caller stands before those it calls."""
+    """Return the properties of every stack of samples. Callers come before their callees."""
     frames = trace.rows["frames"]
     count = len(frames)
     user, loader = np.full(count, MISSING, np.int64), np.zeros(count, bool)
@@ -82,16 +89,16 @@ def stacks(trace: Trace) -> Stacks:
 
 
 def jitted_functions(trace: Trace) -> frozenset[str]:
-    """Names of functions that JAX compiled and that ran in the recording."""
+    """Return the names of functions that JAX compiled and that ran in the recording."""
     modules = {trace.text(code) for code in np.unique(trace.rows["hlo_ops"]["module"]).tolist() if code != MISSING}
     return frozenset(name.removeprefix("jit_") for name in modules if name.startswith("jit_"))
 
 
 def sampled_site(trace: Trace, frame: int, inside: npt.NDArray[np.bool_] | None = None) -> CallSite:
-    """The user's function and line of a stack; ``frame``: row of its innermost frame.
+    """Return the user's function and line of a stack; ``frame``: row of its innermost frame.
 
-    ``inside``: flag of each row of ``frames`` that the line must have; where the user has none such, it is the
-    innermost line there is.
+    ``inside``: mask of the rows of ``frames`` that the line must be in; if no line of the user is, it is the innermost
+    line.
     """
     if frame == MISSING:
         return UNKNOWN_SITE
@@ -102,7 +109,7 @@ def sampled_site(trace: Trace, frame: int, inside: npt.NDArray[np.bool_] | None 
 
 
 def _site_of(trace: Trace, row: int) -> CallSite:
-    """The function and line of a row of ``frames``."""
+    """Return the function and line of a row of ``frames``."""
     frames = trace.rows["frames"]
     file, line = trace.text(int(frames["file"][row])), int(frames["line"][row])
     return CallSite(
@@ -122,7 +129,7 @@ def is_direct(trace: Trace, frame: int) -> bool:
 
 
 class SampledPieces(Struct, frozen=True, kw_only=True):
-    """Disjoint pieces of time, each with the sample that stands for it."""
+    """Disjoint intervals of time, each with the sample that represents it."""
 
     starts: Int64
     ends: Int64
@@ -131,9 +138,9 @@ class SampledPieces(Struct, frozen=True, kw_only=True):
 
 
 def nearest_samples(trace: Trace, thread: int, spans: Intervals) -> SampledPieces:
-    """Divide ``spans`` among the samples of a thread in them; spans without any are left out.
+    """Divide ``spans`` among the samples of a thread in them; spans without samples are omitted.
 
-    Of native samples none gets more on either side than it stands for.
+    A native sample gets at most the time that it represents on either side.
     """
     samples = trace.rows["samples"]
     rows: Int64 = np.flatnonzero((samples["thread"] == thread) & ~samples["worker"])
@@ -148,7 +155,7 @@ def nearest_samples(trace: Trace, thread: int, spans: Intervals) -> SampledPiece
     middle = (times[1:] + times[:-1]) // 2
     starts = np.concatenate((spans.starts[span[:1]], np.where(same, middle, spans.starts[span[1:]])))
     ends = np.concatenate((np.where(same, middle, spans.ends[span[:-1]]), spans.ends[span[-1:]]))
-    if "native_samples" in trace.recorded:  # taken of running threads alone: a pause belongs to none of them
+    if "native_samples" in trace.recorded:  # only running threads are sampled, so a pause belongs to no sample
         reach = samples["lasts_ns"][rows]
         starts, ends = np.maximum(starts, times - reach), np.minimum(ends, times + reach)
     filled = ends > starts
@@ -156,10 +163,10 @@ def nearest_samples(trace: Trace, thread: int, spans: Intervals) -> SampledPiece
 
 
 def waiting_samples(trace: Trace) -> npt.NDArray[np.bool_]:
-    """Per row of ``samples``: the thread slept or waited, by what it called or by the processor time of its line.
+    """Mask of the rows of ``samples`` in which the thread slept or waited, by callee or processor time of the line.
 
-    By that of all samples with the line and what it calls, as a single one may be one in which the system let others
-    run. On a busy machine that may be all of them, but then the sampler waited for a thread that ran Python.
+    The processor time is that of all samples with the line and callee, because the system may run other programs during
+    a single one. On a busy machine that may be all of them, but then the sampler waited for a thread that ran Python.
     """
     samples, known = trace.rows["samples"], trace.fact(stacks)
     rows = np.flatnonzero((samples["cpu_ns"] != MISSING) & (samples["frame"] != MISSING))
@@ -178,45 +185,45 @@ def waiting_samples(trace: Trace) -> npt.NDArray[np.bool_]:
 
 
 def _sleeps(trace: Trace) -> npt.NDArray[np.bool_]:
-    """Per row of ``samples``: it calls what waits whoever calls it."""
+    """Mask of the rows of ``samples`` whose callee always waits."""
     return _calls(trace, WAITS)
 
 
 class LockWait(Struct, frozen=True, kw_only=True):
-    """What the thread of the steps waited for the interpreter's lock, while another thread of the program had it."""
+    """Waiting of the steps' thread for the interpreter's lock, while another thread of the program held it."""
 
     share: float
-    """Of the samples' time in steps."""
+    """Share of the samples' time in steps."""
     holder: int
-    """Row of ``samples``: the thread that worked meanwhile, at its line with most time."""
+    """Row of ``samples`` of the thread that worked meanwhile, at its line with most time."""
     lines: tuple[tuple[int, float], ...]
     """(Row of ``samples``, share) of the holder's lines, most time first."""
 
 
 def device_waits(trace: Trace) -> npt.NDArray[np.bool_]:
-    """Per row of ``samples``: it calls what waits for a device, by the callee's name."""
+    """Mask of the rows of ``samples`` that call a function which waits for a device, by the callee's name."""
     return _calls(trace, {FrameKind.DEVICE_WAIT, FrameKind.DEVICE_READ})
 
 
 def _calls(trace: Trace, kinds: Set[FrameKind]) -> npt.NDArray[np.bool_]:
-    """Per row of ``samples``: its innermost frame is what a line calls, of one of ``kinds``."""
+    """Mask of the rows of ``samples`` whose innermost frame is a callee of one of ``kinds``."""
     files = trace.rows["frames"]["file"].tolist()
     texts = trace.fact(stacks).texts
     calls = [file == MISSING and frame_kind(text) in kinds for file, text in zip(files, texts, strict=True)]
-    return np.array([*calls, False], bool)[trace.rows["samples"]["frame"]]  # MISSING is the last one
+    return np.array([*calls, False], bool)[trace.rows["samples"]["frame"]]  # MISSING is the last entry
 
 
 def shown_kinds(trace: Trace, rows: Int64) -> Int64:
-    """Return the `FrameKind` that the stack of each of ``rows`` of ``samples`` shows."""
+    """Return the `FrameKind` of the stack of each of ``rows`` of ``samples``."""
     return np.append(trace.fact(stacks).kinds, int(FrameKind.UNKNOWN))[trace.rows["samples"]["frame"][rows]]
 
 
 def lock_wait(trace: Trace, thread: int) -> LockWait | None:
-    """Waiting of ``thread`` for the interpreter's lock; ``None`` if no sample shows any.
+    """Return the waiting of ``thread`` for the interpreter's lock; ``None`` if no sample shows any.
 
-    A thread that works in Python has the lock. Of a sample it counts as long as another thread of the program worked,
-    and at most what was left to the one that waits, which was in no call that waits for something else. That it is the
-    lock, and not work of C that lets go of it, shows in how long the sampler itself had to wait for it.
+    A thread that works in Python has the lock. A sample counts for the time in which another thread of the program
+    worked, at most the rest of its time, if the waiting thread was in no call that waits for something else. The delay
+    of the sampler itself shows that it is the lock, and not C code that releases it.
     """
     samples, known = trace.rows["samples"], trace.fact(stacks)
     ours = ~samples["worker"] & (samples["cpu_ns"] != MISSING)
@@ -225,7 +232,7 @@ def lock_wait(trace: Trace, thread: int) -> LockWait | None:
     works = ours & (samples["thread"] != thread) & (samples["cpu_ns"] > HOLDER_CPU_SHARE * samples["lasts_ns"])
     order = np.flatnonzero(works)[
         np.argsort(samples["cpu_ns"][works], kind="stable")
-    ]  # the busiest comes last, and stays
+    ]  # the busiest comes last, and is kept
     holder_at = dict(zip(samples["time_ns"][order].tolist(), order.tolist(), strict=True))
     otherwise = _sleeps(trace) | device_waits(trace)
     waits = [row for row in np.flatnonzero(mine & ~otherwise).tolist() if _time(trace, row) in holder_at]
@@ -251,7 +258,7 @@ def _time(trace: Trace, row: int) -> int:
 
 
 def free_samples(trace: Trace, thread: int) -> Int64:
-    """Rows of ``samples`` of a thread in steps that no profiler recorded."""
+    """Return the rows of ``samples`` of a thread in steps that no profiler recorded."""
     samples = trace.rows["samples"]
     traced = np.isin(samples["step"], trace.rows["steps"]["number"])
     chosen = (samples["thread"] == thread) & ~samples["worker"] & (samples["step"] != MISSING) & ~traced
@@ -259,16 +266,16 @@ def free_samples(trace: Trace, thread: int) -> Int64:
 
 
 def in_calls(trace: Trace, rows: Int64) -> npt.NDArray[np.bool_]:
-    """Of rows of ``samples``: the innermost line is a framework's own, or calls a function that JAX compiled."""
+    """Mask of the rows of ``samples`` whose innermost line is a framework's, or calls a function that JAX compiled."""
     known, frame = trace.fact(stacks), trace.rows["samples"]["frame"][rows]
     return np.asarray((frame != MISSING) & known.in_framework[frame], bool)
 
 
 def outside_ops(trace: Trace, rows: Int64) -> npt.NDArray[np.bool_]:
-    """Of rows of ``samples``: the innermost line is no framework's and no data loader's, and calls no known op.
+    """Mask of the rows of ``samples`` whose innermost line is outside frameworks and loaders and calls no known op.
 
-    Known are ops of the op graph, functions that JAX compiled, and waits for a device. A line that calls an op and that
-    no op graph names passes for one of the program's own work.
+    Known are ops of the op graph, functions that JAX compiled, and waits for a device. A line that calls an op missing
+    in the op graph counts as the program's own work.
     """
     samples, known = trace.rows["samples"], trace.fact(stacks)
     frame = samples["frame"][rows]
@@ -280,7 +287,7 @@ def outside_ops(trace: Trace, rows: Int64) -> npt.NDArray[np.bool_]:
 
 
 def first_below(trace: Trace, rows: Int64) -> str:
-    """The function that the user's line calls in most of the time of ``rows`` of ``samples``; ``''``: none is known."""
+    """Return the callee of the user's line with most of the time of ``rows`` of ``samples``; ``''`` if unknown."""
     time: dict[str, int] = defaultdict(int)
     known = trace.fact(stacks)
     for row in rows.tolist():
@@ -295,22 +302,22 @@ class SampledLine(Struct, frozen=True, kw_only=True):
 
     site: CallSite
     innermost: str
-    """The innermost frame most of them had, as text."""
+    """Text of the innermost frame that most of them have."""
     direct: bool
-    """That frame is the user's line, or called by it."""
+    """Whether that frame is the user's line, or called by it."""
     share: float
-    """Of the samples' time."""
+    """Share of the samples' time."""
     rows: tuple[int, ...]
-    """Of ``samples``."""
+    """Rows of ``samples``."""
 
     @property
     def samples(self) -> int:
-        """Their number."""
+        """Number of samples."""
         return len(self.rows)
 
 
 def sampled_lines(trace: Trace, rows: Int64, inside: npt.NDArray[np.bool_] | None = None) -> tuple[SampledLine, ...]:
-    """Rows of ``samples`` by the user's line, most time first. ``inside``: as of ``sampled_site``."""
+    """Group rows of ``samples`` by the user's line, most time first. ``inside``: as in ``sampled_site``."""
     samples, known = trace.rows["samples"], trace.fact(stacks)
     weight = samples["lasts_ns"][rows]
     whole = int(weight.sum())
@@ -336,14 +343,12 @@ def sampled_lines(trace: Trace, rows: Int64, inside: npt.NDArray[np.bool_] | Non
     return tuple(sorted(lines, key=lambda line: -line.share))
 
 
-HOT = 0.8
-"""Of the time of a call: what it calls with so much of it is looked into, else its calls are told apart."""
-
-
 def inner_calls(trace: Trace, line: SampledLine) -> tuple[SampledLine, ...]:
-    """What runs below a line, at the first place where its time divides, most time first; empty where nothing does.
+    """Return the callees of a line, at the first depth at which its time divides, most time first.
 
-    From the line the call with ``HOT`` of the time is followed down, to the calls none of which has so much.
+    Empty without callees.
+
+    The callee with ``HOT`` of the time is followed from the line down, until no callee has as much.
     """
     lasts = trace.rows["samples"]["lasts_ns"]
     below = {row: _below_user(trace, row) for row in line.rows}
@@ -373,7 +378,7 @@ def inner_calls(trace: Trace, line: SampledLine) -> tuple[SampledLine, ...]:
 
 
 def _below_user(trace: Trace, row: int) -> list[int]:
-    """Rows of ``frames`` of a sample below the user's line, outermost first."""
+    """Return the rows of ``frames`` of a sample below the user's line, outermost first."""
     parents, users = trace.rows["frames"]["parent"], trace.fact(stacks).user
     frame, chain = int(trace.rows["samples"]["frame"][row]), list[int]()
     while frame != MISSING and frame != users[frame]:

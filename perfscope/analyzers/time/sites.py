@@ -1,17 +1,20 @@
-"""From a host span to the user's line: four sources, the most exact one first.
+"""The user's line of a host span, from four sources, most exact first.
 
-0. The log of torch.compile, for kernels and library calls of a compiled graph: inductor says which lines each of them
-   computes; the first one that is the user's is given. A Python stack would show the call of the compiled function.
-1. The op graph of a run has the line that ran. Its ops are matched with the trace's by the k-th op of a
-   name in the step, and only in steps where both have the same number of that name.
-2. Python spans of the trace itself: the innermost frame of the user's that covers the moment; for an op of
-   the backward pass that of its forward op.
-3. Python spans of ``trace.detail``, a second recording of the same program: matched by the order of the
-   ops in a step, never by time.
+0. The log of torch.compile, for kernels and library calls of a compiled graph: inductor records the lines that each of
+them computes; the first line of the user is used. A Python stack would show the call of the compiled function.
 
-Python spans carry the line where a function's definition begins, or, if the function was running already,
-the line it stood at when recording began; never the line that ran. ``line_is`` tells which it is. For an
-annotation (a data loader's fetch) the op graph's line is that of an op inside it, in the same function.
+1. The op graph of a run has the executed line. Its ops are matched with the trace's by the k-th op of a name in the
+step, and only in steps in which both have the same number of that name.
+
+2. Python spans of the trace itself: the user's innermost frame that covers the moment; for an op of the backward pass,
+that of its forward op.
+
+3. Python spans of ``trace.detail``, a second recording of the same program: matched by the order of the ops in a step,
+never by time.
+
+Python spans have the line at which a function's definition begins, or, if the function was already running, its line
+when recording began; never the executed line. ``line_is`` distinguishes them. For an annotation (a data loader's fetch)
+the op graph's line is that of an op inside it, in the same function.
 """
 
 from __future__ import annotations
@@ -35,30 +38,37 @@ from perfscope.model.trace import MISSING, SliceKind, Trace
 if TYPE_CHECKING:
     from perfscope.model.op_graph import GraphOp
 
-# Looking a member up costs more than comparing with it, and these are compared with for each span of a stack.
+# Looking up a member of the enumeration is slower than the comparison, which runs for each span of a stack.
 _OP, _PYTHON = int(SliceKind.OP), int(SliceKind.PYTHON)
 
-# Which span of another recording of the same program is the same call: by order within a step, never by time.
+MOST_INSIDE = 1000
+"""Maximum number of spans examined inside an annotation: a fetch has a few ops, a whole step has thousands."""
+
+MOST_SITES = 20_000
+"""Maximum number of spans whose call site is looked up, most time first: each takes tens of microseconds."""
+
+
+# The same call in another recording of the same program: by order within a step, never by time.
 #
 # Two recordings of one loop differ in every time but run the same ops in the same order. A span is the k-th of its
-# (name, enclosing op's name) in its step; it corresponds to the k-th of that key in a step of the other recording
-# that has the same number of them. A step whose whole op sequence is the same is preferred. Where no step agrees,
-# nothing is matched: no line is better than a wrong one.
+# (name, enclosing op's name) in its step; it corresponds to the k-th of that key in a step of the other recording with
+# the same number of them. A step with the same whole op sequence is preferred. If no step agrees, nothing is matched:
+# no line is better than a wrong one.
 
 
 class _Calls(Struct, frozen=True, kw_only=True):
-    """Host spans by step and by what they are called, in order of start."""
+    """Host spans by step and key, in order of start."""
 
     place_of: dict[int, tuple[int, Hashable, int]]
     """Row of ``slices`` -> (step, key, position among the rows of its key in that step)."""
     rows_of: dict[int, dict[Hashable, list[int]]]
     """Step -> key -> rows."""
     counts: dict[int, dict[Hashable, int]]
-    """Step -> key -> number of rows, a short stand for the step's whole sequence."""
+    """Step -> key -> number of rows, a summary of the step's whole sequence."""
 
 
 def _calls(trace: Trace, rows: Int64, keys: Sequence[Hashable]) -> _Calls:
-    """``rows`` of ``slices`` that lie in a step, ``keys``: of each."""
+    """Index the ``rows`` of ``slices`` in steps by their ``keys``."""
     starts = trace.rows["slices"]["start_ns"][rows]
     steps = steps_at(trace, starts)
     place_of: dict[int, tuple[int, Hashable, int]] = {}
@@ -73,7 +83,7 @@ def _calls(trace: Trace, rows: Int64, keys: Sequence[Hashable]) -> _Calls:
 
 
 def detail_row(trace: Trace, row: int) -> int | None:
-    """Row of ``trace.detail``'s ``slices`` that is the same call as ``row`` of ``trace``; None if unsure."""
+    """Return the row of ``trace.detail``'s ``slices`` with the same call as ``row`` of ``trace``; None if unsure."""
     if trace.detail is None:
         return None
     ours, theirs = trace.fact(_spans_of_steps), trace.detail.fact(_spans_of_steps)
@@ -91,7 +101,10 @@ def detail_row(trace: Trace, row: int) -> int | None:
 
 
 def graph_op(trace: Trace, row: int) -> GraphOp | None:
-    """The op of ``trace.op_graph`` that is the same call as ``row`` or its innermost matching op; None if unsure."""
+    """Return the op of ``trace.op_graph`` with the same call as ``row`` or its innermost matching op.
+
+    None if unsure.
+    """
     if trace.op_graph is None:
         return None
     graph, ours = trace.fact(_graph_ops_by_name), trace.fact(_dispatched_ops)
@@ -109,7 +122,7 @@ def _same_op(ours: _Calls, graph: Mapping[Hashable, Sequence[GraphOp]], row: int
 
 
 def graph_ops_inside(trace: Trace, enclosing: frozenset[str]) -> frozenset[int]:
-    """``GraphOp.index`` of the graph's ops that ran inside an op of one of these names (``aten::one_hot``)."""
+    """Return ``GraphOp.index`` of the graph's ops that ran inside an op with one of these names (``aten::one_hot``)."""
     slices, ours, graph = trace.rows["slices"], trace.fact(_dispatched_ops), trace.fact(_graph_ops_by_name)
     around = [code for code, text in enumerate(trace.strings) if text in enclosing]
     rows = np.array(sorted(ours.place_of), np.int64)
@@ -119,7 +132,7 @@ def graph_ops_inside(trace: Trace, enclosing: frozenset[str]) -> frozenset[int]:
 
 
 def _graph_ops_by_name(trace: Trace) -> dict[Hashable, list[GraphOp]]:
-    """Ops of the graph by the name a profiler gives them: ``aten::add`` for ``aten.add.Tensor``."""
+    """Map the profiler's name to ops of the graph: ``aten::add`` for ``aten.add.Tensor``."""
     named: dict[Hashable, list[GraphOp]] = defaultdict(list)
     for op in trace.op_graph.ops if trace.op_graph is not None else ():
         namespace, _, rest = op.name.partition(".")
@@ -128,7 +141,7 @@ def _graph_ops_by_name(trace: Trace) -> dict[Hashable, list[GraphOp]]:
 
 
 def _dispatched_ops(trace: Trace) -> _Calls:
-    """Ops named in the graph that no other such op encloses: what a kernel calls inside is not dispatched again."""
+    """Return the ops named in the graph outside of other such ops, because inner calls are not dispatched again."""
     slices = trace.rows["slices"]
     in_graph = [code for code, text in enumerate(trace.strings) if text in trace.fact(_graph_ops_by_name)]
     wanted = (slices["kind"] == SliceKind.OP) & np.isin(slices["name"], in_graph)
@@ -137,7 +150,7 @@ def _dispatched_ops(trace: Trace) -> _Calls:
 
 
 def _spans_of_steps(trace: Trace) -> _Calls:
-    """Ops and annotations by their name and that of the innermost op around them."""
+    """Return ops and annotations by their name and that of the innermost enclosing op."""
     slices = trace.rows["slices"]
     rows = np.flatnonzero(np.isin(slices["kind"], [SliceKind.OP, SliceKind.ANNOTATION]))
     around = nearest_ancestor(trace, slices["parent"][rows], slices["kind"] == SliceKind.OP)
@@ -147,7 +160,7 @@ def _spans_of_steps(trace: Trace) -> _Calls:
 
 
 def steps_at(trace: Trace, times_ns: Int64) -> Int64:
-    """Number of the step window that each moment is in; ``MISSING`` outside. Without steps the trace is one step."""
+    """Return the number of the step window at each time; ``MISSING`` outside. Without steps the trace is one step."""
     windows = trace.fact(step_windows)
     if not windows.count:
         return np.zeros(len(times_ns), np.int64)
@@ -158,24 +171,20 @@ def steps_at(trace: Trace, times_ns: Int64) -> Int64:
     return np.where(inside, index, MISSING)
 
 
-MOST_INSIDE = 1000
-"""Spans looked at inside an annotation: a fetch runs a few ops of its own, a whole step has thousands."""
-
-
 class CallSite(Struct, frozen=True, kw_only=True):
-    """Where in the user's program a host span was called from. All parts may be unknown."""
+    """Place in the user's program that called a host span. All parts may be unknown."""
 
     file: str | None = None
     line: int | None = None
     function: str | None = None
     module: str | None = None
     exact: bool = False
-    """``line`` is the line that ran."""
+    """Whether ``line`` is the executed line."""
     running: bool = False
-    """``function`` was running when recording began, and ``line`` is where it stood then."""
+    """Whether ``function`` was running when recording began, so that ``line`` was its line then."""
 
     def line_is(self) -> str | None:
-        """What ``line`` says, in words; None without a line."""
+        """Meaning of ``line``, in words; None without a line."""
         if self.line is None:
             return None
         if self.exact:
@@ -183,7 +192,7 @@ class CallSite(Struct, frozen=True, kw_only=True):
         return f"where {self.function} {'stood when recording began' if self.running else 'begins'}"
 
     def where(self, op: str | None = None, kernel: str | None = None) -> Where:
-        """As place of a finding."""
+        """Return the call site as the place of a finding."""
         return Where(op=op, kernel=kernel, module=self.module, file=self.file, line=self.line)
 
 
@@ -191,7 +200,7 @@ UNKNOWN_SITE = CallSite()
 
 
 def call_site(trace: Trace, row: int) -> CallSite:
-    """The call site of a row of ``slices`` (``MISSING``: unknown)."""
+    """Return the call site of a row of ``slices`` (``MISSING``: unknown)."""
     if row == MISSING:
         return UNKNOWN_SITE
     compiled = compiled_kernel(trace, row)
@@ -214,12 +223,8 @@ def call_site(trace: Trace, row: int) -> CallSite:
     )
 
 
-MOST_SITES = 20_000
-"""Spans whose call site is looked up, those with most time first: each takes tens of microseconds."""
-
-
 def launch_sites(trace: Trace) -> dict[int, CallSite]:
-    """Row of ``slices`` -> its call site, of the host spans that launched device work."""
+    """Map rows of ``slices`` to call sites, for the host spans that launched device work."""
     total = np.zeros(len(trace.rows["slices"]), np.int64)
     for table in (trace.rows["kernels"], trace.rows["copies"]):
         linked = table["op"] != MISSING
@@ -230,7 +235,7 @@ def launch_sites(trace: Trace) -> dict[int, CallSite]:
 
 
 def op_of(trace: Trace, row: int) -> str | None:
-    """Name of the innermost op that encloses a row of ``slices``, or of the row itself; None if none does."""
+    """Return the name of the innermost op around a row of ``slices``, or of the row itself; None without an op."""
     slices = trace.rows["slices"]
     for ancestor in lineage(trace, row):
         if slices["kind"][ancestor] == _OP:
@@ -239,7 +244,7 @@ def op_of(trace: Trace, row: int) -> str | None:
 
 
 def _op_inside(trace: Trace, row: int, recorded: CallSite) -> GraphOp | None:
-    """An op of the graph that ran inside an annotation, called from the function that ``recorded`` names."""
+    """Return an op of the graph that ran inside an annotation, called from the function in ``recorded``."""
     slices = trace.rows["slices"]
     if trace.op_graph is None or recorded.file is None or slices["kind"][row] != SliceKind.ANNOTATION:
         return None
@@ -257,7 +262,7 @@ def _op_inside(trace: Trace, row: int, recorded: CallSite) -> GraphOp | None:
 
 
 def _from_stack(trace: Trace, row: int) -> CallSite:
-    """The innermost frame of the user's around a row, else of a library."""
+    """Return the user's innermost frame around a row, else that of a library."""
     around, known = _around(trace, row), trace.fact(_sites_of_frames)
     if around.op_forward != MISSING:
         return _from_stack(trace, around.op_forward)
@@ -269,7 +274,7 @@ def _from_stack(trace: Trace, row: int) -> CallSite:
 
 
 def _sites_of_frames(trace: Trace) -> dict[int, CallSite]:
-    """Call site by row of a Python span; filled when a span is looked up, because many ops run in one frame."""
+    """Return the call sites by row of a Python span; filled on look-up, because many ops run in one frame."""
     return {}
 
 
@@ -291,18 +296,18 @@ def _from_frame(trace: Trace, row: int) -> CallSite:
 
 
 class _Around(Struct, frozen=True, kw_only=True):
-    """What encloses a row of ``slices``, the row itself included: rows, ``MISSING`` where there is none."""
+    """Spans around a row of ``slices``, including the row itself: rows, ``MISSING`` without one."""
 
     frame: int = MISSING
-    """Innermost Python span; ``MISSING`` where an op of the backward pass comes first."""
+    """Innermost Python span; ``MISSING`` if an op of the backward pass comes first."""
     op_forward: int = MISSING
     """Forward op of that op."""
     user: int = MISSING
-    """Innermost Python span of the user's; ``MISSING`` where an op of the backward pass comes first."""
+    """The user's innermost Python span; ``MISSING`` if an op of the backward pass comes first."""
     forward: int = MISSING
     """Forward op of that op."""
     library: int = MISSING
-    """Innermost Python span of a library."""
+    """A library's innermost Python span."""
     module: str | None = None
     """Innermost module."""
     spans: int = 0
@@ -310,12 +315,12 @@ class _Around(Struct, frozen=True, kw_only=True):
 
 
 def _arounds(trace: Trace) -> dict[int, _Around]:
-    """By row; filled when a row is looked up."""
+    """Return the enclosing spans by row; filled on look-up."""
     return {}
 
 
 def _around(trace: Trace, row: int) -> _Around:
-    """What encloses a row; each row of a deep stack is visited once, whichever row below it is looked up."""
+    """Return the spans around a row; each row of a deep stack is visited once."""
     known, parents, missing = trace.fact(_arounds), trace.rows["slices"]["parent"], list[int]()
     while row != MISSING and row not in known:
         missing.append(row)
@@ -327,7 +332,7 @@ def _around(trace: Trace, row: int) -> _Around:
 
 
 def _further_in(trace: Trace, row: int, outside: _Around) -> _Around:
-    """What encloses ``row``, from what encloses its parent."""
+    """Return the spans around ``row``, from those around its parent."""
     slices = trace.rows["slices"]
     if slices["kind"][row] != _PYTHON:
         forward = _forward_of(trace, row)
@@ -348,7 +353,7 @@ def _further_in(trace: Trace, row: int, outside: _Around) -> _Around:
 
 
 def _forward_of(trace: Trace, row: int) -> int:
-    """The forward op that a node of the backward pass belongs to, by autograd sequence number; else ``MISSING``."""
+    """Return the forward op of a backward node, by autograd sequence number; else ``MISSING``."""
     slices = trace.rows["slices"]
     sequence = int(slices["sequence"][row])
     if slices["kind"][row] != _OP or sequence == MISSING or slices["forward_thread"][row] <= 0:
@@ -358,7 +363,7 @@ def _forward_of(trace: Trace, row: int) -> int:
 
 
 def forward_rows(trace: Trace) -> Int64:
-    """Per row of ``slices``: the forward op of an op of the backward pass; ``MISSING`` for others."""
+    """Return, per row of ``slices``, the forward op of an op of the backward pass; ``MISSING`` for others."""
     slices = trace.rows["slices"]
     result = np.full(len(slices), MISSING, np.int64)
     behind = (slices["kind"] == SliceKind.OP) & (slices["sequence"] != MISSING) & (slices["forward_thread"] > 0)
@@ -368,7 +373,7 @@ def forward_rows(trace: Trace) -> Int64:
 
 
 def _forward_ops(trace: Trace) -> dict[int, int]:
-    """Sequence number -> row of the op of the forward pass; of several (some show a stale number) the last begun."""
+    """Map sequence numbers to rows of forward ops; of several (some have a stale number), the one that began last."""
     slices = trace.rows["slices"]
     numbered = (slices["kind"] == SliceKind.OP) & (slices["sequence"] != MISSING) & (slices["forward_thread"] <= 0)
     rows = np.flatnonzero(numbered)
@@ -377,7 +382,7 @@ def _forward_ops(trace: Trace) -> dict[int, int]:
 
 
 def _was_running(trace: Trace, row: int) -> bool:
-    """Whether every Python span that began before this one on its thread encloses it: its call was not seen."""
+    """Whether every earlier Python span on its thread encloses this one, so that its call was not recorded."""
     slices, counted = trace.rows["slices"], trace.fact(_python_spans_before)
     first = int(np.searchsorted(slices["thread"], slices["thread"][row]))
     around = _around(trace, row).spans - 1
@@ -385,6 +390,6 @@ def _was_running(trace: Trace, row: int) -> bool:
 
 
 def _python_spans_before(trace: Trace) -> Int64:
-    """Per row of ``slices``: Python spans in the rows before it."""
+    """Return, per row of ``slices``, the number of Python spans in the rows before it."""
     is_python = trace.rows["slices"]["kind"] == SliceKind.PYTHON
     return np.asarray(np.cumsum(is_python) - is_python, np.int64)

@@ -1,8 +1,8 @@
 """Steps that take far longer than most, and the work that only they do.
 
-Programs do some work every N steps: evaluate, save a checkpoint, collect new data, log. The median step shows none of
-it, and the few traced steps rarely contain it. Durations of steps without a profiler tell how much time it takes, and
-stacks sampled in those steps tell which calls it is.
+Programs do some work every N steps: evaluate, save a checkpoint, collect new data, log. The median step does not
+include it, and the few traced steps rarely do. Durations of steps without a profiler show how much time it takes, and
+stacks sampled in those steps show the calls.
 """
 
 from __future__ import annotations
@@ -24,69 +24,77 @@ from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, Trace
 
 SLOW = 2.0
-"""Times the median step. A step with half as much again may be a longer batch; a second task of the size of a step is
-other work."""
+"""Ratio to the median step from which a step is slow. Half as much again may be a longer batch; as much again is other
+work.
+"""
 
 NEARLY_ALL = 0.9
-"""Of a call's time: a function with that much of it stands for the call."""
+"""Share of a call's time from which a function represents the call."""
 
 ONLY_THERE = 10.0
-"""Times its share in other steps that a call has in slow ones to be work of their own."""
+"""Ratio of a call's share in slow steps to that in other steps from which it is work of the slow steps."""
 
 LEAST_SHARE = 0.1
-"""Of the time of all steps: below it the longer steps of a busy machine may be the cause."""
+"""Smallest share of the time of all steps: a busy machine may cause less."""
 
 LEAST_STEPS = 10
-"""Without a profiler: the median of fewer does not tell which of them are slow."""
+"""Minimum number of steps without a profiler: the median of fewer does not show which are slow."""
 
 LEAST_SAMPLES = 2
-"""Of a call: one may be where the machine held up the program."""
+"""Minimum number of samples of a call: one may be where the machine delayed the program."""
 
 _OTHERS_JUDGE = (HostActivity.SYNC, HostActivity.COMPILATION)
-"""A wait for a device, as any call that may be one, is the time of its queue; compilation has rules of its own."""
+"""Activities of other rules: a wait for a device is the time of its queue, and compilation has separate rules."""
+
+_SAVES = (FrameKind.LOGGING, FrameKind.CHECKPOINT)
+
+LOADERS = (FrameKind.LOADER, FrameKind.WORKER_START)
 
 
 class OwnCall(Struct, frozen=True, kw_only=True):
-    """A call that slow steps make and others do not."""
+    """A call that slow steps make but others do not."""
 
     frame: int
-    """Row of ``frames``: the outermost frame that the other steps do not have."""
+    """Row of ``frames``: the outermost frame that the other steps lack."""
     callee: int
-    """Row of ``frames``: the function called there that names the work, else the frame itself."""
+    """Row of ``frames``: the called function that names the work, else the frame itself."""
     share: float
-    """Of the time of all steps without a profiler."""
+    """Share of the time of all steps without a profiler."""
     samples: int
     kind: int
     """`FrameKind` of most of its time."""
 
 
 class SlowSteps(Struct, frozen=True, kw_only=True):
-    """Steps without a profiler that do work of their own and are slow for it."""
+    """Steps without a profiler that are slow because of their own work."""
 
     numbers: tuple[int, ...]
     every: int | None
-    """Distance of most of them, in steps; ``None``: they come irregularly."""
+    """Distance between most of them, in steps; ``None`` if irregular."""
     slow_ns: int
-    """Median of them."""
+    """Median of these steps."""
     other_ns: int
     """Median of all others."""
     calls: tuple[OwnCall, ...]
     """Most time first."""
     of_host: bool
-    """Times are those of a host that runs ahead of its work: only saving and logging is judged then."""
+    """Whether the times are those of a host that runs ahead of its work: then only saving and logging are reported."""
     whole_ns: int
-    """All steps without a profiler together."""
+    """Sum over all steps without a profiler."""
     steps: int
-    """Their number."""
+    """Number of steps without a profiler."""
 
     @property
     def share(self) -> float:
-        """Of the time of all steps without a profiler: what only slow steps do."""
+        """Share of the time of all steps without a profiler in work that only slow steps do."""
         return sum(call.share for call in self.calls)
 
 
 def slow_steps(trace: Trace) -> SlowSteps | None:
-    """``None``: too few steps without a profiler, none of them slow for work of its own, or no stacks sampled in it."""
+    """Return the slow steps.
+
+    ``None`` with too few steps without a profiler, none slow for its own work, or no samples.
+    """
     times, host = _times(trace)
     if len(times) < LEAST_STEPS:
         return None
@@ -115,7 +123,7 @@ def slow_steps(trace: Trace) -> SlowSteps | None:
 
 
 def _usual_ns(trace: Trace, times: Int64) -> float:
-    """Median step without the time in which it waited for a core."""
+    """Return the median step without the time in which it waited for a core."""
     rows, waits = trace.rows["run_steps"], trace.fact(waits_of_steps)
     if not waits or not rows["free"].any():
         return float(np.median(times))
@@ -124,7 +132,7 @@ def _usual_ns(trace: Trace, times: Int64) -> float:
 
 
 def _times(trace: Trace) -> tuple[Int64, bool]:
-    """Times of the steps without a profiler, and whether they are those of a host that runs ahead of its work."""
+    """Return the times of the steps without a profiler, and whether the host runs ahead of its work."""
     if trace.step_times_ns:
         return np.array(trace.step_times_ns, np.int64), False
     rows = trace.rows["run_steps"]
@@ -137,13 +145,10 @@ def _distance(numbers: list[int]) -> int | None:
     return gap if often >= 2 and 2 * often > sum(gaps.values()) else None
 
 
-_SAVES = (FrameKind.LOGGING, FrameKind.CHECKPOINT)
-
-
 def _own_frames(trace: Trace, rows: Int64, slow: np.ndarray, *, saves: bool) -> Int64:
-    """Per row of ``samples`` in ``rows`` the outermost frame with ``ONLY_THERE`` times its share of other steps.
+    """Return, per row of ``rows`` (``samples``), the outermost frame with ``ONLY_THERE`` times its share elsewhere.
 
-    ``saves``: of samples that show saving or logging alone.
+    ``saves``: consider only samples of saving or logging.
     """
     samples, parents = trace.rows["samples"], trace.rows["frames"]["parent"]
     lasts, frames = samples["lasts_ns"][rows], samples["frame"][rows]
@@ -218,9 +223,6 @@ def _own_calls(trace: Trace, rows: Int64, own: Int64, per_ns: float) -> tuple[Ow
     return tuple(sorted(calls, key=lambda call: -call.share))
 
 
-LOADERS = (FrameKind.LOADER, FrameKind.WORKER_START)
-
-
 def _out_of_loader(trace: Trace, leaves: Int64, lasts: Int64) -> tuple[int, int]:
     """Frame of the line that fetches a batch, and of the loader's function that it calls, of most of the time."""
     parents, in_loader = trace.rows["frames"]["parent"], trace.fact(stacks).in_loader
@@ -234,15 +236,15 @@ def _out_of_loader(trace: Trace, leaves: Int64, lasts: Int64) -> tuple[int, int]
 
 
 def _inside_framework(owners: Int64, callee: int, kinds: Int64, lasts: Int64) -> bool:
-    """Whether it is a framework's own function between ops: the machine was slow there, and no call is rarer."""
+    """Whether it is a framework's own function between ops: then the machine was slow, not the program."""
     return owners[callee] == Owner.FRAMEWORK and _most(kinds, lasts) in ENGINES
 
 
 def _callees(trace: Trace, frame: int, leaves: Sequence[int], weights: Sequence[int]) -> list[int]:
-    """Of each stack below ``frame`` the function that names what it does, as a row of ``frames``; never a framework's.
+    """Return, per stack below ``frame``, the function that names its work, as a row of ``frames``; never a framework's.
 
-    Of a line of the user's: the function that it calls, if that has nearly all of its time. Of a library's line: down
-    the functions that have nearly all of it, and then those that they call.
+    For a line of the user: the callee, if that has nearly all of its time. For a library's line: down the functions
+    that have nearly all of it, and then their callees.
     """
     owners, parents = trace.fact(frame_owners), trace.rows["frames"]["parent"]
     stacks_below = [_stack_below(parents, frame, leaf) for leaf in leaves]
@@ -263,7 +265,7 @@ def _callees(trace: Trace, frame: int, leaves: Sequence[int], weights: Sequence[
 
 
 def _first_of_function(trace: Trace, rows: Sequence[int]) -> list[int]:
-    """For each row of ``frames`` the first one of the same function; ``MISSING`` stays."""
+    """Return, for each row of ``frames``, the first one of the same function; ``MISSING`` stays ``MISSING``."""
     frames = trace.rows["frames"]
     first: dict[tuple[int, int], int] = {}
     keys = ((int(frames["file"][row]), int(frames["name"][row])) for row in rows)
@@ -271,7 +273,7 @@ def _first_of_function(trace: Trace, rows: Sequence[int]) -> list[int]:
 
 
 def _stack_below(parents: Int64, frame: int, leaf: int) -> list[int]:
-    """Rows of ``frames`` between a frame and an innermost one, outermost first."""
+    """Return the rows of ``frames`` between a frame and an innermost one, outermost first."""
     rows: list[int] = []
     while leaf != frame:
         rows.append(leaf)
@@ -280,7 +282,7 @@ def _stack_below(parents: Int64, frame: int, leaf: int) -> list[int]:
 
 
 def frame_owners(trace: Trace) -> Int64:
-    """Per row of ``frames`` its `Owner`; one without a file, which is what a line calls, is the framework's."""
+    """Return, per row of ``frames``, its `Owner`; a frame without a file (a callee) is the framework's."""
     files = trace.rows["frames"]["file"]
     of_file = {
         code: owner_of(trace.text(code)) if code != MISSING else Owner.FRAMEWORK for code in np.unique(files).tolist()
@@ -289,7 +291,7 @@ def frame_owners(trace: Trace) -> Int64:
 
 
 def _inclusive(parents: Int64, frames: Int64, weights: np.ndarray) -> np.ndarray:
-    """Weight of each frame and those that it calls. A caller stands before those it calls."""
+    """Return the weight of each frame with its callees. Callers come before their callees."""
     time = np.bincount(frames, weights, len(parents))
     for row in range(len(parents) - 1, -1, -1):
         if MISSING < parents[row] < row:
@@ -298,7 +300,7 @@ def _inclusive(parents: Int64, frames: Int64, weights: np.ndarray) -> np.ndarray
 
 
 def _outermost(parents: Int64, chosen: np.ndarray) -> Int64:
-    """Per frame the outermost chosen one on its stack; ``MISSING`` where none is."""
+    """Return, per frame, the outermost chosen one on its stack; ``MISSING`` without one."""
     found = np.full(len(parents), MISSING, np.int64)
     for row, parent in enumerate(parents.tolist()):
         above = found[parent] if MISSING < parent < row else MISSING
@@ -312,5 +314,5 @@ def _most(values: Int64, weights: Int64) -> int:
 
 
 def frame_text(trace: Trace, row: int) -> str:
-    """``file(line): function``, or what is called."""
+    """Return ``file(line): function``, or the callee."""
     return trace.fact(stacks).texts[row]

@@ -1,7 +1,7 @@
-"""Steps of JAX programs that are one call of a compiled function each, shorter than what dispatching the call costs.
+"""Steps of JAX programs that are one call of a compiled function each, with less work than dispatch time.
 
-The time of a step without a profiler is held against the time in which the instructions of its program ran. That the
-rest is the call, and no work of the program, is shown by sampled stacks: most of them are at the line that calls.
+The time of a step without a profiler is compared with the time in which the instructions of its program ran. Sampled
+stacks show that the rest is the call: most of them are at the calling line.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ if TYPE_CHECKING:
     from perfscope.analyzers.hlo.module import HloModule, Shape
 
 SHORT_NS = 1_000_000
-"""Of a step without a profiler: dispatching a call takes 10 to 100 us, what lasts longer is something else."""
+"""Maximum duration of a step without a profiler: dispatching a call takes 10 to 100 us, longer steps do something else.
+"""
 
 HALF = 0.5
-"""Of the step, in which instructions run, and of the stacks that are at the line of the call."""
+"""Largest share of the step with running instructions, and smallest share of stacks at the calling line."""
 
 LEAST_CALLS = 20
-"""Steps of the run: a few short calls are no loop to save."""
+"""Minimum number of steps of the run: a few short calls are not a loop."""
 
 
 class SmallCall(Struct, frozen=True, kw_only=True):
@@ -39,17 +40,17 @@ class SmallCall(Struct, frozen=True, kw_only=True):
     where: Where
     """The line that calls it."""
     step_ns: int
-    """One call without a profiler, without waiting for a core."""
+    """Duration of one call without a profiler, without waiting for a core."""
     work_ns: int
-    """Of it the time in which instructions run."""
+    """Part of it in which instructions run."""
     calls: int
-    """In the run."""
+    """Number of calls in the run."""
     independent: bool
-    """No result has the type of an argument: no call can take what the one before it returned."""
+    """Whether no result has the type of an argument, so that no call can use the previous result."""
 
 
 def small_call(trace: Trace) -> SmallCall | None:
-    """The function; ``None`` where steps are no such calls. A fact of the trace."""
+    """Return the function; ``None`` if steps are not such calls. A fact of the trace."""
     if not trace.hlo:
         return None
     from perfscope.analyzers.hlo.executions import executions

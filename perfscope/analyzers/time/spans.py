@@ -14,38 +14,37 @@ from perfscope.model.intervals import Int64, Intervals, covered, union
 from perfscope.model.trace import MISSING, CallKind, Rows, SliceKind, Trace
 
 INPUT_REGION = "input"
-"""Name of the user's own region (``perfscope.region("input")``) that counts as data loading."""
+"""Name of the user's region (``perfscope.region("input")``) that counts as data loading."""
 
 _LOADER_PREFIXES = ("enumerate(DataLoader)#", "enumerate(DataPipe)#")
 
 
 def named_slices(trace: Trace, matches: Callable[[str], object]) -> npt.NDArray[np.bool_]:
-    """By row of ``slices``: ``matches(name)`` holds. Asked once for each text of the trace."""
+    """Mask of the rows of ``slices`` for which ``matches(name)`` holds; each text of the trace is tested once."""
     codes = [code for code, text in enumerate(trace.strings) if matches(text)]
     return np.isin(trace.rows["slices"]["name"], codes)
 
 
 def slice_name(trace: Trace, row: int) -> str:
-    """Name of a row of ``slices``."""
+    """Return the name of a row of ``slices``."""
     return trace.text(int(trace.rows["slices"]["name"][row]))
 
 
 def input_slices(trace: Trace) -> npt.NDArray[np.int64]:
-    """Rows of ``slices`` in which the program fetches its next batch.
+    """Return the rows of ``slices`` in which the program fetches its next batch.
 
-    PyTorch names them ``enumerate(DataLoader)#...``; a loader of the user's own counts if it stands
-    in a region named ``input``.
+    PyTorch names them ``enumerate(DataLoader)#...``; a loader of the user counts if it is in a region named ``input``.
     """
     return _named(trace, lambda name: name.startswith(_LOADER_PREFIXES) or name == INPUT_REGION)
 
 
 def input_spans(trace: Trace) -> dict[int, Intervals]:
-    """Time in data loaders, per row of ``threads``."""
+    """Return the time in data loaders, per row of ``threads``."""
     return spans_by_thread(trace, "slices", input_slices(trace))
 
 
 def allocator_spans(trace: Trace) -> dict[int, Intervals]:
-    """Time in device memory calls (``cudaMalloc``, ``cudaFree`` ...), per row of ``threads``."""
+    """Return the time in device memory calls (``cudaMalloc``, ``cudaFree`` ...), per row of ``threads``."""
     return spans_by_thread(trace, "calls", np.flatnonzero(trace.rows["calls"]["kind"] == CallKind.MEMORY))
 
 
@@ -57,12 +56,12 @@ def _named(trace: Trace, matches: Callable[[str], bool]) -> npt.NDArray[np.int64
 
 
 def union_of(table: Rows, chosen: np.ndarray) -> Intervals:
-    """When any of the chosen rows (a mask or positions) of a table with starts and ends was going on."""
+    """Return when any of the chosen rows (a mask or positions) of a table with starts and ends was active."""
     return union(table["start_ns"][chosen], table["end_ns"][chosen])
 
 
 def rows_by_device(trace: Trace) -> dict[str, tuple[Int64, ...]]:
-    """Of ``kernels`` and of ``copies`` the rows of each row of ``devices``, in the order of the table."""
+    """Return, for ``kernels`` and ``copies``, the rows of each row of ``devices``, in the order of the table."""
     devices = np.arange(len(trace.rows["devices"]) + 1)
     result = {}
     for table in ("kernels", "copies"):
@@ -73,25 +72,25 @@ def rows_by_device(trace: Trace) -> dict[str, tuple[Int64, ...]]:
 
 
 def spans_by_thread(trace: Trace, table: str, rows: npt.NDArray[np.int64]) -> dict[int, Intervals]:
-    """Union of the given rows of ``slices`` or ``calls``, per row of ``threads``."""
+    """Return the union of the given rows of ``slices`` or ``calls``, per row of ``threads``."""
     data = trace.rows[table]
     threads = data["thread"][rows]
     return {int(thread): union_of(data, rows[threads == thread]) for thread in np.unique(threads)}
 
 
-# Which host span covers a moment, and which enclosing span is of a given kind. Vectorised.
+# The host span that covers a moment, and the enclosing span of a given kind. Vectorised.
 #
-# Both rest on the order of the ``slices`` table (thread, start, longest first) and on its parent links.
+# Both rely on the order of the ``slices`` table (thread, start, longest first) and on its parent links.
 
 
 _Condition = Callable[[Int64, Int64], npt.NDArray[np.bool_]]
 
 
 def covering_slices(trace: Trace, threads: npt.ArrayLike, times_ns: npt.ArrayLike) -> Int64:
-    """Row of the innermost host span that covers each (thread, moment); ``MISSING`` where none does.
+    """Return the row of the innermost host span that covers each (thread, moment); ``MISSING`` without one.
 
-    ``threads``: rows of the ``threads`` table; ``times_ns``: moments on the trace's clock. A span
-    covers the moments from its start up to, not including, its end.
+    ``threads``: rows of the ``threads`` table; ``times_ns``: moments on the trace's clock. A span covers the moments
+    from its start up to, not including, its end.
     """
     slices = trace.rows["slices"]
     thread, time = np.broadcast_arrays(np.asarray(threads, np.int64), np.asarray(times_ns, np.int64))
@@ -106,9 +105,9 @@ def covering_slices(trace: Trace, threads: npt.ArrayLike, times_ns: npt.ArrayLik
 
 
 def nearest_ancestor(trace: Trace, rows: npt.ArrayLike, wanted: npt.NDArray[np.bool_]) -> Int64:
-    """For each row of ``slices``: itself or its innermost enclosing span with ``wanted``; else ``MISSING``.
+    """Return, for each row of ``slices``, itself or its innermost enclosing span in ``wanted``; else ``MISSING``.
 
-    ``wanted`` is a mask over the ``slices`` table. Int64 that are ``MISSING`` stay so.
+    ``wanted`` is a mask over the ``slices`` table. Rows that are ``MISSING`` stay ``MISSING``.
     """
     found = np.array(rows, np.int64)
     deep = _climb_until(trace, found, lambda hit, _: wanted[hit], MOST_CLIMBS)
@@ -118,14 +117,15 @@ def nearest_ancestor(trace: Trace, rows: npt.ArrayLike, wanted: npt.NDArray[np.b
 
 
 MOST_CLIMBS = 64
-"""Parents that are tried one after the other. Stacks of programs are seldom deeper; beyond it all rows are looked up at
-once, in steps of double length, so that a hostile depth costs no square."""
+"""Maximum number of parents tried one after another. Stacks of programs are seldom deeper; beyond it, all rows are
+looked up at once in steps of doubling length, so that a malicious depth has no quadratic cost.
+"""
 
 
 def _nearest_of_all(trace: Trace, wanted: npt.NDArray[np.bool_]) -> Int64:
-    """``nearest_ancestor`` of every row of ``slices``."""
+    """Return ``nearest_ancestor`` of every row of ``slices``."""
     rows = np.arange(len(wanted))
-    nearest = np.append(np.where(wanted, rows, trace.rows["slices"]["parent"]), MISSING)  # MISSING is the last place
+    nearest = np.append(np.where(wanted, rows, trace.rows["slices"]["parent"]), MISSING)  # MISSING is the last entry
     while True:
         further = nearest[nearest]
         if np.array_equal(further, nearest):
@@ -134,7 +134,7 @@ def _nearest_of_all(trace: Trace, wanted: npt.NDArray[np.bool_]) -> Int64:
 
 
 def outermost_ancestor(trace: Trace, rows: npt.ArrayLike, wanted: npt.NDArray[np.bool_]) -> Int64:
-    """As ``nearest_ancestor``, the outermost one."""
+    """Return the same as ``nearest_ancestor``, but the outermost span."""
     outer = nearest_ancestor(trace, rows, wanted)
     parents = trace.rows["slices"]["parent"]
     while True:
@@ -147,13 +147,13 @@ def outermost_ancestor(trace: Trace, rows: npt.ArrayLike, wanted: npt.NDArray[np
 
 
 def outermost(trace: Trace, wanted: npt.NDArray[np.bool_]) -> Int64:
-    """Rows of ``slices`` with ``wanted`` that no other such row encloses, in order of the table."""
+    """Return the rows of ``slices`` in ``wanted`` outside of other such rows, in order of the table."""
     rows = np.flatnonzero(wanted)
     return np.asarray(rows[nearest_ancestor(trace, trace.rows["slices"]["parent"][rows], wanted) == MISSING], np.int64)
 
 
 def lineage(trace: Trace, row: int) -> Iterator[int]:
-    """The row itself, its parent, and so on outwards."""
+    """Yield the row itself, its parent, and so on outwards."""
     parents = trace.rows["slices"]["parent"]
     while row != MISSING:
         yield row
@@ -161,9 +161,9 @@ def lineage(trace: Trace, row: int) -> Iterator[int]:
 
 
 def _climb_until(trace: Trace, rows: Int64, holds: _Condition, most: int | None = None) -> Int64:
-    """Replace ``rows`` in place by their parents until ``holds(rows, their positions)`` or no parent is left.
+    """Replace ``rows`` in place by their parents until ``holds(rows, their positions)`` or there is no parent.
 
-    Return the positions that are not settled after ``most`` parents.
+    Return the positions that are unsettled after ``most`` parents.
     """
     parents = trace.rows["slices"]["parent"]
     active = np.flatnonzero(rows != MISSING)
@@ -176,7 +176,7 @@ def _climb_until(trace: Trace, rows: Int64, holds: _Condition, most: int | None 
     return active
 
 
-# The device work launched inside host spans, and how much of it nothing else hides.
+# The device work launched inside host spans, and the exposed part of it.
 
 
 class WorkTime(Struct, frozen=True, kw_only=True):
@@ -185,9 +185,9 @@ class WorkTime(Struct, frozen=True, kw_only=True):
     sum_ns: int
     """Sum of durations."""
     exposed_ns: int
-    """While it was the only work on its device: removing it frees no more than this."""
+    """Time in which it was the only work on its device: removing it saves at most this."""
     kernels: int
-    """Kernels and copies."""
+    """Number of kernels and copies."""
 
     def __add__(self, other: WorkTime) -> WorkTime:
         return WorkTime(
@@ -202,7 +202,7 @@ NO_WORK = WorkTime(sum_ns=0, exposed_ns=0, kernels=0)
 
 
 def work_time(trace: Trace, spans: npt.ArrayLike) -> WorkTime:
-    """Device work launched inside the given rows of ``slices`` (nested rows count once)."""
+    """Return the device work launched inside the given rows of ``slices`` (nested rows count once)."""
     total = NO_WORK
     for table in ("kernels", "copies"):
         total += time_of(trace, table, work_inside(trace, table, np.asarray(spans, np.int64)))
@@ -210,7 +210,7 @@ def work_time(trace: Trace, spans: npt.ArrayLike) -> WorkTime:
 
 
 def time_of(trace: Trace, table: str, rows: Int64) -> WorkTime:
-    """Time of rows of ``kernels`` or ``copies``."""
+    """Return the time of rows of ``kernels`` or ``copies``."""
     work = trace.rows[table]
     exposed = int(trace.fact(unshared_time)[table][rows].sum())
     return WorkTime(
@@ -219,7 +219,10 @@ def time_of(trace: Trace, table: str, rows: Int64) -> WorkTime:
 
 
 def work_inside(trace: Trace, table: str, spans: Int64) -> Int64:
-    """Int64 of ``kernels`` or ``copies`` whose op is one of ``spans`` or lies inside one; sorted, each once."""
+    """Return the rows of ``kernels`` or ``copies`` whose op is in ``spans`` or inside one of them.
+
+    Sorted, each once.
+    """
     order, ops = trace.fact(_work_by_op)[table]
     firsts, lasts = np.searchsorted(ops, spans), np.searchsorted(ops, trace.fact(subtree_ends)[spans])
     pieces = [order[first:last] for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True)]
@@ -227,9 +230,9 @@ def work_inside(trace: Trace, table: str, spans: Int64) -> Int64:
 
 
 def removed_inside(trace: Trace, spans: Int64, left: float = 0.0) -> tuple[Removed, ...]:
-    """What a fix takes away that leaves ``left`` (0 to 1) of the work inside host spans, and none of their host time.
+    """Return a fix that leaves ``left`` (0 to 1) of the work inside host spans, and none of their host time.
 
-    Where no device worked the host time is the work.
+    If no device worked, the host time is the work.
     """
     work = [Removed(table=table, rows=work_inside(trace, table, spans), left=left) for table in WORK_TABLES]
     on_device = len(trace.rows["kernels"]) > 0
@@ -237,12 +240,12 @@ def removed_inside(trace: Trace, spans: Int64, left: float = 0.0) -> tuple[Remov
 
 
 def removed_time(spans: Intervals) -> Removed:
-    """Time that a fix takes away in which the device waited for the host, or the host for nothing recorded."""
+    """Return the removal of time in which the device waited for the host, or the host for nothing recorded."""
     return Removed(table="idle", rows=np.stack(spans, axis=1))
 
 
 def subtree_ends(trace: Trace) -> Int64:
-    """By row of ``slices``: one past the last row inside it; those rows follow it directly."""
+    """Return, per row of ``slices``, one past the last row inside it; those rows follow it directly."""
     slices = trace.rows["slices"]
     ends = np.arange(1, len(slices) + 1)
     for thread in np.unique(slices["thread"]):
@@ -253,7 +256,7 @@ def subtree_ends(trace: Trace) -> Int64:
 
 
 def unshared_time(trace: Trace) -> dict[str, Int64]:
-    """Per row of ``kernels`` and of ``copies``: ns in which it is the only work on its device."""
+    """Return, per row of ``kernels`` and of ``copies``, the ns in which it is the only work on its device."""
     tables = {table: trace.rows[table] for table in ("kernels", "copies")}
     result = {table: np.zeros(len(work), np.int64) for table, work in tables.items()}
     by_device = trace.fact(rows_by_device)
@@ -264,7 +267,7 @@ def unshared_time(trace: Trace) -> dict[str, Int64]:
             for column in ("start_ns", "end_ns")
         )
         times, change = np.concatenate((starts, ends)), np.repeat([1, -1], len(starts))
-        order = np.lexsort((change, times))  # at one moment, what ends leaves before the next begins
+        order = np.lexsort((change, times))  # at equal times, ends come before begins
         times, running = times[order], np.cumsum(change[order])
         alone = union(times[:-1][running[:-1] == 1], times[1:][running[:-1] == 1])
         for table, rows in here.items():
@@ -273,7 +276,7 @@ def unshared_time(trace: Trace) -> dict[str, Int64]:
 
 
 def _work_by_op(trace: Trace) -> dict[str, tuple[Int64, Int64]]:
-    """By table: its rows ordered by op, and that op for each."""
+    """Return, by table, its rows ordered by op, and the op of each."""
     result = {}
     for table in ("kernels", "copies"):
         ops = trace.rows[table]["op"].astype(np.int64)
@@ -282,11 +285,11 @@ def _work_by_op(trace: Trace) -> dict[str, tuple[Int64, Int64]]:
     return result
 
 
-# The pieces of time in which a finding costs most: where to look for it on a timeline.
+# The time spans in which a finding costs most, for a timeline.
 
 
 def worst_spans(starts: npt.ArrayLike, ends: npt.ArrayLike, costs: npt.ArrayLike) -> tuple[Span, ...]:
-    """Of arrays of one length (ns, ns on the trace's clock; a cost each) the costliest pieces that cost anything."""
+    """Return the costliest spans with a cost, from arrays of equal length (ns, ns on the trace's clock; cost)."""
     cost = np.asarray(costs)
     order = np.argsort(-cost, kind="stable")[:MOST_SPANS]
     begins, stops = np.asarray(starts, np.int64), np.asarray(ends, np.int64)
@@ -296,16 +299,16 @@ def worst_spans(starts: npt.ArrayLike, ends: npt.ArrayLike, costs: npt.ArrayLike
 
 
 def spans_of_ranks(pieces: Iterable[tuple[int | None, int, int]]) -> tuple[Span, ...]:
-    """The first of (rank, start, end), each on the clock of its rank's trace; the costliest come first."""
+    """Return the first spans of (rank, start, end), each on the clock of its rank's trace; sorted costliest first."""
     spans = [Span(start_ns=start, end_ns=end, rank=rank) for rank, start, end in pieces]
     return tuple(spans[:MOST_SPANS])
 
 
-# Self time of host ops: on a machine without an accelerator it stands for kernel time.
+# Self time of host ops: without an accelerator it replaces kernel time.
 
 
 class OpTime(Struct, frozen=True, kw_only=True):
-    """One entry an op, as equally long arrays. Times in ns."""
+    """One entry per op, as arrays of equal length. Times in ns."""
 
     row: Int64
     """Row of ``slices``."""
@@ -318,7 +321,7 @@ class OpTime(Struct, frozen=True, kw_only=True):
 
 
 def op_times(trace: Trace) -> OpTime:
-    """Self time of every op: its duration minus that of the ops directly inside it, on the same thread."""
+    """Return the self time of every op: its duration minus that of the ops directly inside it, on the same thread."""
     slices = trace.rows["slices"]
     is_op = slices["kind"] == SliceKind.OP
     rows = np.flatnonzero(is_op)

@@ -1,4 +1,4 @@
-"""Step windows on the trace's clock, and how long a step is."""
+"""Step windows on the trace's clock, and the length of a step."""
 
 from __future__ import annotations
 
@@ -19,9 +19,42 @@ from perfscope.model.severity import Severity, severity_of
 from perfscope.model.trace import MISSING, CallKind, SliceKind, Trace
 from perfscope.model.trace.columns import Array
 
+_CALL = re.compile(r"PjitFunction\((?P<name>.*)\)")
+
+_MODULE = "jit_"
+
+_NOT_IN_A_MODULE = re.compile(r"[^\w.-]")
+"""Characters of a function's name that jax replaces in the module's name: ``<lambda>`` becomes ``_lambda_``."""
+
+LEAST_MARKED = 0.5
+"""Share of a step's work that a device mark must cover: ROCm draws marks around single kernels, which are shorter."""
+
+LEAST_LATE = 0.05
+"""Share of the summed steps by which work must end after the last one to count as not waited for. Less is the delay
+from the last instruction to the host, and would not change a share.
+"""
+
+MOST_LEFT = 1.5
+"""Maximum work after the last step, in steps, if each step reads a result: between that of one step and of two."""
+
+LEAST_REPEATS = 3
+"""Minimum number of ranges or executions in a loop."""
+
+LEAST_SHARE = 0.5
+"""Smallest share of the capture for ranges, of the time of all compiled programs for executions; with less it is not
+the loop.
+"""
+
+PAUSE = 3
+"""Ratio to the median step from which an interval contains a pause, so that the step ends with its own range or
+execution.
+"""
+
+_NUMBER = re.compile(r"\d+")
+
 
 class StepWindows(Struct, frozen=True, kw_only=True):
-    """The steps of a trace: recorded ones, else windows between optimizer steps, else what repeats."""
+    """Steps of a trace: recorded ones, else windows between optimizer steps, else repetitions."""
 
     starts: np.ndarray
     ends: np.ndarray
@@ -30,16 +63,16 @@ class StepWindows(Struct, frozen=True, kw_only=True):
     """``recorded``, ``optimizer`` (from the end of one optimizer step to the next), ``model`` (from one call of the
     model to the next), ``repeated`` (from one range or execution to the next) or ``none``."""
     what: str = ""
-    """What a step is in words, where the program did not say it: ``'executions of jit_train_step'``."""
+    """Kind of step in words, if the program did not mark steps: ``'executions of jit_train_step'``."""
 
     @property
     def count(self) -> int:
-        """Steps; 0 if the trace shows none."""
+        """Number of steps; 0 if the trace has none."""
         return len(self.starts)
 
 
 def step_windows(trace: Trace) -> StepWindows:
-    """Recorded steps; else windows between optimizer steps; else calls of the model; else what repeats; else none."""
+    """Return recorded steps, else optimizer windows, else calls of the model, else repetitions, else none."""
     rows = trace.rows["steps"]
     if len(rows):
         return StepWindows(starts=rows["start_ns"], ends=rows["end_ns"], numbers=rows["number"], how="recorded")
@@ -71,9 +104,9 @@ def step_windows(trace: Trace) -> StepWindows:
 
 
 def whole_ns(trace: Trace) -> int:
-    """What a cost over the whole trace is a share of: summed steps, else the whole capture.
+    """Return the reference time of a cost over the whole trace: summed steps, else the whole capture.
 
-    Steps that do not wait for their work count from the first one's dispatch to the last one's work end.
+    Steps that do not wait for their work count from the first one's dispatch to the end of the last one's work.
     """
     late = late_span_ns(trace)
     if late is not None:
@@ -86,9 +119,9 @@ def whole_ns(trace: Trace) -> int:
 
 
 def capture_span(trace: Trace) -> tuple[int, int]:
-    """Begin and end of a capture without steps, ns: from the first device work, op or range of the program to the last.
+    """Return begin and end of a capture without steps, ns: the first and last device work, op or range of the program.
 
-    A tool that starts the program records before and after that how the process starts and ends: libraries, the driver.
+    A tool that starts the program also records the begin and end of the process: libraries, the driver.
     """
     begin, end = trace.span_ns()
     work = [trace.rows[name] for name in ("kernels", "copies", "hlo_ops") if len(trace.rows[name])]
@@ -104,7 +137,7 @@ def capture_span(trace: Trace) -> tuple[int, int]:
 
 
 class TimedCost(TypedDict):
-    """The fields of a ``Finding`` that say what it costs in time."""
+    """The fields of a ``Finding`` with its cost in time."""
 
     severity: Severity
     basis: Basis
@@ -113,7 +146,7 @@ class TimedCost(TypedDict):
 
 
 def timed_cost(trace: Trace, cost_ns: int, whole_ns: int, basis: Basis = "measured") -> TimedCost:
-    """The cost of a finding over the whole trace, in ns; ``whole_ns``: what its severity is a share of."""
+    """Return the cost of a finding over the whole trace, in ns; ``whole_ns``: reference time of its severity."""
     return TimedCost(
         severity=severity_of(cost_ns, whole_ns),
         basis=basis,
@@ -123,58 +156,41 @@ def timed_cost(trace: Trace, cost_ns: int, whole_ns: int, basis: Basis = "measur
 
 
 def planned_cost(cost_ns: int, step_ns: int) -> TimedCost:
-    """The modelled cost of a finding on a planned step, in ns."""
+    """Return the modelled cost of a finding about a planned step, in ns."""
     severity = severity_of(cost_ns, step_ns)
     return TimedCost(severity=severity, basis="modelled", cost_ns=cost_ns, cost_ns_per_step=cost_ns)
 
 
 def per_step(trace: Trace, cost_ns: int | float) -> int | None:
-    """A cost over the whole trace as cost of one step; None where no step is known."""
+    """Return a cost over the whole trace as the cost per step; None if no step is known."""
     steps = trace.fact(step_windows)
     return round(cost_ns / steps.count) if steps.count else None
 
 
 def steps_known(trace: Trace) -> int | None:
-    """Number of steps of the run that were timed in any way; ``None`` where none was."""
+    """Return the number of steps of the run that were timed in any way; ``None`` if none was."""
     return (trace.fact(step_windows).count + max(len(trace.step_times_ns), trace.window_steps)) or None
 
 
-# When the work of a step ran, where the host dispatches it and goes on.
+# Run times of a step's work, if the host dispatches it and continues.
 #
 # A step's range on the host then lasts as long as its dispatch. Kernels and copies belong to the step in which their
-# launch began (``launched_work``). In a program of XLA each execution of a compiled program is given to the
-# step that called it: calls of ``f`` are spans ``PjitFunction(f)`` on the host, executions are the run ids of the
-# module ``jit_f``, and both are numbered in the order of dispatch, so the first belongs to the first. One call may be
-# missing: the last, in which the recording was stopped. On a GPU the call that launched the kernel is known, and its
-# time decides. Where a module has other counts of the two (a call
-# that was not recorded, a program compiled ahead of time) its executions stay unlinked and no step is given a work
-# end.
-
-
-_CALL = re.compile(r"PjitFunction\((?P<name>.*)\)")
-_MODULE = "jit_"
-_NOT_IN_A_MODULE = re.compile(r"[^\w.-]")
-"""What jax replaces in a function's name when it names the module: ``<lambda>`` becomes ``_lambda_``."""
-
-LEAST_MARKED = 0.5
-"""Of a step's work: ROCm draws marks around single kernels, and a shorter mark is not around the work of the step."""
-
-LEAST_LATE = 0.05
-"""Of the summed steps: work that ends so much after the last one was not waited for. Less is the way from the
-last instruction to the host, and would not move a share."""
-
-MOST_LEFT = 1.5
-"""Steps' work after the last step, where each reads a result: more than that of one step, less than that of two."""
+# launch began (``launched_work``). In an XLA program each execution of a compiled program belongs to the step that
+# called it: calls of ``f`` are spans ``PjitFunction(f)`` on the host, executions are the run ids of the module
+# ``jit_f``, and both are numbered in the order of dispatch, so the first belongs to the first. One call may be missing:
+# the last, in which the recording was stopped. On a GPU the call that launched the kernel is known, and its time
+# decides. If a module has different counts of the two (a call that was not recorded, a program compiled ahead of time),
+# its executions stay unlinked and no step has an end of its work.
 
 
 class StepWork(Struct, frozen=True, kw_only=True):
-    """One step: its mark on the host, and the work that was launched in it."""
+    """One step: its mark on the host, and the work launched in it."""
 
     number: int
     start_ns: int
-    """Completion of the step before; its mark's begin where that is later."""
+    """Completion of the previous step; begin of its mark if that is later."""
     end_ns: int
-    """End of the last work of the step; of its mark where it has no work."""
+    """End of the last work of the step; of its mark if it has no work."""
     complete_ns: int
     """From ``start_ns`` to the completion of the step."""
     host_ns: int
@@ -184,25 +200,25 @@ class StepWork(Struct, frozen=True, kw_only=True):
 
 
 class StepsWork(Struct, frozen=True, kw_only=True):
-    """The work of all steps: of executions of compiled programs, or of the launches that were recorded in them."""
+    """The work of all steps: of executions of compiled programs, or of the recorded launches."""
 
     start_ns: int
-    """Begin of the first step; work that was launched before the first step has ended by then."""
+    """Begin of the first step; work launched before the first step has ended by then."""
     end_ns: int
     """End of the last work, or of the last step's range if that is later."""
     late: bool
-    """Whether the steps do not wait for their work: their marks on the host hold other work than their own."""
+    """Whether the steps do not wait for their work, so that their marks on the host contain other steps' work."""
     steps: tuple[StepWork, ...]
-    """In order; empty where an execution could not be linked to its step."""
+    """In order; empty if an execution could not be linked to its step."""
 
     @property
     def span_ns(self) -> int:
-        """How long the steps took together, their work included."""
+        """Duration of all steps together, including their work."""
         return sum(step.complete_ns for step in self.steps) if self.steps else self.end_ns - self.start_ns
 
 
 def steps_work(trace: Trace) -> StepsWork | None:
-    """The work of the steps; ``None`` without marked steps, or where nothing tells which work is theirs."""
+    """Return the work of the steps; ``None`` without marked steps, or if their work is unknown."""
     windows, ops = trace.fact(step_windows), trace.rows["hlo_ops"]
     if windows.how == "recorded" and not len(ops):
         return _launched(trace, windows)
@@ -221,14 +237,14 @@ def steps_work(trace: Trace) -> StepsWork | None:
 
 
 def device_doubts(trace: Trace) -> tuple[DeviceDoubt, ...]:
-    """What in the device data cannot be true; nothing of it is judged then."""
+    """Return the implausible device data; nothing in them is analyzed then."""
     windows = trace.fact(step_windows)
     order = np.argsort(windows.starts, kind="stable")
     return doubts_in(trace, windows.starts[order].astype(np.int64), windows.ends[order].astype(np.int64))
 
 
 def _launched(trace: Trace, windows: StepWindows) -> StepsWork | None:
-    """By the calls that launched kernels and copies."""
+    """Return the work by the calls that launched kernels and copies."""
     order = np.argsort(windows.starts, kind="stable")
     starts, ends = windows.starts[order].astype(np.int64), windows.ends[order].astype(np.int64)
     work = launched_work(trace, starts, ends)
@@ -257,7 +273,7 @@ def _launched(trace: Trace, windows: StepWindows) -> StepsWork | None:
 
 
 def _device_marks(trace: Trace, numbers: Array) -> Array:
-    """Length of the devices' own mark of each step, ns; ``MISSING`` where there is none."""
+    """Return the length of the devices' own mark of each step, ns; ``MISSING`` without one."""
     steps = trace.rows["steps"]
     lengths = {
         int(number): int(end - start)
@@ -270,14 +286,14 @@ def _device_marks(trace: Trace, numbers: Array) -> Array:
 def _read_in_each(trace: Trace, windows: StepWindows) -> bool:
     """Whether the host reads a result in every step, so that at most the work of one step is left after the last.
 
-    So much is left where the call that is the step ends one, and the program reads what it gave in the next.
+    That much is left if the step ends with its call, and the program reads the result in the next step.
     """
     read = {read.step for read in trace.host_reads if read.main_thread}
     return bool(read) and set(windows.numbers.tolist()) <= read
 
 
 def late_span_ns(trace: Trace) -> int | None:
-    """How long the steps took together where none waits for its work; ``None`` where the host's times are right."""
+    """Return the duration of all steps if none waits for its work; ``None`` if the host's times are right."""
     work = trace.fact(steps_work)
     return work.span_ns if work is not None and work.late else None
 
@@ -304,11 +320,14 @@ def _steps(trace: Trace, mine: Array, start: int, end: int) -> tuple[StepWork, .
 
 
 def _step_of_ops(trace: Trace, mine: Array, starts: Array) -> Array | None:
-    """Place of each instruction's step among ``starts`` (-1: dispatched before them); ``None``: not known of one."""
+    """Return the index in ``starts`` of each instruction's step (-1: dispatched earlier).
+
+    ``None`` if one is unknown.
+    """
     ops = trace.rows["hlo_ops"]
     dispatched = _launches(trace)
     calls = _calls(trace)
-    # A range is written when it ends, so the call in which the recording was stopped is not in it: the last of all.
+    # A range is written when it ends, so the call in which the recording was stopped is missing: the last one.
     last_seen, cut_off = max(int(times[-1]) for times in [*calls.values(), starts]), False
     rows = np.flatnonzero(mine)
     rows = rows[np.argsort(ops["module"][rows], kind="stable")]
@@ -330,7 +349,7 @@ def _step_of_ops(trace: Trace, mine: Array, starts: Array) -> Array | None:
 
 
 def _launches(trace: Trace) -> Array:
-    """When the call began that launched each instruction's kernel or copy; ``MISSING`` where there is none."""
+    """Return the begin of the call that launched each instruction's kernel or copy; ``MISSING`` without one."""
     ops, calls = trace.rows["hlo_ops"], trace.rows["calls"]
     result = np.full(len(ops), MISSING, np.int64)
     for column, table in (("kernel", "kernels"), ("copy", "copies")):
@@ -342,7 +361,7 @@ def _launches(trace: Trace) -> Array:
 
 
 def _calls(trace: Trace) -> dict[str, Array]:
-    """When the host called each jitted function, by its module's name, in order; calls inside a call left out."""
+    """Return when the host called each jitted function, by its module's name, in order, without nested calls."""
     slices = trace.rows["slices"]
     modules = {
         code: _MODULE + _NOT_IN_A_MODULE.sub("_", match["name"])
@@ -352,7 +371,7 @@ def _calls(trace: Trace) -> dict[str, Array]:
     is_call = np.isin(slices["name"], list(modules))
     inner = np.zeros(len(slices), bool)
     above = slices["parent"].astype(np.int64)
-    while (above != MISSING).any():  # a level of nesting a round
+    while (above != MISSING).any():  # one level of nesting per round
         known = np.maximum(above, 0)
         inner |= (above != MISSING) & is_call[known]
         above = np.where(above == MISSING, MISSING, slices["parent"][known])
@@ -363,25 +382,13 @@ def _calls(trace: Trace) -> dict[str, Array]:
     return {module: np.sort(np.array(rows_of, np.int64)) for module, rows_of in times.items()}
 
 
-# Steps of recordings without step marks: ranges of the host that repeat, or executions of one compiled program.
+# Steps of recordings without step marks: repeating ranges of the host, or executions of one compiled program.
 #
-# vLLM and SGLang name a range for every engine step. A program may mark its loop with a range of its own. A JAX trace
-# holds the executions of each jitted function; the one with most of the time is the step. A step lasts from one such
-# begin to the next, the last one up to its own end or the end of the device work after it. A pause of several steps'
-# length (compiling, an evaluation, a checkpoint) is no part of the step before it, and first ones that last as long are
-# warm-up: they are left out.
-
-
-LEAST_REPEATS = 3
-"""Fewer ranges or executions are no loop."""
-
-LEAST_SHARE = 0.5
-"""Of the capture for ranges, of the time of all compiled programs for executions: with less it is not the loop."""
-
-PAUSE = 3
-"""Medians of the step: what is longer holds a pause, and ends with its own range or execution."""
-
-_NUMBER = re.compile(r"\d+")
+# vLLM and SGLang name a range for every engine step. A program may mark its loop with a range. A JAX trace has the
+# executions of each jitted function; the function with most of the time is the step. A step lasts from one such begin
+# to the next, the last one up to its own end or the end of the device work after it. A pause as long as several steps
+# (compiling, an evaluation, a checkpoint) is not part of the step before it, and first steps of that length are warm-up
+# and excluded.
 
 
 def _engine_steps(trace: Trace) -> StepWindows | None:
@@ -392,7 +399,7 @@ def _engine_steps(trace: Trace) -> StepWindows | None:
 
 
 def _is_engine_step(name: str) -> bool:
-    """Whether vLLM or SGLang call a range of this name one engine step; a single one is a step already."""
+    """Whether vLLM or SGLang use this range name for one engine step; a single one is already a step."""
     if name.startswith("step["):
         return name.endswith("]")
     return name.startswith("execute_") and "generation" in name.partition("context")[2]
@@ -441,7 +448,7 @@ def _executions(trace: Trace) -> StepWindows | None:
 
 
 def _outermost(trace: Trace, rows: Int64) -> Int64:
-    """Rows of ``slices`` that lie in no other of them; in order of time."""
+    """Return the rows of ``slices`` outside of the other rows, in order of time."""
     slices = trace.rows["slices"]
     rows = rows[np.argsort(slices["start_ns"][rows], kind="stable")]
     if not len(rows):
@@ -451,7 +458,10 @@ def _outermost(trace: Trace, rows: Int64) -> Int64:
 
 
 def _windows(trace: Trace, starts: Int64, ends: Int64, what: str, *, alone: bool = False) -> StepWindows | None:
-    """From each start to the next. ``alone``: the last one ends with itself, and not with the device work after it."""
+    """Return windows from each start to the next.
+
+    ``alone``: the last one ends with itself, without later device work.
+    """
     if not len(starts):
         return None
     order = np.argsort(starts, kind="stable")
@@ -471,11 +481,11 @@ def _windows(trace: Trace, starts: Int64, ends: Int64, what: str, *, alone: bool
     )
 
 
-# What an account of the steps is of.
+# Windows of an account of the steps.
 
 
 class Windows(Struct, frozen=True, kw_only=True):
-    """The steps that an account is of, in order; the whole capture where there are none. Times in ns."""
+    """Steps of an account, in order; the whole capture if it has no steps. Times in ns."""
 
     starts: Int64
     ends: Int64
@@ -484,12 +494,12 @@ class Windows(Struct, frozen=True, kw_only=True):
 
     @property
     def whole_ns(self) -> int:
-        """Summed length."""
+        """Sum of the lengths."""
         return int((self.ends - self.starts).sum())
 
 
 def account_windows(trace: Trace) -> Windows:
-    """The steps; of a program that does not wait for its work from completion to completion; else the capture."""
+    """Return the steps; from completion to completion if the program does not wait for its work; else the capture."""
     work = trace.fact(steps_work)
     if work is not None and work.late and work.steps:
         starts = np.array([step.start_ns for step in work.steps], np.int64)

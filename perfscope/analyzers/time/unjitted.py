@@ -1,4 +1,4 @@
-"""Operations of JAX programs that run outside of `jax.jit`, each dispatched by itself."""
+"""Operations of JAX programs outside of `jax.jit`, each dispatched separately."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perfscope.model.documents.run import ProgramFact
 from perfscope.model.trace import Trace
 
 LEAST_OPERATIONS = 10
-"""Per step: a loss that is divided or a counter that is raised costs little."""
+"""Minimum number per step: dividing a loss or incrementing a counter costs little."""
 
 
 class SingleOperations(Struct, frozen=True, kw_only=True):
@@ -19,16 +19,20 @@ class SingleOperations(Struct, frozen=True, kw_only=True):
 
     fact: ProgramFact
     steps: Literal["jitted", "unjitted"]
-    """``unjitted``: the program jits nothing; ``jitted``: they are dispatched beside the call of a jitted step."""
+    """``unjitted``: the program jits nothing; ``jitted``: they are dispatched in addition to the call of a jitted step.
+    """
 
 
 def jit_disabled(trace: Trace) -> bool:
-    """Whether `jax_disable_jit` makes every operation a program of its own."""
+    """Whether `jax_disable_jit` makes every operation a separate program."""
     return any(fact.name == JIT_DISABLED for fact in switches_on(trace))
 
 
 def single_operations(trace: Trace) -> SingleOperations | None:
-    """What `perfscope run` counted; ``None``: few or none, or `jax_disable_jit` makes them. A fact of the trace."""
+    """Return the counts of `perfscope run`; ``None`` for few or none, or with `jax_disable_jit`.
+
+    A fact of the trace.
+    """
     if jit_disabled(trace):
         return None
     for fact in trace.program_facts:

@@ -1,10 +1,10 @@
-"""The step time of one trace, and what a saving is worth in a step without a profiler.
+"""The step time of one trace, and the part of a saving that remains without a profiler.
 
-A profiler makes the host slower where it records: in ops, in the Python between them, and in calls that launch work.
-Where traced steps are longer than those that were timed without one, what they are longer by is taken from that time,
-in equal shares. Time in which nothing is recorded stays as it is, whatever the cause of it: the work of a device,
-sleeping, reading and writing, waiting for data, locks, devices, processes and ranks, and Python without recorded
-stacks. Steps that compiled are left out: that is not the profiler's doing.
+A profiler slows the host where it records: in ops, in the Python between them, and in launch calls. If traced steps are
+longer than steps without a profiler, the excess is subtracted from that time in equal shares. Time without recorded
+events is unchanged, whatever its cause: work of a device, sleeping, reading and writing, waiting for data, locks,
+devices, processes and ranks, and Python without recorded stacks. Steps that compiled are excluded, because the profiler
+is not the cause.
 """
 
 from __future__ import annotations
@@ -24,28 +24,30 @@ from perfscope.model.intervals import covered, union
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
 BETWEEN_OPS: tuple[Cause, ...] = ("launch", "memory")
-"""Host time that consists of recorded calls and of what lies between them: all of it is lengthened."""
+"""Host time of recorded calls and the gaps between them: a profiler lengthens all of it."""
 
 HOST_CAUSES: tuple[Cause, ...] = (
     "input", "collective_setup", "garbage_collection", "saving", "sleeping", "other_host",
 )  # fmt: skip
-"""Host time in which only the recorded ops are lengthened."""
+"""Host time in which a profiler lengthens only the recorded ops."""
 
 LEAST_LEFT = 0.2
 """Of lengthened time: no profiler makes the host five times as slow, averaged over ops and what is between them."""
 
 LASTING_SHARE = 0.5
-"""Of the recorded steps' time that is compiling, and of their length that the others have: those compile, too."""
+"""Share of the recorded steps' time that is compiling, and of their length that the others have, from which the others
+compile too.
+"""
 
 HOST_RULES = frozenset({"graph_break", "host_bound", "input_stall", "launch_bound", "small_kernels"})
-"""Rules whose costs are time of the host where a device works."""
+"""Rules whose costs are host time while a device works."""
 
 
 def bounded(trace: Trace, rule: str, finding: Finding) -> Finding:
-    """The finding with costs of at most the steps, and what of it a step without a profiler leaves.
+    """Return the finding with its costs limited to the steps, and to the part that remains without a profiler.
 
-    A cost that was measured in steps without a profiler, or that is paid once, stays as it is. Compiling that takes
-    longer than a whole step without a profiler is not paid by those steps.
+    A cost that was measured in steps without a profiler, or that is paid once, is unchanged. Compiling that takes
+    longer than a whole step without a profiler is not part of those steps.
     """
     count, bare = trace.fact(step_windows).count, _bare_step_ns(trace)
     if not count or finding.cost_ns_per_step is None or finding.untraced_ns_per_step is not None:
@@ -76,13 +78,13 @@ def _untraced(trace: Trace, rule: str, finding: Finding, cost_ns: int) -> int | 
 
 
 def _bare_step_ns(trace: Trace) -> float | None:
-    """A step without a profiler, its work included; ``None`` where none was timed."""
+    """Return the duration of a step without a profiler, including its work; ``None`` if none was timed."""
     time = trace_step_time(trace)
     return None if time is None or time.of == "profiled" else time.ns
 
 
 def _lengthened_share(trace: Trace, rule: str, finding: Finding) -> float:
-    """Of the finding's cost the part that a profiler lengthens, 0 to 1: by the causes that it covers."""
+    """Return the share of the finding's cost that a profiler lengthens, 0 to 1, by the causes that it covers."""
     accounts = trace.fact(step_accounts)
     if not accounts:
         return 0.0
@@ -94,7 +96,7 @@ def _lengthened_share(trace: Trace, rule: str, finding: Finding) -> float:
 
 
 def _lengthened_shares(trace: Trace) -> tuple[Mapping[Cause, float], ...]:
-    """Per account the part of each cause that a profiler lengthens, 0 to 1."""
+    """Return, per account, the share of each cause that a profiler lengthens, 0 to 1."""
     slices, thread = trace.rows["slices"], trace.fact(main_thread)
     mine = (slices["kind"] == SliceKind.OP) & (slices["thread"] == thread)
     ops = union(slices["start_ns"][mine], slices["end_ns"][mine])
@@ -143,7 +145,7 @@ def _share_left(account: StepAccount, shares: Mapping[Cause, float], bare_ns: fl
 
 
 def trace_step_time(trace: Trace) -> StepTime | None:
-    """The step time of one trace, whose slow steps are not looked at."""
+    """Return the step time of one trace, without regard to slow steps."""
     late = late_span_ns(trace) is not None
     return step_time_of(
         window=None if trace.window_ns is None else (trace.window_ns, trace.window_steps),
@@ -157,7 +159,7 @@ def _profiled(trace: Trace) -> list[int]:
     windows, count, late = trace.fact(warm_windows), trace.fact(step_windows).count, late_span_ns(trace)
     if not count:
         return []
-    if late is not None and not windows.numbers:  # which work is of which step is not known
+    if late is not None and not windows.numbers:  # the assignment of work to steps is unknown
         return [round(late / count)] * count
     lengths: list[int] = (windows.ends - windows.starts).tolist()
     return lengths

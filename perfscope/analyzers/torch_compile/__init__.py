@@ -1,4 +1,4 @@
-"""What torch.compile did (frames, graphs, breaks, compile time) and what jax compiled."""
+"""Compilations by torch.compile (frames, graphs, breaks, compile time) and by jax."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What host time outside compiled code costs at most: on a CPU that time, with an accelerator what it idles for it."""
+"""Cost of host time outside compiled code: on a CPU that time, else the accelerator's idle time due to it."""
 
 from __future__ import annotations
 
@@ -23,36 +23,38 @@ from perfscope.model.intervals import Int64, Intervals, complement, covered, uni
 from perfscope.model.trace import CallKind, SliceKind, Trace
 
 HOST_READS = frozenset({"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::_unique2"})
-"""Ops whose result the host must know before it can go on."""
+"""Ops whose result the host needs before it can continue."""
 
 _LAUNCHING = (CallKind.KERNEL, CallKind.GRAPH, CallKind.COPY, CallKind.MEMSET)
 
 
 class EagerCost(Struct, frozen=True, kw_only=True):
-    """Of some host time, in ns over the whole trace."""
+    """Cost of some host time over the whole trace, ns."""
 
     cost_ns: int
-    """Upper bound of what is saved without it: where an accelerator's work was recorded its idle time from there to
-    the next work, and the time of what was launched there while nothing else ran; else the host time."""
+    """Upper bound of the saving. If an accelerator's work was recorded: its idle time from the host time to the next
+    work, and the time of work launched in it while nothing else ran; else the host time itself.
+    """
     host_ns: int
     syncs: int
-    """Times the host waited in it for a value."""
+    """Number of times the host waited for a value in it."""
     sync_wait_ns: int
-    """Of waiting calls; 0 without an accelerator."""
+    """Time of the waiting calls; 0 without an accelerator."""
     on_device: bool
     removes: tuple[Removed, ...]
 
 
 def compiling(trace: Trace) -> Intervals:
-    """When the log says that something was compiled, on the trace's clock."""
+    """Return when something was compiled according to the log, on the trace's clock."""
     log = trace.compile_log
     return compile_spans(trace, log.compiles if log is not None else ())
 
 
 def steady_ns(trace: Trace) -> int:
-    """``whole_ns`` without compiling in the recorded steps: what a cost of every step is a share of.
+    """Return ``whole_ns`` without compiling in the recorded steps: the reference time of a cost of every step.
 
-    A step that compiles lasts as long as a thousand others; that is other rules' cost and hides no other.
+    A step that compiles may last as long as a thousand others. Compiling is the cost of other rules and must not hide
+    this one.
     """
     steps, busy = trace.fact(step_windows), trace.fact(compiling)
     inside = int(covered(busy, steps.starts, steps.ends).sum()) if steps.count else 0
@@ -60,7 +62,7 @@ def steady_ns(trace: Trace) -> int:
 
 
 def eager_cost(trace: Trace, windows: Sequence[Window]) -> EagerCost:
-    """The cost of some windows. Windows may touch but not overlap on one thread; compiling in them is left out."""
+    """Return the cost of some windows, without compiling in them. Windows may touch but not overlap on one thread."""
     windows = _without_compiling(trace, windows)
     on_device = "device_work" in trace.recorded
     host_ns = sum(window.end_ns - window.start_ns for window in windows)
@@ -76,7 +78,7 @@ def eager_cost(trace: Trace, windows: Sequence[Window]) -> EagerCost:
 
 
 def _removed(trace: Trace, windows: Sequence[Window]) -> tuple[Removed, ...]:
-    """Their host time, the waits that begin in them, and the device work launched in them."""
+    """Return their host time, the waits that begin in them, and the device work launched in them."""
     inside = _launches_in(trace, windows)
     work = (
         Removed(table=table, rows=np.flatnonzero(np.isin(trace.rows[table]["call"], inside))) for table in WORK_TABLES
@@ -89,19 +91,19 @@ def _host_time(windows: Sequence[Window]) -> Intervals:
 
 
 def _waits_in(trace: Trace, windows: Sequence[Window]) -> Int64:
-    """Rows of ``calls``."""
+    """Return the rows of ``calls`` that wait and begin in the windows."""
     calls, rows = trace.rows["calls"], trace.fact(blocking_calls)
     return np.asarray(rows[_inside(windows, calls["thread"][rows], calls["start_ns"][rows])])
 
 
 def _launches_in(trace: Trace, windows: Sequence[Window]) -> Int64:
-    """Rows of ``calls``."""
+    """Return the rows of ``calls`` that launch work in the windows."""
     calls = trace.rows["calls"]
     return np.flatnonzero(_inside(windows, calls["thread"], calls["start_ns"]) & np.isin(calls["kind"], _LAUNCHING))
 
 
 def _without_compiling(trace: Trace, windows: Sequence[Window]) -> list[Window]:
-    """The windows cut where something is compiled: the first run of what follows a break compiles it."""
+    """Cut the windows where something is compiled, because the first run after a break compiles the rest."""
     busy = trace.fact(compiling)
     result = []
     for window in windows:
@@ -112,7 +114,7 @@ def _without_compiling(trace: Trace, windows: Sequence[Window]) -> list[Window]:
 
 
 def _device_ns(trace: Trace, windows: Sequence[Window]) -> int:
-    """Of the device that loses most: what it idles for the windows, and their work while nothing else runs."""
+    """Return the largest loss of a device: its idle time due to the windows, and their work while nothing else runs."""
     inside = _launches_in(trace, windows)
     waits = np.sort(trace.rows["calls"]["start_ns"][trace.fact(blocking_calls)])
     worst = 0
@@ -127,10 +129,10 @@ def _device_ns(trace: Trace, windows: Sequence[Window]) -> int:
 
 
 def _idle_for(trace: Trace, device: int, busy: Intervals, windows: Sequence[Window], waits: Int64) -> int:
-    """Idle time from each window to the work that is launched first behind it; the moments of two windows once.
+    """Return the idle time from each window to the first work launched after it, each moment counted once.
 
-    A window in which the host waits for the device lets its queue run dry: all of it. Otherwise the host is late by
-    no more than the window is long.
+    In a window in which the host waits for the device the queue runs empty, so all idle time counts. Otherwise the host
+    is late by at most the length of the window.
     """
     if not len(busy.starts):
         return 0
@@ -151,7 +153,7 @@ def _idle_for(trace: Trace, device: int, busy: Intervals, windows: Sequence[Wind
 
 
 def _launches(trace: Trace, device: int) -> tuple[Int64, Int64]:
-    """When each piece of work of a device was launched, ascending, and when it began."""
+    """Return when each work of a device was launched, ascending, and when it began."""
     launched, began = [], []
     for table in WORK_TABLES:
         work = trace.rows[table]
@@ -174,7 +176,7 @@ def _syncs(trace: Trace, windows: Sequence[Window], *, on_device: bool) -> tuple
 
 
 def _inside(windows: Sequence[Window], threads: Int64, times: Int64) -> np.ndarray:
-    """Mask: begins in one of the windows, on its thread."""
+    """Mask of the times that are in one of the windows, on its thread."""
     result = np.zeros(len(times), bool)
     for thread in {window.thread for window in windows}:
         begun = sorted((window.start_ns, window.end_ns) for window in windows if window.thread == thread)

@@ -1,4 +1,4 @@
-"""What torch.compile logged, by frame: a function's code object with all its compilations, and whose line it is."""
+"""torch.compile's log by frame: a function's code object with all its compilations, and the user's line for it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,18 @@ if TYPE_CHECKING:
 
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(?P<function>.+)_at_(?P<line>\d+)")
 _TORCH = re.compile(r"(?:^|/)torch/(?:_\w+|autograd|distributed|fx|nn|optim|utils)/")
-"""torch run from a checkout of its own: its files lie in no installed package."""
+"""Paths of torch when it runs from a checkout, outside of installed packages."""
 _DOC_SITE = "https://meta-pytorch.github.io/compile-graph-break-site/gb"
 MOST_TEXT = 300
-"""Characters of a text of torch's in a table or an advice."""
+"""Maximum number of characters of torch's texts in a table or an advice."""
 LIMIT_DOC_ID = "gb0039"
-"""torch's id of a frame that reached its limit of compilations."""
+"""torch's id of a break due to the limit of compilations."""
 _LIMIT_WORDS = re.compile(r"(?:recompile|cache.?size).?limit", re.IGNORECASE)
+
+_NEVER = np.iinfo(np.int64).max
+
+_ROUNDING_NS = 1_000_000
+"""Metrics and events of one compilation record its start with different clock readings."""
 
 
 class CompiledFrame(Struct, frozen=True, kw_only=True):
@@ -37,23 +42,23 @@ class CompiledFrame(Struct, frozen=True, kw_only=True):
     compiles: tuple[Compile, ...]
     recompiles: tuple[Recompile, ...]
     skips: tuple[GraphBreak, ...]
-    """Breaks that left the whole frame to eager mode."""
+    """Breaks that left the whole frame in eager mode."""
 
     @property
     def function(self) -> str:
-        """The program's name of it; what follows a graph break is named like the function."""
+        """Name of the function in the program; continuations after a graph break have the function's name."""
         return plain_function(
             next((compilation.function for compilation in self.compiles if compilation.function), None)
         )
 
     @property
     def place(self) -> CodeLine | None:
-        """Its first line, in whoever's file that is."""
+        """Its first line, in any file."""
         return next((compilation.place for compilation in self.compiles if compilation.place), None)
 
     @property
     def user_place(self) -> CodeLine | None:
-        """Its first line if it is the user's function, else the line of the user's that called it."""
+        """Its first line if it is the user's function, else the user's line that called it."""
         stack = next((compilation.stack for compilation in self.compiles if compilation.stack), ())
         return user_place(self.place, stack)
 
@@ -64,12 +69,12 @@ class CompiledFrame(Struct, frozen=True, kw_only=True):
 
     @property
     def limit(self) -> GraphBreak | None:
-        """The record of reaching the limit of compilations, if it did."""
+        """The record of reaching the limit of compilations, if any."""
         return next((skip for skip in self.skips if hit_limit(skip)), None)
 
 
 def compile_log_of(trace: Trace) -> CompileLog:
-    """The log of a trace; ``AbstainError`` where there is none, or nothing was compiled."""
+    """Return the log of a trace; ``AbstainError`` without a log or without compilations."""
     log = trace.compile_log
     if log is None:
         raise AbstainError(f"not recorded: {RECORDED['compile_log']}", ("compile_log",))
@@ -79,12 +84,12 @@ def compile_log_of(trace: Trace) -> CompileLog:
 
 
 def hit_limit(skip: GraphBreak) -> bool:
-    """Whether a frame went to eager mode because it was compiled too often."""
+    """Whether a frame runs in eager mode because of the limit of compilations."""
     return skip.doc_id == LIMIT_DOC_ID or _LIMIT_WORDS.search(skip.reason) is not None
 
 
 def plain_function(name: str | None) -> str:
-    """``f`` of ``torch_dynamo_resume_in_f_at_4``; ``'a frame'`` where the log names none."""
+    """Return ``f`` for ``torch_dynamo_resume_in_f_at_4``; ``'a frame'`` without a name."""
     if name is None:
         return "a frame"
     resumed = _RESUMED.fullmatch(name)
@@ -92,20 +97,20 @@ def plain_function(name: str | None) -> str:
 
 
 def resumed_at(name: str | None) -> tuple[str, int] | None:
-    """Function and line of a resume function: it goes on behind that line."""
+    """Return the function and line of a resume function, which continues after that line."""
     resumed = _RESUMED.fullmatch(name) if name is not None else None
     return None if resumed is None else (resumed["function"], int(resumed["line"]))
 
 
 def user_place(code_line: CodeLine | None, stack: Sequence[CodeLine]) -> CodeLine | None:
-    """The place itself if it is the user's, else the innermost line of the user's on the stack, else the place."""
+    """Return the line itself if it is the user's, else the user's innermost line on the stack, else the line itself."""
     if code_line is not None and is_users(code_line.file):
         return code_line
     return next((outer for outer in reversed(stack) if is_users(outer.file)), code_line)
 
 
 def is_users(file: str) -> bool:
-    """Whether a file is the program's own: no package's, no part of torch or Python."""
+    """Whether a file is the program's own, and not part of a package, torch or Python."""
     return owner_of(file) is Owner.USER and _TORCH.search(file) is None
 
 
@@ -115,29 +120,29 @@ def short_place(code_line: CodeLine) -> str:
 
 
 def where_of(code_line: CodeLine | None) -> Where:
-    """A place as that of a finding."""
+    """Return the line as the place of a finding."""
     return Where() if code_line is None else Where(file=code_line.file, line=code_line.line)
 
 
 def doc_link(doc_id: str | None) -> str | None:
-    """torch's page on a kind of graph break."""
+    """Return the URL of torch's page about a kind of graph break."""
     return None if doc_id is None else f"{_DOC_SITE}/{doc_id}.html"
 
 
 def one_line(text: str | None) -> str | None:
-    """A text of torch's as a cell of a table."""
+    """Return torch's text as a table cell."""
     return None if text is None else " ".join(text.split())[:MOST_TEXT]
 
 
 def first_hint(graph_break: GraphBreak) -> str | None:
-    """torch's first hint on a break, its first line."""
+    """Return the first line of torch's first hint for a break."""
     return next((one_line(hint.splitlines()[0]) for hint in graph_break.hints if hint.strip()), None)
 
 
 def compiled_frames(trace: Trace) -> tuple[CompiledFrame, ...]:
-    """Frames of the log in the order of their first compilation.
+    """Return the frames of the log by their first compilation.
 
-    An id that comes again was given again after ``torch._dynamo.reset()``: that is another frame.
+    A repeated id means that ``torch._dynamo.reset()`` restarted the numbering: it is another frame.
     """
     log = trace.compile_log
     if log is None:
@@ -176,15 +181,15 @@ def compiled_frames(trace: Trace) -> tuple[CompiledFrame, ...]:
 
 
 def frame_of(compile_id: str) -> str:
-    """``'0'`` of ``'0/1'``, ``'!0/1'`` of ``'!0/1/2'``."""
+    """Return ``'0'`` for ``'0/1'``, ``'!0/1'`` for ``'!0/1/2'``."""
     return compile_id.rpartition("/")[0] or compile_id
 
 
 def compile_spans(trace: Trace, compiles: Iterable[Compile]) -> Intervals:
-    """When the given compilations were worked on, moments once, on the trace's clock.
+    """Return when the given compilations took place, as a union on the trace's clock.
 
-    All phases of their ids, the backward's compilation with them; where a log has no phases the durations of its
-    metrics, of which a backward's is placed behind its forward's.
+    It has all phases of their ids, including the backward's compilation. A log without phases has only durations in its
+    metrics; a backward's is then placed after its forward's.
     """
     log = trace.compile_log
     if log is None:
@@ -212,13 +217,8 @@ def _spans_of(trace: Trace, compilation: Compile) -> Iterator[tuple[int, int]]:
         )
 
 
-_NEVER = np.iinfo(np.int64).max
-_ROUNDING_NS = 1_000_000
-"""Metrics and events of one compilation say its start by different clock readings."""
-
-
 def _bounds(trace: Trace, compilation: Compile) -> tuple[int, int]:
-    """From when to when an id stands for this compilation: it may be given again."""
+    """Return the interval in which an id belongs to this compilation, because ids may be reused."""
     same = trace.fact(compiles_by_id)[compilation.compile_id]
     if len(same) == 1 or compilation.start_ns is None:
         return 0, _NEVER
@@ -235,7 +235,7 @@ def _phases_by_id(trace: Trace) -> dict[str, list[tuple[int, int]]]:
 
 
 def compiles_by_id(trace: Trace) -> dict[str, list[Compile]]:
-    """By id the compilations that had it in turn: ``torch._dynamo.reset()`` numbers frames again."""
+    """Map each id to its compilations in order, because ``torch._dynamo.reset()`` numbers frames again."""
     result: dict[str, list[Compile]] = defaultdict(list)
     for compilation in trace.compile_log.compiles if trace.compile_log is not None else ():
         result[compilation.compile_id].append(compilation)
@@ -243,7 +243,7 @@ def compiles_by_id(trace: Trace) -> dict[str, list[Compile]]:
 
 
 def compilation_of(trace: Trace, compile_id: str, time_ns: int | None) -> Compile | None:
-    """The compilation that an id stood for at a time: the latest one begun by then."""
+    """Return the latest compilation with an id that had begun at a time."""
     same = trace.fact(compiles_by_id).get(compile_id, [])
     begun = [compilation for compilation in same if time_ns is None or (compilation.start_ns or 0) <= time_ns]
     return next(iter(begun[-1:] or same), None)
@@ -253,7 +253,7 @@ def compilation_of(trace: Trace, compile_id: str, time_ns: int | None) -> Compil
 
 
 class PlannedBreak(Struct, frozen=True, kw_only=True):
-    """A line that ends graphs, and all that torch says of it."""
+    """A line that ends graphs, with torch's texts about it."""
 
     place: CodeLine | None
     functions: tuple[str, ...]
@@ -261,7 +261,10 @@ class PlannedBreak(Struct, frozen=True, kw_only=True):
 
 
 def fallback_place(frame: CompiledFrame) -> CodeLine | None:
-    """The user's line that left a skipped frame to eager mode; at the limit of compilations the frame's own."""
+    """Return the user's line that left a skipped frame in eager mode.
+
+    At the limit of compilations, the frame's own line.
+    """
     skip = frame.skips[0]
     if hit_limit(skip):
         return frame.user_place
@@ -269,14 +272,14 @@ def fallback_place(frame: CompiledFrame) -> CodeLine | None:
 
 
 def fallback_lines(trace: Trace) -> frozenset[tuple[str, int]]:
-    """File and line of each place that left a whole frame to eager mode, but for the limit of compilations."""
+    """Return (file, line) of each place that left a whole frame in eager mode, except for the limit of compilations."""
     frames = [frame for frame in trace.fact(compiled_frames) if frame.skips and not hit_limit(frame.skips[0])]
     places = [fallback_place(frame) for frame in frames]
     return frozenset((code_line.file, code_line.line) for code_line in places if code_line is not None)
 
 
 def planned_breaks(plan: LoadedPlan) -> tuple[PlannedBreak, ...]:
-    """Lines that end graphs, in the order they were found."""
+    """Return the lines that end graphs, in the order of the plan."""
     lines: dict[tuple[str, int] | None, list[tuple[str | None, GraphBreak]]] = defaultdict(list)
     places: dict[tuple[str, int] | None, CodeLine | None] = {}
     for function, graph_break in plan.breaks:
@@ -295,7 +298,10 @@ def planned_breaks(plan: LoadedPlan) -> tuple[PlannedBreak, ...]:
 
 
 def compile_records(trace: Trace) -> Scope:
-    """Compilations and graph breaks of torch.compile, compilations of jax; planned programs where there is a plan."""
+    """Count compilations and graph breaks of torch.compile and compilations of jax.
+
+    Planned programs if there is a plan.
+    """
     if trace.torch_plans:
         return plan_records(trace)
     log = trace.compile_log

@@ -1,7 +1,7 @@
-"""Guards of torch.compile that failed, as what they are about: a size, a Python number, an object's identity ...
+"""Failed guards of torch.compile, classified by subject: a size, a Python number, an object's identity and so on.
 
-Forms of torch 2.3 to 2.13 (``torch._dynamo.guards`` and ``torch/csrc/dynamo/guards.cpp``). The source of a value is
-written ``L['x']`` (a local) or ``G['x']`` (a global); newer versions leave the brackets of locals out.
+Supports the forms of torch 2.3 to 2.13 (``torch._dynamo.guards`` and ``torch/csrc/dynamo/guards.cpp``). The source of a
+value is written ``L['x']`` (a local) or ``G['x']`` (a global); newer versions omit the brackets of locals.
 """
 
 from __future__ import annotations
@@ -29,26 +29,51 @@ _NUMBER = re.compile(r"-?(?:\d[\d_]*(?:\.\d*)?(?:e[+-]?\d+)?|inf|nan)$")
 _WHOLE = re.compile(r"==\s*(?P<right>\d+)\b|\b(?P<left>\d+)\s*==")
 _LOCAL = re.compile(r"^[LG]\[['\"](?P<name>\w+)['\"]\]")
 
+FIXES: dict[GuardKind, str] = {
+    "number": "Pass {source} as a tensor (torch.tensor({source}, device=...)): a Python number that changes is part "
+    "of the graph. If it must be a number, use few values.",
+    "size": "Mark the dimension as dynamic before the first call: torch._dynamo.mark_dynamic({source}, {dimension}), "
+    "or compile with dynamic=True, or pad to a few sizes.",
+    "identity": "Make {source} once, outside the loop: functions, lambdas, modules and configuration objects made "
+    "again are other objects for the guard.",
+    "type": "Pass the same type each time as {source}: convert before the call.",
+    "training": "Call it in one mode: model.train() and model.eval() between calls make two programs. Compile each "
+    "(torch.compile(model) twice) if both are needed in turn.",
+    "grad_mode": "Call it in one gradient mode: with and without torch.no_grad() are two programs. Compile one for "
+    "training and one for evaluation.",
+    "global_state": "Keep global state as it is between calls: autocast, default dtype, number of threads, "
+    "deterministic mode and torch function modes are part of the guards.",
+    "tensor": "Pass {source} with one layout: dtype, device, requires_grad, rank and strides are guarded "
+    "(.contiguous(), .detach(), .to(dtype) before the call).",
+    "container": "Pass {source} with the same length and keys each time, or as one stacked tensor.",
+}
+"""Advice by subject of the failed guard."""
+
+OTHER_FIX = (
+    "Keep the guarded value the same from call to call, or pass it as a tensor. "
+    'TORCH_LOGS="recompiles_verbose" shows all guards.'
+)
+
 
 class Guard(Struct, frozen=True, kw_only=True):
-    """One guard. Values are text as torch wrote them; string values are not in the log's model."""
+    """One guard. Values are text as torch wrote it; the model of the log excludes string values."""
 
     kind: GuardKind
     text: str
     source: str | None = None
-    """The value it looks at, in the program's words: ``x``, ``rate``, ``self.k``."""
+    """The guarded value, in the program's words: ``x``, ``rate``, ``self.k``."""
     dimension: int | None = None
     expected: str | None = None
-    """What the earlier compilation was made for."""
+    """Value for which the earlier compilation was made."""
     actual: str | None = None
 
     @property
     def key(self) -> tuple[GuardKind, str | None, int | None]:
-        """What it is about, without values."""
+        """Subject of the guard, without values."""
         return (self.kind, self.source, self.dimension)
 
     def in_words(self) -> str:
-        """What it is about in the program's words, without values."""
+        """Return the subject of the guard in the program's words, without values."""
         if self.kind == "size":
             return f"the size of {self.source} in dimension {self.dimension}"
         words = {
@@ -65,7 +90,7 @@ class Guard(Struct, frozen=True, kw_only=True):
 
 
 def parse_guard(text: str) -> Guard:
-    """The guard that a line of ``recompile_reasons`` names; of kind ``other`` where the form is not known."""
+    """Parse the guard in a line of ``recompile_reasons``; kind ``other`` for an unknown form."""
     tensor = _TENSOR.match(text)
     if tensor is not None:
         size = tensor["what"] == "size" and tensor["dim"] is not None
@@ -91,7 +116,7 @@ def parse_guard(text: str) -> Guard:
 
 
 def plain_source(source: str) -> str:
-    """``x`` of ``L['x']``, ``self.k`` of ``L['self'].k``."""
+    """Return ``x`` for ``L['x']``, ``self.k`` for ``L['self'].k``."""
     named = _LOCAL.match(source)
     return source if named is None else named["name"] + source[named.end() :]
 
@@ -125,29 +150,3 @@ def _of_value(text: str) -> Guard | None:
         return Guard(kind="training", text=text, source=source, expected=value)
     kind: GuardKind = "number" if _NUMBER.match(value) or value in ("True", "False") else "other"
     return Guard(kind=kind, text=text, source=source, expected=value)
-
-
-FIXES: dict[GuardKind, str] = {
-    "number": "Pass {source} as a tensor (torch.tensor({source}, device=...)): a Python number that changes is part "
-    "of the graph. Where it must be a number, hand over few values of it.",
-    "size": "Mark the dimension as dynamic before the first call: torch._dynamo.mark_dynamic({source}, {dimension}), "
-    "or compile with dynamic=True, or pad to a few sizes.",
-    "identity": "Make {source} once, outside the loop: functions, lambdas, modules and configuration objects made "
-    "again are other objects for the guard.",
-    "type": "Pass the same type each time as {source}: convert before the call.",
-    "training": "Call it in one mode: model.train() and model.eval() between calls make two programs; compile one each "
-    "(torch.compile(model) twice) if both are needed in turn.",
-    "grad_mode": "Call it in one gradient mode: with and without torch.no_grad() are two programs. Compile one for "
-    "training and one for evaluation.",
-    "global_state": "Keep global state as it is between calls: autocast, default dtype, number of threads, "
-    "deterministic mode and torch function modes are part of the guards.",
-    "tensor": "Pass {source} with one layout: dtype, device, requires_grad, rank and strides are guarded "
-    "(.contiguous(), .detach(), .to(dtype) before the call).",
-    "container": "Pass {source} with the same length and keys each time, or as one stacked tensor.",
-}
-"""What to write instead, by what the guard that failed is about."""
-
-OTHER_FIX = (
-    "Keep what the guard looks at the same from call to call, or pass it as a tensor. "
-    'TORCH_LOGS="recompiles_verbose" shows all guards.'
-)

@@ -1,4 +1,4 @@
-"""Neighbours that inductor left as two kernels, with the bytes that go from one to the other through memory."""
+"""Neighbouring kernels that inductor did not fuse, with the bytes that pass between them through memory."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ Platform = Literal["gpu", "cpu"]
 
 
 class RefusedPair(Struct, frozen=True, kw_only=True):
-    """A producer and a consumer that inductor did not make one kernel."""
+    """A producer and a consumer that inductor did not fuse."""
 
     refusal: FusionRefusal
     platform: Platform
     first: CompiledKernel | None
-    """The kernel that writes the value; ``None`` where the log does not tell which one it became."""
+    """Kernel that writes the value; ``None`` if the log lacks it."""
     second: CompiledKernel | None
     value_bytes: int
     saved_bytes: int
-    """What one kernel would not move in one run: the read, and the write where nothing else needs the value."""
+    """Bytes per run that a fused kernel would not move: the read, and the write if nothing else needs the value."""
     needed_elsewhere: bool
     graph_bytes: int | None
-    """What all kernels of the graph read and write in one run, or no less; ``None`` on a CPU and without a graph."""
+    """Bytes (at least) that all kernels of the graph read and write per run; ``None`` on a CPU and without a graph."""
 
     written_at: CodeLine | None
-    """The line that makes the value."""
+    """Line that makes the value."""
     read_at: CodeLine | None
-    """The line that reads it."""
+    """Line that reads it."""
 
 
 def refused_pairs(trace: Trace) -> tuple[RefusedPair, ...]:
-    """Pairs of kernels with a value between them that a reason other than ``NOTHING_LOST`` kept apart.
+    """Return the pairs of kernels that share a value and were not fused for a reason other than ``NOTHING_LOST``.
 
-    Those that a later round fused, or another kernel computes whole, are none. (A C++ kernel is no sign of that:
-    inductor puts several loops one behind the other into one function.)
+    Pairs that a later round fused, or that another kernel computes whole, are excluded. (For C++ kernels this is no
+    indication: inductor puts several consecutive loops into one function.)
     """
     log = trace.compile_log
     if log is None:
@@ -65,7 +65,7 @@ def refused_pairs(trace: Trace) -> tuple[RefusedPair, ...]:
         on_cpu = any(kernel.backend == "cpp" for kernel in made)
         both = {*refusal.first_nodes, *refusal.second_nodes}
         if not on_cpu and both and any(both <= set(kernel.nodes) for kernel in made):
-            continue  # they ended in one kernel
+            continue  # they became one kernel
         elsewhere = graph is None or _needed_elsewhere(refusal, graph, users[key])
         first = _named(refusal.first_kernel, refusal.first_nodes, made)
         second = _named(refusal.second_kernel, refusal.second_nodes, made)
@@ -88,10 +88,10 @@ def refused_pairs(trace: Trace) -> tuple[RefusedPair, ...]:
 
 
 def touched_bytes(graph: Graph, kernels: Sequence[CompiledKernel]) -> int:
-    """Bytes that the kernels of a graph read and write in one run.
+    """Return the bytes that the kernels of a graph read and write per run.
 
-    Of each kernel the distinct values from outside of it, and those used outside of it; dynamic sizes count as
-    nothing. If the nodes of a kernel are not known, what all nodes would move one by one, which is no less.
+    Per kernel, the distinct values from outside, and its values that are used outside; dynamic sizes count as 0. If the
+    nodes of a kernel are unknown, the bytes that all nodes would move separately, which is an upper bound.
     """
     by_name = {node.name: node for node in (*graph.inputs, *graph.nodes)}
     if not kernels or any(not kernel.nodes for kernel in kernels):
@@ -109,7 +109,7 @@ def touched_bytes(graph: Graph, kernels: Sequence[CompiledKernel]) -> int:
 
 
 def _needed_elsewhere(refusal: FusionRefusal, graph: Graph, users: Mapping[str, set[str]]) -> bool:
-    """Whether something besides the second needs what it reads of the first; where it cannot be told, yes."""
+    """Whether anything besides the second node needs the values that it reads from the first; True if unknown."""
     first, second = set(refusal.first_nodes), set(refusal.second_nodes)
     outputs = set(graph.outputs)
     passed = [name for name in first - second if users.get(name, set()) & second]
@@ -117,7 +117,7 @@ def _needed_elsewhere(refusal: FusionRefusal, graph: Graph, users: Mapping[str, 
 
 
 def _lines(refusal: FusionRefusal, graph: Graph | None) -> tuple[CodeLine | None, CodeLine | None]:
-    """The lines of a node whose value passes from the first to the second, and of one that reads it."""
+    """Return the line of a node whose value passes from the first to the second, and of a node that reads it."""
     if graph is None:
         return None, None
     first, second = set(refusal.first_nodes), set(refusal.second_nodes)
@@ -141,14 +141,14 @@ def _users(graph: Graph) -> dict[str, set[str]]:
 
 
 def _named(name: str | None, nodes: Sequence[str], kernels: Sequence[CompiledKernel]) -> CompiledKernel | None:
-    """The kernel of that name; of several calls of it the one that computes most of the nodes."""
+    """Return the kernel with that name; of several calls, the one that computes most of the nodes."""
     wanted = set(nodes)
     fitting = [kernel for kernel in kernels if kernel.name == name]
     return max(fitting, key=lambda kernel: len(wanted & set(kernel.nodes)), default=None)
 
 
 def node_bytes(node: GraphNode) -> int:
-    """Bytes of a node's result; 0 where its dtype is not known or a size is dynamic."""
+    """Return the bytes of a node's result; 0 for an unknown dtype or a dynamic size."""
     sizes = [size for size in node.shape if isinstance(size, int)]
     if node.dtype is None or len(sizes) < len(node.shape):
         return 0
@@ -156,5 +156,5 @@ def node_bytes(node: GraphNode) -> int:
 
 
 def log_has_refusals(log: CompileLog | None) -> bool:
-    """Whether inductor's decisions can be judged at all."""
+    """Whether the log has inductor's fusion decisions."""
     return log is not None and log.has_refusals

@@ -1,7 +1,7 @@
 """Compilations of a JAX program by function, and why a function was compiled again.
 
 Input: the compile events of a run (``model/jax_log.py``), in the order in which they ended. jax reports the durations
-of a compilation one after another (trace, lower, compile) and, before a trace, why its cache had no entry.
+of a compilation in sequence (trace, lower, compile) and, before a trace, why its cache had no entry.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ Cause = Literal[
     "made anew", "control flow", "shape", "dtype", "weak type", "sharding", "static value", "structure", "setting",
     "placement", "unknown",
 ]  # fmt: skip
-"""What of a call differs from the calls before. ``control flow``: a loop or branch of jax.lax is called outside of jit,
-with a new body in each call. ``placement``: lowered or compiled again without a trace, as an argument is on another
-device, is committed to its device, or has another sharding."""
+"""Difference between a call and the previous calls.
+
+``control flow``: a loop or branch of jax.lax is called outside of jit, with a new body in each call. ``placement``:
+lowered or compiled again without a trace, because an argument is on another device, is committed to its device, or has
+another sharding.
+"""
 
 TIMED = ("trace", "lower", "compile")
-"""Kinds of events with a duration, in the order in which a compilation has them."""
+"""Kinds of events with a duration, in their order within a compilation."""
 
 _CONTROL_FLOW = frozenset({"scan", "while", "cond"})
 """Programs that jax makes of loops and branches outside of jit, by their primitives' names."""
@@ -40,42 +43,42 @@ _WEAK = "{weak_type=True}"
 _STATIC = re.compile(r"Static\(val=(.{0,80}?)\)(?:, so|$)")
 _SETTING = re.compile(r"\* ([\w ]{1,80}) differs: now ")
 _MOST_DIFFERENCES = 64
-"""Arguments read from one reason."""
+"""Maximum number of arguments parsed from one reason."""
 
 _ORDER: tuple[Cause, ...] = ("shape", "dtype", "sharding", "weak type")
-"""Where arguments differ in several ways, the first of these is the cause."""
+"""Order of precedence if arguments differ in several ways."""
 
 
 class Difference(Struct, frozen=True, kw_only=True):
-    """An argument, or a leaf of one, that differs from the closest call before."""
+    """An argument, or a leaf of one, that differs from the closest previous call."""
 
     cause: Cause
     argument: str
-    """As jax writes it: ``sched['avg']``; empty where the cause is not an argument."""
+    """In jax's notation: ``sched['avg']``; empty if the cause is not an argument."""
     now: str
     before: str
 
 
 class Compilation(Struct, frozen=True, kw_only=True):
-    """One program that was compiled. Times in ns, moments once."""
+    """One compiled program. Times in ns."""
 
     step: int | None
     trace_ns: int
     lower_ns: int
     compile_ns: int
     spans: Intervals
-    """Of all its events, ns since 1970."""
+    """Union of the times of all its events, ns since 1970."""
     file: str | None
     line: int | None
     cause: Cause
-    """``unknown`` for the first one of a function, and where jax does not say."""
+    """``unknown`` for the first compilation of a function, and if jax gives no reason."""
     differences: tuple[Difference, ...]
     reason: str
-    """In jax's words; ``''`` where it says nothing."""
+    """jax's text; ``''`` without one."""
 
 
 class CompiledFunction(Struct, frozen=True, kw_only=True):
-    """A jitted function of the program, or an operation of jax's own that runs by itself (``defined_file`` None)."""
+    """A jitted function of the program, or an operation of jax itself that runs on its own (``defined_file`` None)."""
 
     name: str
     defined_file: str | None
@@ -85,26 +88,26 @@ class CompiledFunction(Struct, frozen=True, kw_only=True):
 
     @property
     def spans(self) -> Intervals:
-        """When it was compiled, moments once; ns since 1970."""
+        """Union of its compilation times; ns since 1970."""
         return joined(self.compilations)
 
     @property
     def again(self) -> tuple[Compilation, ...]:
-        """All but the first."""
+        """All compilations except the first."""
         return self.compilations[1:]
 
 
 class _Open(Struct, kw_only=True):
-    """A function while its events are read."""
+    """A function while its events are parsed."""
 
     defined: tuple[str | None, int | None] = (None, None)
     reason: str | None = None
-    """Of the retrace whose compilation has not ended yet; ``None``: jax did not trace it again."""
+    """Reason of the retrace whose compilation has not ended yet; ``None`` if jax did not trace it again."""
     parts: list[CompileEvent] = []
 
 
 def compiled_functions(trace: Trace) -> tuple[CompiledFunction, ...]:
-    """Functions of a trace's compile events, those with the longest compilations first."""
+    """Return the functions of a trace's compile events, longest compilations first."""
     found: dict[tuple[str, str | None, int | None], list[Compilation]] = {}
     open_: dict[str, _Open] = {}
     explained: dict[tuple[str | None, int | None], str] = {}
@@ -117,7 +120,7 @@ def compiled_functions(trace: Trace) -> tuple[CompiledFunction, ...]:
                 mine.defined = (event.defined_file, event.defined_line)
                 mine.reason = event.reason or ""
             continue
-        name = plain_name(event.function) or explained.get(at)  # jax 0.6 gives durations without a name
+        name = plain_name(event.function) or explained.get(at)  # jax 0.6 reports durations without a name
         if event.kind not in TIMED or name is None or not event.duration_ns:
             continue
         mine = open_.setdefault(name, _Open())
@@ -138,12 +141,12 @@ def compiled_functions(trace: Trace) -> tuple[CompiledFunction, ...]:
 
 
 def compile_ns(trace: Trace) -> int:
-    """Time in which anything was traced, lowered or compiled, moments once; ns."""
+    """Return the time in which anything was traced, lowered or compiled, overlaps counted once; ns."""
     return _spans(event for event in trace.compile_events if event.kind in TIMED).total()
 
 
 def joined(compilations: Iterable[Compilation]) -> Intervals:
-    """When these were compiled, moments once; ns since 1970."""
+    """Return the union of the compilation times; ns since 1970."""
     every = list(compilations)
     if not every:
         return EMPTY
@@ -152,7 +155,7 @@ def joined(compilations: Iterable[Compilation]) -> Intervals:
 
 
 def plain_name(function: str | None) -> str | None:
-    """``jit(step)``, as jax writes it while it lowers and compiles, as ``step``."""
+    """Return ``step`` for ``jit(step)``, jax's notation during lowering and compiling."""
     return None if function is None else function.removeprefix("jit(").removesuffix(")")
 
 
@@ -185,7 +188,7 @@ def _spans(events: Iterable[CompileEvent]) -> Intervals:
 
 
 def _cause(reason: str) -> tuple[Cause, tuple[Difference, ...]]:
-    """What jax's words on a miss of its tracing cache are about."""
+    """Parse jax's text about a miss of its tracing cache."""
     if _ANEW in reason.replace("  ", " "):
         return "made anew", ()
     if _SETTINGS in reason:
@@ -203,7 +206,7 @@ def _cause(reason: str) -> tuple[Cause, tuple[Difference, ...]]:
 
 
 def _difference(text: str) -> Difference | None:
-    """``x, now f32[4] and before f32[3]``."""
+    """Parse ``x, now f32[4] and before f32[3]``."""
     argument, found, values = text.partition(", now ")
     now, also, before = values.partition(" and before ")
     if not found or not also:
@@ -235,7 +238,7 @@ def _of_types(argument: str, now: re.Match[str], before: re.Match[str]) -> Diffe
 
 
 def growing_dimension(compilations: Sequence[Compilation]) -> tuple[str, int, int] | None:
-    """Argument and its first and last size in the one dimension that only grows; ``None`` where none does."""
+    """Return (argument, first size, last size) of the only growing dimension; ``None`` without one."""
     sizes: dict[str, list[tuple[int, ...]]] = {}
     for compilation in compilations:
         for one in compilation.differences:

@@ -1,4 +1,4 @@
-"""Where torch.compile's time goes: every moment counted once, for the innermost phase of the log that it lies in."""
+"""Time of torch.compile by phase: every moment counts once, for the innermost phase of the log."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from perfscope.model.trace import Trace
 if TYPE_CHECKING:
     from perfscope.model.compile_log import Compile, CompileLog, Phase
 
+NOT_COMPILING = frozenset({"CUDAGraphTreeManager.run_eager"})
+"""The program's own first run, which inductor records as a phase."""
+
 
 class Stage(StrEnum):
     """A part of the compiler's work, in its order."""
@@ -34,10 +37,8 @@ class Stage(StrEnum):
 
 
 CACHED = (Stage.AOT, Stage.LOWERING, Stage.CODE, Stage.KERNELS, Stage.TUNING)
-"""What a warm cache spares. Dynamo traces and guards again in every process."""
+"""Stages that a warm cache saves. Dynamo traces and guards again in every process."""
 
-NOT_COMPILING = frozenset({"CUDAGraphTreeManager.run_eager"})
-"""The program's own first run, which inductor times as a phase."""
 
 _STAGES: tuple[tuple[re.Pattern[str], Stage], ...] = (
     (re.compile(r"autotun|benchmark|CachingAutotuner", re.IGNORECASE), Stage.TUNING),
@@ -55,23 +56,24 @@ _STAGES: tuple[tuple[re.Pattern[str], Stage], ...] = (
     (re.compile(r"^Scheduler\.(?!codegen)"), Stage.LOWERING),
     (re.compile(r"codegen|code_gen|compile_to_fn|compile_to_module", re.IGNORECASE), Stage.CODE),
 )
-"""Names of phases in torch 2.5 to 2.13, the first match holds; ``backend_compile`` itself is mostly the import of
-inductor."""
+"""Names of phases in torch 2.5 to 2.13; the first match counts. ``backend_compile`` itself is mostly the import of
+inductor.
+"""
 
 
 def stage_of(name: str) -> Stage:
-    """The stage a phase of that name belongs to."""
+    """Return the stage of a phase with that name."""
     return next((stage for pattern, stage in _STAGES if pattern.search(name)), Stage.OTHER)
 
 
 def exclusive_ns(phases: Sequence[Phase]) -> list[int]:
-    """For each phase the ns in which it is the innermost: the one that began last of those that run.
+    """Return, per phase, the ns in which it is the innermost one, that is, the running phase that began last.
 
-    Phases of several threads may overlap; every moment goes to one of them, so that the sum is their union.
+    Phases of several threads may overlap; every moment counts for one of them, so the sum equals their union.
     """
     spent = [0] * len(phases)
     order = sorted(range(len(phases)), key=lambda index: (phases[index].start_ns, -phases[index].end_ns, index))
-    running: list[tuple[int, int, int]] = []  # (-rank in the order, index, end): the top began last
+    running: list[tuple[int, int, int]] = []  # (-rank in the order, index, end): the top entry began last
     now = 0
     for rank, index in enumerate(order):
         start, end = phases[index].start_ns, phases[index].end_ns
@@ -83,7 +85,10 @@ def exclusive_ns(phases: Sequence[Phase]) -> list[int]:
 
 
 def _advance(running: list[tuple[int, int, int]], spent: list[int], now: int, until: int | None) -> int:
-    """Give the time from ``now`` to ``until`` (``None``: to the end) to whatever runs; where it stands then."""
+    """Assign the time from ``now`` to ``until`` (``None``: to the end) to the running phase.
+
+    Return the time reached.
+    """
     while running:
         _, index, end = running[0]
         if end <= now:
@@ -98,22 +103,25 @@ def _advance(running: list[tuple[int, int, int]], spent: list[int], now: int, un
 
 
 class CompileTime(Struct, frozen=True, kw_only=True):
-    """Time of one compilation, its backward included; moments are counted once over the whole log."""
+    """Time of one compilation, including its backward; each moment counts once over the whole log."""
 
     compile: Compile
     stages_ns: dict[Stage, int] = field(default_factory=dict)
-    """Empty where the log holds no phases of it."""
+    """Empty if the log has no phases of it."""
 
     @property
     def total_ns(self) -> int:
-        """Of all stages; without phases the duration that the metrics say."""
+        """Sum of all stages; without phases, the duration in the metrics."""
         if self.stages_ns:
             return sum(self.stages_ns.values())
         return (self.compile.duration_ns or 0) + (self.compile.backward_ns or 0)
 
     @property
     def cached_ns(self) -> int:
-        """The part that a warm cache spares at most; without phases all behind dynamo, as the metrics say."""
+        """Upper bound of the part that a warm cache saves.
+
+        Without phases, everything after dynamo, from the metrics.
+        """
         if self.stages_ns:
             return sum(self.stages_ns.get(stage, 0) for stage in CACHED)
         return round(self.compile.seconds_by_phase.get("backend_compile", 0) * 1e9) + (self.compile.backward_ns or 0)
@@ -129,18 +137,18 @@ class PhaseTime(Struct, frozen=True, kw_only=True):
 
 
 class CompileTimes(Struct, frozen=True, kw_only=True):
-    """Where all compiling of a log went. The stages sum to the total, and so do the phases."""
+    """Compile time of a log. The stages sum to the total, and so do the phases."""
 
     compiles: tuple[CompileTime, ...]
     """In the order of the log."""
     phases: tuple[PhaseTime, ...]
-    """The most expensive first."""
+    """Most expensive first."""
     stages_ns: dict[Stage, int]
-    """The most expensive first."""
+    """Most expensive first."""
 
     @property
     def total_ns(self) -> int:
-        """Time in which something was compiled, moments once; without phases the sum of all durations."""
+        """Time in which something was compiled; without phases, the sum of all durations."""
         return (
             sum(self.stages_ns.values())
             if self.stages_ns
@@ -149,7 +157,7 @@ class CompileTimes(Struct, frozen=True, kw_only=True):
 
 
 def compile_times(trace: Trace) -> CompileTimes:
-    """Exclusive times of the log's phases, by name, by stage and by compilation; nothing without a log."""
+    """Return the exclusive times of the log's phases, by name, stage and compilation; empty without a log."""
     log = trace.compile_log
     if log is None:
         return CompileTimes(compiles=(), phases=(), stages_ns={})
@@ -184,9 +192,9 @@ def compile_times(trace: Trace) -> CompileTimes:
 
 
 def _owners(trace: Trace, log: CompileLog) -> list[Compile | None]:
-    """Of each phase the compilation it belongs to: by its id, or that of the phase around it.
+    """Return the compilation of each phase: by its id, or by the id of the enclosing phase.
 
-    An outermost phase begins some ms before the start that the metrics tell, so its end decides.
+    An outermost phase begins some ms before the start in the metrics, so its end is used.
     """
     owners: list[Compile | None] = []
     for phase in log.phases:

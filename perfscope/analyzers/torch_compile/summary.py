@@ -1,4 +1,4 @@
-"""What torch.compile did in one process, summed up for a report: counts, time, and frames with what became of them."""
+"""Summary of torch.compile in one process for a report: counts, time, and the state of each frame."""
 
 from __future__ import annotations
 
@@ -36,13 +36,14 @@ if TYPE_CHECKING:
         KernelBackend,
     )
 
-# Measured time of the kernels that inductor made.
+# Measured time of the kernels that inductor generated.
 
 
 def compiled_kernel_times(trace: Trace) -> Mapping[int, int]:
-    """Index in ``CompileLog.kernels`` -> ns in the whole recording; those that did not run in it are not in it.
+    """Map index in ``CompileLog.kernels`` to ns in the whole recording, for kernels that ran in it.
 
-    Kernels of a device are summed, side by side or not. On a CPU the span of a kernel or library call is its time.
+    The kernels of a device are summed, whether or not they overlap. On a CPU, the time is the span of a kernel or
+    library call.
     """
     rows = trace.fact(compiled_rows)
     if not rows:
@@ -62,11 +63,11 @@ def compiled_kernel_times(trace: Trace) -> Mapping[int, int]:
     return spent
 
 
-# Graph breaks, recompiles and kernels of a log of torch.compile as rows: each record is in exactly one.
+# Graph breaks, recompiles and kernels of a log of torch.compile as rows: each record is in exactly one row.
 
 
 MOST_VALUES = 12
-"""Values of a guard that are kept: what they do (grow, repeat) shows in a dozen."""
+"""Maximum number of a guard's values that are kept: a dozen show whether they grow or repeat."""
 
 
 class BreakSummary(Struct, frozen=True, kw_only=True):
@@ -79,15 +80,15 @@ class BreakSummary(Struct, frozen=True, kw_only=True):
     doc_id: str | None
     """torch's stable id of this kind of break."""
     count: int
-    """Records of the log: a function that was inlined is said for each frame it is in."""
+    """Number of records; an inlined function has a record for each frame that contains it."""
     whole_frame: bool
-    """It left the whole frame to eager mode."""
+    """Whether it left the whole frame in eager mode."""
     hint: str | None
     """torch's first hint."""
 
 
 class RecompileSummary(Struct, frozen=True, kw_only=True):
-    """Recompilations of one frame for guards on one thing."""
+    """Recompilations of one frame with the same subject of the guard."""
 
     function: str
     """The frame."""
@@ -96,9 +97,9 @@ class RecompileSummary(Struct, frozen=True, kw_only=True):
     guard: str
     """The guard that failed first, in torch's words."""
     guard_place: CodeLine | None
-    """The line that made it necessary."""
+    """Line that required it."""
     values: tuple[str, ...]
-    """What the guard compared with, in order, without repeats; bounded."""
+    """Values in the guard, in order, without repeats; at most ``MOST_VALUES``."""
     count: int
     """Recompilations."""
 
@@ -111,23 +112,26 @@ class KernelSummary(Struct, frozen=True, kw_only=True):
     backend: KernelBackend
     """Its generator: inductor's Triton or C++ code, a library, or another."""
     calls: int
-    """In the output code of all graphs."""
+    """Calls in the output code of all graphs."""
     ops: tuple[str, ...]
     """ATen ops it computes; at most 12."""
     places: tuple[CodeLine, ...]
     """Lines it computes; at most 4."""
     time_ns: int | None = None
-    """Measured in the whole recording; ``None``: it did not run in it, or nothing tells."""
+    """Time in the whole recording; ``None`` if it did not run in it or is unknown."""
 
 
 def leaves_frame(trace: Trace, graph_break: GraphBreak) -> bool:
-    """Whether a break left all of its frame to eager mode; older versions of torch tell it of the compilation alone."""
+    """Whether a break left its whole frame in eager mode.
+
+    Older versions of torch record that only for the compilation.
+    """
     holder = compilation_of(trace, graph_break.compile_id, graph_break.time_ns)
     return graph_break.skipped_frame or (holder is not None and holder.has_code is False)
 
 
 def break_rows(trace: Trace, log: CompileLog) -> tuple[BreakSummary, ...]:
-    """By line and reason; those that left a whole frame to eager mode first, then the most frequent."""
+    """Return rows by line and reason; breaks that left a whole frame in eager mode first, then the most frequent."""
     groups: dict[tuple[object, ...], list[tuple[GraphBreak, CodeLine | None]]] = defaultdict(list)
     for graph_break in log.breaks:
         code_line = user_place(graph_break.place, graph_break.stack)
@@ -153,7 +157,7 @@ def break_rows(trace: Trace, log: CompileLog) -> tuple[BreakSummary, ...]:
 
 
 def recompile_rows(log: CompileLog) -> tuple[RecompileSummary, ...]:
-    """By frame and by what the guard is about; its values stand behind one another."""
+    """Return rows by frame and subject of the guard, with its values in order."""
     from perfscope.analyzers.torch_compile.guards import parse_guard
 
     groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
@@ -173,7 +177,7 @@ def recompile_rows(log: CompileLog) -> tuple[RecompileSummary, ...]:
             RecompileSummary(
                 function=plain_function(first.function),
                 place=user_place(first.place, stacks.get(first.compile_id, ())),
-                guard=said[0].text if said else "the log names no guard",
+                guard=said[0].text if said else "the log has no guard",
                 guard_place=next(
                     (log.recompiles[i].guard_place for i in members if log.recompiles[i].guard_place), None
                 ),
@@ -185,7 +189,7 @@ def recompile_rows(log: CompileLog) -> tuple[RecompileSummary, ...]:
 
 
 def kernel_rows(kernels: Sequence[CompiledKernel], times_ns: Mapping[int, int]) -> tuple[KernelSummary, ...]:
-    """By name; those with most measured time first, then generated ones, of those the ones that hold most ops.
+    """Return rows by name; most measured time first, followed by generated kernels with the most ops.
 
     ``times_ns``: by index in ``kernels``.
     """
@@ -211,8 +215,9 @@ def kernel_rows(kernels: Sequence[CompiledKernel], times_ns: Mapping[int, int]) 
 
 
 FrameState = Literal["compiled", "eager", "partly eager", "recompile limit", "nothing to compile", "unfinished"]
-"""``eager``: all of the frame runs in eager mode; ``partly eager``: earlier compilations of it are used where their
-guards hold; ``nothing to compile``: it holds no op; ``unfinished``: the log ends before its compilation did."""
+"""``eager``: the whole frame runs in eager mode; ``partly eager``: earlier compilations are used if their guards hold;
+``nothing to compile``: it has no ops; ``unfinished``: the log ends before its compilation.
+"""
 
 
 class GraphGroup(Struct, frozen=True, kw_only=True):
@@ -224,26 +229,26 @@ class GraphGroup(Struct, frozen=True, kw_only=True):
     ops_least: int
     """Ops of the smallest."""
     ops_most: int
-    """Ops of the smallest and of the largest of them, after inductor's passes where the log has that."""
+    """Ops of the largest graph; after inductor's passes if the log has them."""
 
 
 class FrameSummary(Struct, frozen=True, kw_only=True):
-    """One code object: a function, or what follows a graph break in it."""
+    """One code object: a function, or its continuation after a graph break."""
 
     function: str
-    """The program's name of it."""
+    """Name of the function in the program."""
     after_line: int | None
-    """It is what follows a graph break at this line of the function."""
+    """Line of the graph break that it continues after."""
     place: CodeLine | None
     """Its first line, or the user's line that called it."""
     compiles: int
     """How often it was compiled."""
     restarts: int
-    """Attempts beyond the first of each compilation."""
+    """Attempts of each compilation beyond the first."""
     graphs: tuple[GraphGroup, ...]
     """Graphs by direction."""
     dynamo_graphs: int
-    """Graphs that dynamo handed to the backend; what it did with them is in ``graphs``, where it was inductor."""
+    """Graphs that dynamo passed to the backend; with inductor, their results are in ``graphs``."""
     breaks: int
     """Graph breaks in it."""
     recompiles: int
@@ -255,13 +260,13 @@ class FrameSummary(Struct, frozen=True, kw_only=True):
     time_ns: int
     """Time of compiling it, its backward included."""
     stages_ns: Mapping[Stage, int]
-    """Exclusive; their sum is ``time_ns`` where the log has phases, else it is empty."""
+    """Exclusive times; they sum to ``time_ns`` if the log has phases, else empty."""
     state: FrameState
     """Its state after all compilations."""
 
 
 class CompileSummary(Struct, frozen=True, kw_only=True):
-    """All of one process."""
+    """Summary of one process."""
 
     rank: int | None
     path: str
@@ -271,25 +276,25 @@ class CompileSummary(Struct, frozen=True, kw_only=True):
     compiles: int
     """Compilations."""
     graphs: int
-    """That inductor compiled; those of dynamo where it compiled none."""
+    """Graphs that inductor compiled; dynamo's graphs if there are none."""
     graph_kind: Literal["inductor", "dynamo"]
     """Whose graphs those are."""
     breaks: int
     """Breaks that left the rest of their frame compiled."""
     eager_frames: int
-    """Frames that are in eager mode as a whole or from some moment on, the limit aside."""
+    """Frames in eager mode, entirely or from some time on, except those at the limit."""
     limit_frames: int
     recompiles: int
     caches: Mapping[str, Mapping[CacheResult, int]]
     total_ns: int
     """Time in which anything was compiled, moments once."""
     in_steps_ns: int | None
-    """Of it inside the recorded steps; ``None``: there are none."""
+    """Part inside the recorded steps; ``None`` without steps."""
     stages_ns: Mapping[Stage, int]
     """Exclusive time by stage of the compiler: tracing, start, aot, lowering, code, kernels, tuning, caches,
     cuda_graphs, other. The stages sum to ``total_ns``; empty where the log has no phases."""
     frames: tuple[FrameSummary, ...]
-    """The longest compiled first."""
+    """Longest compile time first."""
     break_rows: tuple[BreakSummary, ...]
     """Graph breaks by line and reason; with what is left out their counts are all breaks of the log."""
     recompile_rows: tuple[RecompileSummary, ...]
@@ -297,7 +302,7 @@ class CompileSummary(Struct, frozen=True, kw_only=True):
     kernels: tuple[KernelSummary, ...]
     """Kernels of inductor by name: most measured time first, then most ops."""
     unowned_ns: int = 0
-    """Compile time that the log says of no frame."""
+    """Compile time without a frame in the log."""
     corrupt: int = 0
     """Damaged records of the log, left out."""
     unknown: Mapping[str, int] = field(default_factory=dict)
@@ -305,7 +310,7 @@ class CompileSummary(Struct, frozen=True, kw_only=True):
 
 
 def compile_summary(trace: Trace) -> CompileSummary | None:
-    """The summary of a trace's log; ``None`` where there is no log or nothing was compiled."""
+    """Return the summary of a trace's log; ``None`` without a log or without compilations."""
     from perfscope.analyzers.torch_compile.phases import compile_times
 
     log = trace.compile_log
@@ -342,10 +347,10 @@ def compile_summary(trace: Trace) -> CompileSummary | None:
 
 
 def _graphs(trace: Trace, log: CompileLog) -> dict[int, list[tuple[Direction, int]]]:
-    """By ``id()`` of the compilation the (direction, ops) of its graphs.
+    """Map ``id()`` of a compilation to (direction, ops) of its graphs.
 
-    Graphs have no time of their own: of an id that was given again each further graph that is no backward belongs to
-    the next compilation that traced one.
+    Graphs have no time. If an id was reused, each further graph other than a backward belongs to the next compilation
+    that traced one.
     """
     turns = {
         name: [compilation for compilation in held if compilation.traced_graphs] or held
@@ -364,7 +369,7 @@ def _graphs(trace: Trace, log: CompileLog) -> dict[int, list[tuple[Direction, in
 
 
 def _frames(trace: Trace, log: CompileLog) -> tuple[FrameSummary, ...]:
-    """Frames of one code object together, also where it was renumbered."""
+    """Return one row per code object, including renumbered ones."""
     from perfscope.analyzers.torch_compile.phases import compile_times
 
     whole = trace.fact(compile_times)
@@ -401,9 +406,9 @@ def _frame(
     given_up: bool,
     parted: bool,
 ) -> FrameSummary:
-    """``given_up``: a record says that dynamo left it to eager mode.
+    """Return the row of a frame. ``given_up``: dynamo left it in eager mode according to a record.
 
-    ``parted``: the log has phases, so that a compilation without any took no moment of its own.
+    ``parted``: the log has phases, so a compilation without phases took no time of its own.
     """
     compiles = [compilation for frame in held for compilation in frame.compiles]
     stages: Counter[Stage] = Counter()
@@ -443,7 +448,10 @@ def _frame(
 def _state(
     held: Sequence[CompiledFrame], compiles: Sequence[Compile], *, any_graph: bool, given_up: bool
 ) -> FrameState:
-    """A frame without code of which no record says why holds nothing to compile, unless it was compiled before."""
+    """Return the state.
+
+    A frame without code and without a record has nothing to compile, unless it was compiled before.
+    """
     if any(frame.limit is not None for frame in held):
         return "recompile limit"
     worked = any_graph or any(
@@ -457,7 +465,7 @@ def _state(
 
 
 def _failed(frame: CompiledFrame) -> bool:
-    """Whether a compilation of it says that it failed, or left without code what earlier ones had graphs of."""
+    """Whether a compilation failed according to the log, or produced no code although earlier ones had graphs."""
     worked = any(compilation.traced_graphs for compilation in frame.compiles)
     return any(
         compilation.complete and compilation.has_code is False and (worked or compilation.fail_type)
@@ -466,7 +474,7 @@ def _failed(frame: CompiledFrame) -> bool:
 
 
 def _caches(compiles: Iterable[Compile]) -> dict[str, dict[CacheResult, int]]:
-    """By cache and result; a forward's and a backward's lookups in one cache are counted together."""
+    """Count by cache and result; lookups by forward and backward in one cache are added."""
     found: dict[str, dict[CacheResult, int]] = {}
     for compilation in compiles:
         for cache, result in compilation.caches.items():

@@ -1,6 +1,6 @@
-"""Words that our Perfetto and Chrome exports are written in, so that our reader finds its way back.
+"""Vocabulary of our Perfetto and Chrome exports, shared with our reader.
 
-Where Kineto has a word for something it is Kineto's: other tools know it.
+It uses Kineto's words where they exist, because other tools know them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ CALL, KERNEL, COPY, MEMSET, SYNC = "cuda_runtime", "kernel", "gpu_memcpy", "gpu_
 STEP, COLLECTIVE, HLO_OP, MEMORY, COUNTER = "step", "collective", "hlo_op", "memory", "counter"
 FINDING = "finding"
 SOURCE = "perfscope.source"
-"""One instant per trace: its reader's facts on the file."""
+"""One instant per trace: the source as its reader described it."""
 DEVICE = "perfscope.device"
 """One instant per device, in the order of the table."""
 DRAWN = "perfscope.drawn"
-"""Counters that are computed from other events of the export, for viewers; readers ignore them."""
+"""Counters computed from other events of the export; drawn for viewers, not read."""
 
 ARGUMENTS: dict[str, dict[str, str]] = {
     "slices": {
@@ -103,13 +103,13 @@ ARGUMENTS: dict[str, dict[str, str]] = {
 DEVICE_ARGUMENT = "device"
 """Ordinal of the device of a kernel, copy or wait."""
 HLO_DURATION = "hlo_duration_ns"
-"""How long the instruction ran, where that is not the duration of its span."""
+"""Duration of the instruction, if it differs from its span's."""
 HLO_LAUNCH = "hlo_launch_ns"
-"""How long the call took that began the instruction (XLA's CPU backend)."""
+"""Duration of the call that began the instruction (XLA's CPU backend)."""
 OP_ARGUMENT = "op id"
 """Number of a host op in its trace: on the op, on the device work it launched, on its allocator events."""
 THREAD_ARGUMENT = "thread"
-"""Track uuid of the thread that an allocator event happened on."""
+"""Track uuid of the thread of an allocator event."""
 
 ENUMS: dict[tuple[str, str], type[IntEnum]] = {
     ("calls", "kind"): CallKind,
@@ -123,27 +123,35 @@ ENUMS: dict[tuple[str, str], type[IntEnum]] = {
 HOST_PROCESS = re.compile(r"(?:.* · )?host (.*)$", re.DOTALL)
 HOST_THREAD = re.compile(r"thread (.*)$", re.DOTALL)
 
+SLICE_KINDS: dict[str, SliceKind] = {
+    **{category: kind for kind, category in SLICE_CATEGORIES.items()},
+    "operator": SliceKind.OP,
+    "marker_api": SliceKind.ANNOTATION,
+    "fee": SliceKind.PYTHON,  # viztracer's functions.
+}
+"""Category (lower case) -> kind of the slice; any other is ``OTHER``."""
+
 
 def host_name(label: str, process: str) -> str:
-    """Name of the track of a host process; ``label`` distinguishes several traces of one file."""
+    """Return the track name of a host process; ``label`` separates several traces of one file."""
     return f"{label}host {process}"
 
 
 def device_name(label: str, ordinal: int, product: str) -> str:
-    """Name of the track of a device."""
+    """Return the track name of a device."""
     return f"{label}device {ordinal}" + (f" ({product})" if product else "")
 
 
 def thread_name(thread: str) -> str:
-    """Name of the track of a host thread."""
+    """Return the track name of a host thread."""
     return f"thread {thread}"
 
 
-# Which table an event goes to, by its category.
+# Table of an event, by its category.
 
 
 class Place(IntEnum):
-    """Where an event goes."""
+    """Table of an event."""
 
     SLICE = 0
     CALL = 1
@@ -161,13 +169,13 @@ class Place(IntEnum):
 
 
 PLACES: dict[str, Place] = {
-    # Kineto's, in files that other tools made of its traces
+    # Kineto's, in files that other tools made of its traces.
     "cuda_runtime": Place.CALL,
     "cuda_driver": Place.CALL,
     "kernel": Place.KERNEL,
     "gpu_memcpy": Place.COPY,
     "gpu_memset": Place.COPY,
-    # rocprofv3's
+    # rocprofv3's.
     "hip_api": Place.CALL,
     "hip_runtime_api": Place.CALL,
     "hsa_api": Place.CALL,
@@ -187,19 +195,11 @@ OWN_PLACES: dict[str, Place] = {
     FINDING: Place.FINDING,
     DRAWN: Place.DRAWN,
 }
-"""Further ones in our own exports."""
-
-SLICE_KINDS: dict[str, SliceKind] = {
-    **{category: kind for kind, category in SLICE_CATEGORIES.items()},
-    "operator": SliceKind.OP,
-    "marker_api": SliceKind.ANNOTATION,
-    "fee": SliceKind.PYTHON,  # viztracer's functions
-}
-"""Category (lower case) -> kind of the slice; any other is ``OTHER``."""
+"""Further places in our own exports."""
 
 
 def place_of(category: str, *, own: bool) -> Place:
-    """Where events of a category go; ``own``: the file is an export of ours."""
+    """Return the place of a category's events; ``own``: the file is an export of ours."""
     lowered = category.lower()
     result = PLACES.get(lowered)
     if result is None and own:

@@ -1,4 +1,4 @@
-"""Debug annotations of events, by allow-list: an argument that the model has no column for is not read."""
+"""Debug annotations of events, by allow-list: arguments without a column of the model are not read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from perfscope.model.trace.columns import MISSING, Array
 from perfscope.plugins.perfetto_files.state import Int, signed
 
 ROCPROF = ("agent", "queue", "corr_id", "dst_agent", "src_agent", "copy_bytes")
-"""What rocprofv3 calls device, stream, correlation and bytes."""
+"""Names in rocprofv3 of device, stream, correlation and bytes."""
 OTHERS = (
     "source",
     words.OP_ARGUMENT,
@@ -39,10 +39,10 @@ _ALIASES = {
     ("copies", "correlation"): ("correlation_id", "corr_id"),
     ("copies", "bytes"): ("copy_bytes",),
 }
-"""What others call a column, tried where ours is not there."""
+"""Names of a column in other tools, used if ours is absent."""
 
 NUMBER, FLOAT, TEXT = 0, 1, 2
-"""How a value was written."""
+"""Type of a value as written."""
 
 
 _KINDS = {
@@ -57,7 +57,7 @@ _KINDS = {
 
 
 class _Argument(Struct):
-    """The values of one argument, a row for an event, in the order of the events."""
+    """The values of one argument, a row per event, in the order of the events."""
 
     events: array[int] = field(default_factory=lambda: array("q"))
     values: array[int] = field(default_factory=lambda: array("q"))
@@ -73,7 +73,7 @@ class Annotations:
         self._by_name: defaultdict[str, _Argument] = defaultdict(_Argument)
 
     def add(self, name: str, event: int, annotation: Any, texts: Mapping[int, bytes]) -> None:
-        """An annotation of an event; ``texts``: those that its sequence has interned."""
+        """Add an annotation of an event; ``texts``: interned texts of its sequence."""
         member = annotation.WhichOneof("value")
         if member is None:
             return
@@ -92,7 +92,7 @@ class Annotations:
         argument.kinds.append(kind)
 
     def columns(self, name: str) -> dict[str, Array]:
-        """``event``, ``value`` and ``kind`` of every argument of that name, by event; of two the last one counts."""
+        """Return ``event``, ``value`` and ``kind`` of every argument of that name, by event; the last of two counts."""
         argument = self._by_name[name]
         return {
             "event": np.asarray(argument.events),
@@ -101,7 +101,7 @@ class Annotations:
         }
 
     def numbers(self, name: str, events: Int, *, blank: int = MISSING) -> Int:
-        """The argument as a whole number, one per event of ``events`` (sorted or not); of text its digits."""
+        """Return the argument as an integer, one per event of ``events`` (in any order); a text is parsed."""
         result = self.columns(name)
         return self._at(result["event"], self._whole(result), events, blank)
 
@@ -117,7 +117,7 @@ class Annotations:
         return value
 
     def floats(self, name: str, events: Int) -> Array:
-        """The argument as a float, NaN where an event has none."""
+        """Return the argument as a float, NaN for an event without it."""
         result = self.columns(name)
         value = np.where(result["kind"] == FLOAT, result["value"].view(np.float64), result["value"].astype(np.float64))
         value[result["kind"] == TEXT] = np.nan
@@ -125,7 +125,7 @@ class Annotations:
         return bits.view(np.float64)
 
     def texts(self, name: str, events: Int) -> Int:
-        """The argument as a code, ``MISSING`` where an event has none; a number as its digits."""
+        """Return the argument as a code, ``MISSING`` for an event without it; a number as its digits."""
         result = self.columns(name)
         value = result["value"].copy()
         for index in np.flatnonzero(result["kind"] == NUMBER).tolist():
@@ -134,7 +134,7 @@ class Annotations:
         return self._at(result["event"], value, events, MISSING)
 
     def has(self, name: str, events: Int) -> Array:
-        """Flags: the event has the argument."""
+        """Return flags of the events that have the argument."""
         result = self.columns(name)
         return np.asarray(self._at(result["event"], np.ones(len(result["event"]), np.int64), events, 0) == 1)
 
@@ -148,11 +148,11 @@ class Annotations:
         return result
 
     def of(self, table: str, events: Int) -> Columns:
-        """The columns of a table that are arguments; ``events``: their rows, shape (n,)."""
+        """Return the columns of a table that are arguments; ``events``: their rows, shape (n,)."""
         return {column: self.column(table, column, events) for column in words.ARGUMENTS[table]}
 
     def column(self, table: str, column: str, events: Int) -> Array:
-        """One column, ``MISSING`` (NaN) where an event has no such argument."""
+        """Return one column, ``MISSING`` (NaN) for an event without the argument."""
         name = words.ARGUMENTS[table][column]
         declared = TABLES[table].column(column)
         if (table, column) in words.ENUMS:
@@ -177,14 +177,14 @@ class Annotations:
         return found[inverse] if len(used) else np.empty(0, np.int64)
 
     def ordinal(self, events: Int) -> Int:
-        """Number of the device of each event."""
+        """Return the number of each event's device."""
         found = self.numbers(words.DEVICE_ARGUMENT, events)
         for other in ("agent", "dst_agent"):
             found = np.where(found == MISSING, self.numbers(other, events), found)
         return np.maximum(found, 0)
 
     def stream(self, events: Int, tracks: Int) -> Int:
-        """Stream or queue of each event; the number of its track where none is told."""
+        """Return the stream or queue of each event; the number of its track if unknown."""
         name = words.ARGUMENTS["kernels"]["stream"]
         found = self.numbers(name, events)
         told = self.has(name, events)

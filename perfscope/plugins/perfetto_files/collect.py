@@ -1,7 +1,7 @@
-"""Walks the packets of a file once and keeps events, arguments and tracks as columns.
+"""One pass over the packets of a file that keeps events, arguments and tracks as columns.
 
-A sequence of packets interns strings and says once which clock and track its events are of. All that is forgotten
-when the sequence clears its state.
+A sequence of packets interns strings and sets the clock and track of its events once. All of that is lost when the
+sequence clears its state.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ _OTHERS = {
     "etw_events": "etw events",
     "zstd_compressed_packets": "packets compressed with zstandard (unpack them with `traceconv decompress_packets`)",
 }
-"""Packets with events that have no place in the model. What is in no list describes the recording."""
+"""Packets with events that have no place in the model. Packets in no list describe the recording."""
 
 
 class _Sequence(Struct):
-    """What a sequence has said since its state was cleared: strings by number as codes, and defaults."""
+    """State of a sequence since it was cleared: strings by number as codes, and defaults."""
 
     categories: dict[int, int] = field(default_factory=dict)
     names: dict[int, int] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class Collector:
         self._codes: dict[bytes, int] = {}
 
     def add(self, packet: Any) -> None:
-        """Take in a packet."""
+        """Add a packet."""
         self.packets += 1
         number = packet.trusted_packet_sequence_id
         sequence = self._sequences.get(number)
@@ -89,7 +89,7 @@ class Collector:
             sequence.track = signed(defaults.track_event_defaults.track_uuid)
         if not packet.HasField("track_event"):
             self._describe(number, packet)
-            self._time(sequence, number, packet)  # a clock may count from packet to packet
+            self._time(sequence, number, packet)  # A clock may count from packet to packet.
             return
         time, clock = self._time(sequence, number, packet)
         event = packet.track_event
@@ -120,7 +120,7 @@ class Collector:
         self.events += 1
 
     def columns(self) -> Columns:
-        """All events; ``event``: their row for the annotations. ``end_ns`` is that of none yet."""
+        """Return all events; ``event``: their row for the annotations. ``end_ns`` is not set yet."""
         columns: Columns = dict(zip(_COLUMNS, map(np.asarray, self._integers), strict=True))
         end, value = np.full(self.events, MISSING, np.int64), np.asarray(self._values)
         return {**columns, "end_ns": end, "value": value, "event": np.arange(self.events)}
@@ -140,7 +140,7 @@ class Collector:
         sequence.texts.update((one.iid, one.str) for one in interned.debug_annotation_string_values)
 
     def _describe(self, number: int, packet: Any) -> None:
-        """What a packet without an event says."""
+        """Add the descriptions in a packet without an event."""
         if packet.HasField("track_descriptor"):
             track = track_of(packet.track_descriptor)
             self.tracks[track.uuid] = track.with_older(self.tracks.get(track.uuid))
@@ -154,12 +154,12 @@ class Collector:
                 self.unplaced[_OTHERS[described.name]] += 1
 
     def _time(self, sequence: _Sequence, number: int, packet: Any) -> tuple[int, int]:
-        """Time of a packet in ns, and the machine's clock it is on; ``MISSING``: on a clock that nobody defined."""
+        """Return a packet's time in ns and its machine clock; ``MISSING`` for an undefined clock."""
         time = signed(packet.timestamp)
         clock = packet.timestamp_clock_id or sequence.clock or self.clocks.primary
         return self.clocks.of_sequence(number, clock, time) if is_sequence_clock(clock) else (time, clock)
 
 
 def unnamed_track(sequence: int) -> int:
-    """A number for the track of events that name none: the thread that their sequence was written by."""
+    """Return the number of a sequence's default track: the thread that wrote it."""
     return -(1 << 62) - sequence

@@ -1,4 +1,4 @@
-"""The packets of a Perfetto trace one by one, decoded; compressed ones are unpacked in their place."""
+"""Decoded packets of a Perfetto trace, one by one; compressed ones are decompressed in place."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from perfscope.model.errors import DataError
 from perfscope.model.wire import Data
 
 LARGEST_PACKET = 256 << 20
-"""A packet holds an event, strings, or a compressed buffer of at most 512 kB; nothing that is a trace comes near."""
+"""Maximum bytes of a packet. It holds an event, strings, or a compressed buffer of at most 512 kB."""
 LARGEST_UNPACKED = 8 << 30
-"""Bytes that all compressed packets of a file may come to."""
+"""Maximum bytes of all decompressed packets of a file."""
 
 PACKET = 0x0A
 """The key of each packet."""
@@ -28,14 +28,14 @@ class Packets:
         self._unpacked = 0
 
     def __iter__(self) -> Iterator[Any]:
-        """``perfetto.TracePacket`` each. ``DataError`` if the data is cut off within one, or holds anything else."""
+        """Yield each ``perfetto.TracePacket``. ``DataError`` if the data is truncated, or holds anything else."""
         return self._of(self._data, nested=False)
 
     def _of(self, data: Data, *, nested: bool) -> Iterator[Any]:
         shown, size, index = self._shown, len(data), 0
         while index < size:
             if data[index] != PACKET:
-                raise DataError(f"{shown}: cut off or corrupt: byte {index:,} begins no packet")
+                raise DataError(f"{shown}: cut off or corrupt: byte {index:,} is not the begin of a packet")
             try:
                 length, index = wire.varint(data, index + 1, size)
             except wire.WireError as error:
@@ -57,13 +57,13 @@ class Packets:
                 yield from self._of(self._inflated(packet.compressed_packets), nested=True)
 
     def _inflated(self, compressed: bytes) -> bytes:
-        """Packets compressed with zlib, no more than the file may come to."""
+        """Return the packets compressed with zlib, within the limit of the file."""
         room = min(LARGEST_PACKET, LARGEST_UNPACKED - self._unpacked)
         decoder = zlib.decompressobj()
         try:
             content = decoder.decompress(compressed, room)
         except zlib.error as error:
-            raise DataError(f"{self._shown}: corrupt: compressed packets that are none") from error
+            raise DataError(f"{self._shown}: corrupt: invalid compressed packets") from error
         if len(content) >= room or decoder.unconsumed_tail:
             raise DataError(f"{self._shown}: compressed packets of more than {room:,} bytes: refused")
         if not decoder.eof:

@@ -1,4 +1,4 @@
-"""Perfetto protobuf traces (``*.pftrace``, ``*.perfetto-trace``, also gzipped): our own exports, and those of others.
+"""Perfetto protobuf traces (``*.pftrace``, ``*.perfetto-trace``, also gzipped): ours and those of other tools.
 
 ```
 Trace { packet: [ TracePacket { timestamp, timestamp_clock_id, trusted_packet_sequence_id, sequence_flags,
@@ -7,14 +7,13 @@ Trace { packet: [ TracePacket { timestamp, timestamp_clock_id, trusted_packet_se
           compressed_packets ... } ] }
 ```
 
-Slices go to the table that their category stands for (Kineto's words and those of rocprofv3 are known; our own
-exports use Kineto's), everything else is a host span of its track. Kernels and copies need an argument that says
-their device; without it they are spans like others. Instants are spans without length. Samples of counters
-are read. Other sources of data (ftrace, statistics, heap and stack profiles) count as
-unplaced, by what they are; descriptions of the recording count as nothing. Host names, command lines and arguments
-that the model has no column for are not read.
+The category of a slice determines its table (words of Kineto and rocprofv3 are known; our own exports use Kineto's).
+Everything else is a host span of its track. Kernels and copies need an argument with their device; without it they are
+spans. Instants are spans without length. Samples of counters are read. Other sources of data (ftrace, statistics, heap
+and stack profiles) count as unplaced, by kind; descriptions of the recording are not counted. Host names, command lines
+and arguments without a column of the model are not read.
 
-Times are those of the trace's primary clock, in ns. An export of ours with several ranks gives a trace for each.
+Times are those of the trace's primary clock, in ns. An export of ours with several ranks is one trace per rank.
 """
 
 from __future__ import annotations
@@ -42,6 +41,35 @@ from perfscope.plugins.perfetto_files.packets import PACKET, Packets
 from perfscope.plugins.perfetto_files.state import Int
 from perfscope.plugins.perfetto_files.tables import Events, Tables
 
+FORMAT = "perfetto"
+
+_LARGEST_NS = 1 << 62
+
+CARRIED = frozenset(
+    {
+        "device_work", "host_ops", "launch_links", "op_links", "runtime_calls", "waiting_calls", "python_stack",
+        "shapes", "autograd", "memory", "collectives", "sync_records", "steps",
+    }
+)  # fmt: skip
+"""Keys of ``Trace.recorded`` that an export of ours carries completely: without rows, there were none."""
+
+MAX_BYTES = 16 << 30
+"""Maximum decompressed bytes of a file; ring buffers of long recordings reach some GB."""
+
+_SUFFIXES = (".pftrace", ".perfetto-trace", ".pftrace.gz", ".perfetto-trace.gz", ".perfetto-trace.pb")
+
+_NUMBERS = frozenset({3, 8, 10, 13, 41, 42, 58, 79, 87, 98})
+"""Fields of a packet that hold numbers."""
+
+_MESSAGES = frozenset(
+    {1, 2, 5, 6, 7, 9, 11, 12, 33, 34, 35, 36, 43, 44, 45, 50, 51, 52, 53, 54, 59, 60, 65, 66, 69, 72, 89, 107, 133}
+)
+"""Fields of a packet that hold messages and occur in the first packets of a file."""
+
+_LOOKED_AT = 3
+"""Number of packets whose fields must match: an XSpace or an HLO proto begins with the same byte."""
+
+
 # Begins and ends of slices joined: on each track an end closes the slice that was begun last.
 
 
@@ -55,15 +83,16 @@ class Pairs(Struct, frozen=True, kw_only=True):
 
 
 def pair(track: Int, time: Int, is_end: Array) -> Pairs:
-    """Join begins and ends; rows in the order of the file, which decides at equal times. Shapes (n,)."""
+    """Join begins and ends; rows in the file's order, which decides at equal times. Shapes (n,)."""
     order = np.lexsort((time, track))
     ends, of = is_end[order], track[order]
     order, ends, of, alone = _without_lone_ends(order, ends, of)
     if not len(order):
         none = np.empty(0, np.int64)
         return Pairs(begin=none, end=none, never_ended=0, never_begun=alone)
-    depth = _depth(ends, of) + ends  # of a begin after it, of an end before it: the same for the two of a slice
-    by_level = np.lexsort((np.arange(len(order)), depth, of))  # on a level begins and ends take turns
+    # The depth of a begin is counted after it, of an end before it, so it is equal for both of a slice.
+    depth = _depth(ends, of) + ends
+    by_level = np.lexsort((np.arange(len(order)), depth, of))  # On a level, begins and ends alternate.
     follows = by_level[1:]
     same = (depth[by_level[:-1]] == depth[follows]) & (of[by_level[:-1]] == of[follows])
     joined = same & ~ends[by_level[:-1]] & ends[follows]
@@ -73,7 +102,7 @@ def pair(track: Int, time: Int, is_end: Array) -> Pairs:
 
 
 def _depth(ends: Array, track: Int) -> Int:
-    """Open slices of the track after each entry; entries sorted by track."""
+    """Return the number of open slices of the track after each entry; entries sorted by track."""
     total = np.cumsum(np.where(ends, -1, 1))
     first = np.concatenate(([True], np.diff(track) != 0))
     before = np.where(first, total - np.where(ends, -1, 1), 0)
@@ -81,11 +110,11 @@ def _depth(ends: Array, track: Int) -> Int:
 
 
 def _without_lone_ends(order: Int, ends: Array, track: Int) -> tuple[Int, Array, Int, int]:
-    """Entries without the ends of slices that began before the recording: those that take the depth to a new low."""
+    """Return entries without ends of slices from before the recording: those that take the depth to a new low."""
     if not ends.any():
         return order, ends, track, 0
     depth = _depth(ends, track)
-    # lowest depth so far of the track, 0 before it: shifted apart, so that one pass serves all tracks
+    # Lowest depth so far per track, 0 before it: shifted apart, so that one pass serves all tracks.
     positions = np.cumsum(np.concatenate(([0], np.diff(track) != 0)))
     apart = positions * (2 * len(order) + 1)
     lowest = np.minimum(np.minimum.accumulate(depth - apart) + apart, 0)
@@ -96,23 +125,11 @@ def _without_lone_ends(order: Int, ends: Array, track: Int) -> tuple[Int, Array,
     return order[keep], ends[keep], track[keep], int(lone.sum())
 
 
-# From the events of a Perfetto trace to traces: one for each that an export of ours holds, otherwise one.
-
-
-FORMAT = "perfetto"
-
-_LARGEST_NS = 1 << 62
-CARRIED = frozenset(
-    {
-        "device_work", "host_ops", "launch_links", "op_links", "runtime_calls", "waiting_calls", "python_stack",
-        "shapes", "autograd", "memory", "collectives", "sync_records", "steps",
-    }
-)  # fmt: skip
-"""Keys of ``Trace.recorded`` that an export of ours carries whole: where there is none of it, there was none."""
+# Traces from the events of a Perfetto trace: one per trace of an export of ours, else one.
 
 
 def build(data: Data, shown: str) -> list[Trace]:
-    """The traces in a file. ``DataError`` if it is cut off, corrupt, or holds no event."""
+    """Return the traces in a file. ``DataError`` if it is truncated, corrupt, or holds no event."""
     collector = Collector()
     for packet in Packets(data, shown):
         collector.add(packet)
@@ -128,7 +145,7 @@ def build(data: Data, shown: str) -> list[Trace]:
 
 
 def _events(collector: Collector) -> Columns:
-    """Slices, instants and samples with their times on one clock; ``event``: their row for the annotations."""
+    """Return slices, instants and samples with their times on one clock; ``event``: their row for the annotations."""
     unplaced = collector.unplaced
     held = collector.columns()
     if not collector.events:
@@ -160,12 +177,12 @@ def _events(collector: Collector) -> Columns:
 
 
 def _on_one_clock(collector: Collector, held: Columns) -> Array:
-    """Bring times to the primary clock, in place; flags of the events whose clock is known."""
+    """Convert times to the primary clock in place; return flags of the events whose clock is known."""
     clock = held["clock"]
     kinds = np.unique(clock).tolist()
     keep = np.ones(len(clock), np.bool_)
     if kinds == [kinds[0]] and kinds[0] != MISSING:
-        return keep  # all on one clock: no snapshot is needed
+        return keep  # All are on one clock, so no snapshot is needed.
     for kind in kinds:
         mine = clock == kind
         result = None if kind == MISSING else collector.clocks.to_primary(kind, held["time_ns"][mine])
@@ -178,7 +195,7 @@ def _on_one_clock(collector: Collector, held: Columns) -> Array:
 
 
 def _sources(collector: Collector, rows: Columns) -> dict[int, Mapping[str, Any]]:
-    """What an export of ours says of the traces in it, by sequence; empty for any other file."""
+    """Return the sources of the traces in an export of ours, by sequence; empty for any other file."""
     category = collector.strings.code(words.SOURCE)
     chosen = np.flatnonzero((rows["category"] == category) & (rows["kind"] == INSTANT))
     result: dict[int, Mapping[str, Any]] = {}
@@ -214,7 +231,7 @@ def _trace(collector: Collector, rows: Columns, shown: str, said: Mapping[str, A
     trace.events_only = bool(said and said.get("events_only") is True)
     trace.note(*_notes(trace, tables, said))
     declared = said.get("recorded") if said is not None else None
-    if isinstance(declared, list):  # an export of ours says what the reader of its source said
+    if isinstance(declared, list):  # An export of ours has the facts of its source's reader.
         trace.record(*CARRIED.intersection(key for key in declared if isinstance(key, str)))
     else:
         trace.record_tables(without=("op_links",) if calls_that_wait(trace.rows) else ("op_links", "waiting_calls"))
@@ -241,26 +258,12 @@ def _notes(trace: TraceBuilder, tables: Tables, said: Mapping[str, Any] | None) 
             + ": what has no time (memory held, stacks, compiled programs) was not in it"
         )
     if tables.findings:
-        notes.append(f"{tables.findings:,} findings that were drawn into it are not read; they are judged again")
+        notes.append(f"{tables.findings:,} findings drawn in the export were not read; they are judged again")
     return [*notes, *trace.orphans("; they are counted")]
 
 
-MAX_BYTES = 16 << 30
-"""Unpacked bytes of a file; ring buffers of long recordings come to some GB."""
-
-_SUFFIXES = (".pftrace", ".perfetto-trace", ".pftrace.gz", ".perfetto-trace.gz", ".perfetto-trace.pb")
-_NUMBERS = frozenset({3, 8, 10, 13, 41, 42, 58, 79, 87, 98})
-"""Fields of a packet that hold numbers."""
-_MESSAGES = frozenset(
-    {1, 2, 5, 6, 7, 9, 11, 12, 33, 34, 35, 36, 43, 44, 45, 50, 51, 52, 53, 54, 59, 60, 65, 66, 69, 72, 89, 107, 133}
-)
-"""Fields of a packet that hold messages, those that stand in the first packets of a file."""
-_LOOKED_AT = 3
-"""Packets whose fields must all be such: an XSpace or an HLO proto begins with the same byte."""
-
-
 def sniff(path: Path, head: bytes) -> bool:
-    """True for a Perfetto trace by its name, or by the fields of its first packets."""
+    """Return whether the file is a Perfetto trace, by its name or the fields of its first packets."""
     if path.is_dir():
         return False
     return path.name.endswith(_SUFFIXES) or _begins_with_packets(head)
@@ -279,22 +282,22 @@ def _begins_with_packets(head: bytes) -> bool:
 
 
 def _is_packet(head: bytes, start: int, end: int) -> bool:
-    """True if every field in ``[start, end)``, as far as the head reaches, is one of a packet."""
+    """Return whether every field in ``[start, end)``, as far as the head reaches, is one of a packet."""
     timed = False
     for number, kind, _, _, after in fields(head, start, min(end, len(head)), lenient=True):
         if kind == VARINT and number in _NUMBERS:
             timed = True
         elif kind == BYTES and number in _MESSAGES and after <= end:
-            timed = timed or number >= 33  # the low numbers are those of many messages
+            timed = timed or number >= 33  # The low numbers are fields of many messages.
         else:
             return False
     return timed
 
 
 def read(path: Path) -> list[Trace]:
-    """The traces in ``path``: one for each rank of an export of ours, otherwise one.
+    """Return the traces in ``path``: one per rank of an export of ours, otherwise one.
 
-    ``DataError``, one line, for a file that is empty, cut off, corrupt or holds no events.
+    ``DataError``, one line, for a file that is empty, truncated, corrupt or holds no events.
     """
     shown = str(path)
     with open_bytes(path, MAX_BYTES) as data:

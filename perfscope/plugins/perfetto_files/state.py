@@ -1,8 +1,8 @@
 """The clocks and the tracks of a Perfetto trace.
 
-A packet names its clock or takes the default of its sequence. Clocks 64 to 127 belong to one sequence: they are
-defined by a snapshot in it, may count in other units, and may be written as differences. The others (boot time,
-monotonic, realtime ...) are the machine's, and snapshots taken from time to time say how they relate.
+A packet has a clock, or uses the default of its sequence. Clocks 64 to 127 belong to one sequence: a snapshot in it
+defines them, they may count in other units, and may be written as differences. The others (boot time, monotonic,
+realtime ...) belong to the machine, and snapshots from time to time relate them.
 """
 
 from __future__ import annotations
@@ -22,28 +22,31 @@ Int = npt.NDArray[np.int64]
 BOOT_TIME = 6
 _FIRST_OF_SEQUENCE, _LAST_OF_SEQUENCE = 64, 127
 
+MOST_STEPS = 64
+"""Maximum steps from a track up to its process; deeper chains are loops or malicious."""
+
 
 class _Own(Struct):
     """A clock of one sequence."""
 
     offset_ns: int
-    """Add it to the clock's time in ns to have that of ``base``."""
+    """Offset from the clock's time in ns to that of ``base``."""
     base: int
     unit_ns: int
     incremental: bool
     last: int
-    """Of an incremental one: the last time in its own units."""
+    """Last time of an incremental clock in its own units."""
 
 
 class Clocks(Struct):
-    """What the snapshots of a file say."""
+    """The clock snapshots of a file."""
 
     primary: int = BOOT_TIME
     _own: dict[tuple[int, int], _Own] = field(default_factory=dict)
     _pending: list[dict[int, int]] = field(default_factory=list)
 
     def add(self, sequence: int, snapshot: Any) -> None:
-        """One snapshot of several clocks at the same moment."""
+        """Add one snapshot of several clocks at the same moment."""
         if snapshot.primary_trace_clock:
             self.primary = snapshot.primary_trace_clock
         shared = {clock.clock_id: clock.timestamp for clock in snapshot.clocks if not is_sequence_clock(clock.clock_id)}
@@ -63,9 +66,9 @@ class Clocks(Struct):
                 )
 
     def of_sequence(self, sequence: int, clock: int, time: int) -> tuple[int, int]:
-        """A time on a sequence's own clock in ns, and the machine's clock it is on then.
+        """Return a time on a sequence's own clock in ns, and the machine's clock of the result.
 
-        ``MISSING`` as the clock: no snapshot defines it.
+        ``MISSING`` as the clock if no snapshot defines it.
         """
         own = self._own.get((sequence, clock))
         if own is None:
@@ -75,7 +78,10 @@ class Clocks(Struct):
         return signed(time * own.unit_ns + own.offset_ns), own.base
 
     def to_primary(self, clock: int, times_ns: Int) -> Int | None:
-        """Times of a machine's clock on the primary one, by the last snapshot before each; ``None``: unknown."""
+        """Convert times of a machine's clock to the primary one by the last snapshot before each.
+
+        ``None`` if unknown.
+        """
         if clock == self.primary:
             return times_ns
         pairs = sorted(
@@ -91,19 +97,15 @@ class Clocks(Struct):
 
 
 def is_sequence_clock(clock: int) -> bool:
-    """True for a clock that belongs to one sequence."""
+    """Return whether a clock belongs to one sequence."""
     return _FIRST_OF_SEQUENCE <= clock <= _LAST_OF_SEQUENCE
 
 
-# Tracks: which process and thread an event belongs to.
-
-
-MOST_STEPS = 64
-"""From a track up to its process: deeper chains are loops, or made to hurt."""
+# Tracks: process and thread of an event.
 
 
 class Track(Struct, frozen=True, kw_only=True):
-    """What descriptors say of a track. Numbers are those of the file as signed 64-bit ones."""
+    """Description of a track. Numbers are those of the file as signed 64-bit ones."""
 
     uuid: int
     parent: int = 0
@@ -116,7 +118,7 @@ class Track(Struct, frozen=True, kw_only=True):
     unit_multiplier: int = 1
 
     def with_older(self, older: Track | None) -> Track:
-        """What this description says, with what only an earlier one of the track said."""
+        """Return this description, completed by an earlier one of the track."""
         if older is None:
             return self
         return replace(
@@ -133,7 +135,7 @@ class Track(Struct, frozen=True, kw_only=True):
 
 
 def track_of(found: Any) -> Track:
-    """A decoded ``TrackDescriptor``."""
+    """Convert a decoded ``TrackDescriptor``."""
     thread, process = found.HasField("thread"), found.HasField("process")
     return Track(
         uuid=signed(found.uuid),
@@ -149,7 +151,7 @@ def track_of(found: Any) -> Track:
 
 
 def signed(number: int) -> int:
-    """The low 64 bits of a number as two's complement."""
+    """Return the low 64 bits of a number as two's complement."""
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
@@ -160,18 +162,18 @@ class Tracks:
         self._known = known
 
     def get(self, uuid: int) -> Track:
-        """The track; one that nothing describes has its number only."""
+        """Return the track; without a description it has only its number."""
         return self._known.get(uuid) or Track(uuid=uuid)
 
     def thread_of(self, uuid: int) -> Track:
-        """The thread at or above a track; the track itself where there is none."""
+        """Return the thread at or above a track, or the track itself."""
         for track in self._upwards(uuid):
             if track.tid is not None:
                 return track
         return self.get(uuid)
 
     def process_of(self, uuid: int) -> Track:
-        """The process at or above a track, or its topmost one."""
+        """Return the process at or above a track, or its topmost track."""
         last = self.get(uuid)
         for track in self._upwards(uuid):
             last = track

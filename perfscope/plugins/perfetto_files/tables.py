@@ -31,11 +31,11 @@ from perfscope.plugins.perfetto_files.annotations import Annotations
 from perfscope.plugins.perfetto_files.collect import COUNTER, INSTANT, Collector
 from perfscope.plugins.perfetto_files.state import Int, Track, Tracks
 
-# Whole events of a file as columns.
+# Complete events of a file as columns.
 
 
 class Events:
-    """Whole events as columns: begun and ended, instants, samples."""
+    """Complete events as columns: begun and ended, instants, samples."""
 
     def __init__(self, columns: Columns) -> None:
         self.columns = columns
@@ -44,14 +44,14 @@ class Events:
         return self.columns[name]
 
     def take(self, rows: Array) -> Events:
-        """The given rows."""
+        """Return the given rows."""
         return Events({name: values[rows] for name, values in self.columns.items()})
 
     def __len__(self) -> int:
         return len(self.columns["event"])
 
 
-# Collectives and XLA instructions: arguments of the kernel, copy or span that is theirs, or events of their own.
+# Collectives and XLA instructions: arguments of their kernel, copy or span, or separate events.
 
 
 Owners = Mapping[str, tuple[Events, Int]]
@@ -59,7 +59,7 @@ Owners = Mapping[str, tuple[Events, Int]]
 
 
 def collective_rows(arguments: Annotations, owners: Owners, alone: Events, guessed: Columns) -> Columns:
-    """The table ``collectives``; ``guessed``: rows for kernels that say nothing of themselves."""
+    """Return the table ``collectives``; ``guessed``: rows of kernels without arguments."""
     parts = []
     for owner in ("kernel", "slice"):
         events, rows = owners[owner]
@@ -76,7 +76,7 @@ def collective_rows(arguments: Annotations, owners: Owners, alone: Events, guess
 
 
 def hlo_rows(arguments: Annotations, owners: Owners, alone: Events) -> Columns:
-    """The table ``hlo_ops``."""
+    """Return the table ``hlo_ops``."""
     parts = []
     for owner, (events, rows) in owners.items():
         part = _from_owners(arguments, "hlo_ops", owner, events, rows)
@@ -89,7 +89,7 @@ def hlo_rows(arguments: Annotations, owners: Owners, alone: Events) -> Columns:
 
 
 def _from_owners(arguments: Annotations, table: str, owner: str, events: Events, rows: Int) -> Columns:
-    """Rows for the events that carry what the table holds."""
+    """Return rows for the events that carry the table's arguments."""
     chosen = np.flatnonzero(arguments.has(words.ARGUMENTS[table]["name"], events["event"]))
     if not len(chosen):
         return {}
@@ -125,7 +125,7 @@ def _sorted(parts: list[Columns]) -> Columns:
 
 
 class Threads:
-    """Rows of ``threads``, made as they are asked for."""
+    """Rows of ``threads``, made on demand."""
 
     def __init__(self, tracks: Mapping[int, Track], strings: TraceBuilder, *, own: bool) -> None:
         """``own``: lanes of an export of ours belong to the thread that they were spread from."""
@@ -135,7 +135,7 @@ class Threads:
         self._taken: set[tuple[str, str]] = set()
 
     def of(self, tracks: Int) -> Int:
-        """Row of the thread of each track."""
+        """Return the row of the thread of each track."""
         used, inverse = np.unique(tracks, return_inverse=True)
         rows = np.array([self._row(one) for one in used.tolist()], np.int64)
         return rows[inverse] if len(used) else np.empty(0, np.int64)
@@ -148,7 +148,7 @@ class Threads:
             process, thread = self._named(track)
             known = thread
             count = 1
-            while (process, known) in self._taken:  # two tracks of one name are two threads
+            while (process, known) in self._taken:  # Two tracks of one name are two threads.
                 count += 1
                 known = f"{thread} ({count})"
             self._taken.add((process, known))
@@ -166,7 +166,7 @@ class Threads:
         return of, track.name or f"track {track.uuid & 0xFFFFFFFFFFFFFFFF}"
 
     def counters(self, tracks: Int) -> tuple[Int, Array]:
-        """Code of each sample's counter, and what its values are multiplied with."""
+        """Return the code of each sample's counter, and the factor of its values."""
         used, inverse = np.unique(tracks, return_inverse=True)
         names, scales = [], []
         for one in used.tolist():
@@ -179,7 +179,7 @@ class Threads:
         return np.array(names, np.int64)[inverse], np.array(scales, np.float64)[inverse]
 
     def columns(self) -> Columns:
-        """The table, as far as it was asked for."""
+        """Return the table of the rows made so far."""
         return {
             "process": np.array([self._strings.code(process) for process, _ in self._names], np.int64),
             "thread": np.array([self._strings.code(thread) for _, thread in self._names], np.int64),
@@ -187,7 +187,7 @@ class Threads:
 
 
 class Tables:
-    """Builds the tables; ``rows`` is the result."""
+    """Builder of the tables; ``rows`` is the result."""
 
     def __init__(self, collector: Collector, events: Events, *, own: bool, unplaced: Counter[str]) -> None:
         """``own``: the events of one trace in an export of ours."""
@@ -211,7 +211,7 @@ class Tables:
         rest = events["kind"] != COUNTER
         devices = np.isin(place_codes, [Place.KERNEL, Place.COPY, Place.SYNC])
         lost = devices & rest & ~self._has_device(events)
-        place_codes[lost] = Place.SLICE  # of no known device and stream: a span like any other
+        place_codes[lost] = Place.SLICE  # Without a known device and stream, it is a span.
         marks = (events["kind"] == INSTANT) & ~np.isin(
             place_codes, (Place.MEMORY, Place.SOURCE, Place.DEVICE, Place.FINDING)
         )
@@ -223,7 +223,7 @@ class Tables:
         return np.asarray(np.logical_or.reduce([self._arguments.has(name, events["event"]) for name in names]))
 
     def build(self) -> dict[str, Rows]:
-        """All tables."""
+        """Return all tables."""
         self.findings = len(self._parts[Place.FINDING])
         row_of_slice = self._slices()
         self._calls()
@@ -254,7 +254,7 @@ class Tables:
         return of_names(names, self._strings.strings, classify, np.int64)
 
     def _slices(self) -> Int:
-        """The table; the row of each event in it."""
+        """Make the table; return the row of each event in it."""
         events = self._parts[Place.SLICE]
         if not len(events):
             self._set("slices", {})
@@ -305,7 +305,7 @@ class Tables:
         return np.array([known.get(one, 0) for one in used.tolist()], np.int64)[inverse]
 
     def _work(self, table: str) -> Int:
-        """Kernels or copies; the row of each event in the table."""
+        """Make kernels or copies; return the row of each event in the table."""
         events = self._parts[Place.KERNEL if table == "kernels" else Place.COPY]
         columns = {**self._base(events), **self._arguments.of(table, events["event"])}
         columns["device"] = self._row_of_device(self._arguments.ordinal(events["event"]))
@@ -330,7 +330,7 @@ class Tables:
         return _inverse(order)
 
     def _link(self, columns: Columns) -> None:
-        """The call and the op that launched each row: by arrow, else by correlation id."""
+        """Link each row to the call and op that launched it, by arrow, else by correlation id."""
         calls, slices = self.rows["calls"], self.rows["slices"]
         flow = columns.pop("flow")
         by_flow = Lookup(self._call_flows, np.arange(len(calls)))(np.where(flow == 0, MISSING, flow))
@@ -355,7 +355,7 @@ class Tables:
         self._set("sync_records", columns)
 
     def _guessed(self) -> Columns:
-        """Collectives of a file that is not ours: communication kernels, by their names."""
+        """Return collectives of a file that is not ours: communication kernels, by their names."""
         kernels = self.rows["kernels"]
         rows = np.flatnonzero(kernels["communication"]) if not self._own else np.empty(0, np.int64)
         if not len(rows):

@@ -1,8 +1,7 @@
-"""Optional: files in other places (``s3://``, ``gs://``, whatever fsspec opens), and work on a Dask cluster.
+"""Optional: files in other storage (``s3://``, ``gs://``, anything that fsspec opens), and work on a Dask cluster.
 
-A remote file is listed, and fetched when its task is done: a reader maps its file, so the bytes go into a temporary
-file for as long as the trace is judged, at most one per process. Of a file that is no trace only the beginning is
-fetched.
+A remote file is listed, and fetched when its task runs. Readers map their file, so the bytes go into a temporary file
+while the trace is judged, at most one per process. Only the beginning of a file that is not a trace is fetched.
 """
 
 from __future__ import annotations
@@ -36,16 +35,15 @@ from perfscope.model.documents.run_folders import LATEST
 from perfscope.model.errors import DataError, NotStartedError, UsageError
 from perfscope.model.trace import TraceBuilder
 
-# URLs that a person gives: what of them may be shown. Keys in them (logins, signatures) reach no report or error.
-
-
 HIDDEN = "***"
 
 SHOWN = frozenset({"alt", "file", "filename", "generation", "name", "path", "rank", "version", "versionId"})
-"""Parameters whose values are shown: they tell files apart. Each storage signs with others, so all else is hidden."""
+"""Parameters whose values are shown, because they identify files. Storages sign with various others, so those are
+hidden.
+"""
 
 LEAST_SECRET = 4
-"""Characters of a value below which it is not looked for in other texts: it would be found everywhere."""
+"""Minimum length of a value that is searched in other texts; shorter ones would match everywhere."""
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+://")
 _PORT = re.compile(r"[^:]*:\d*$")
@@ -56,9 +54,38 @@ _SIGNED = re.compile(
 )
 _LOGIN = re.compile(r"(://)[^/\s@'\"]+@")
 
+T = TypeVar("T")
+
+Done = TypeVar("Done")
+
+MOST_BYTES = 16 << 30
+"""Maximum bytes of one file: more than any profiler's own limit, less than the disk of a machine that reads traces."""
+
+_S3 = frozenset({"s3", "s3a"})
+
+_REASONS: tuple[tuple[type[Exception], str], ...] = (
+    (FileNotFoundError, "no such file, folder or bucket"),
+    (PermissionError, "access denied"),
+)
+
+_MANIFEST = re.compile(r"run(-task\d+)?\.json$")
+
+_OF_PROCESS = re.compile(r"rank[^/]*/process\.json$")
+
+CONNECT_S = 10
+"""Seconds to wait for the scheduler: it runs already, and a wrong address should fail soon."""
+
+RETRIES = 1
+"""Further tries of a task that raised (a file system that was busy). Dask itself moves tasks of dead workers, three
+times by default.
+"""
+
+
+# Which parts of a user's URL may be shown. Keys in it (logins, signatures) must not reach a report or an error.
+
 
 def shown_url(url: str) -> str:
-    """The URL without login and without the values of parameters but ``SHOWN``."""
+    """Return the URL without its login and without the values of parameters other than ``SHOWN``."""
     scheme, rest, login = _parts(url)
     address, mark, query = rest.partition("?")
     given = "&".join(_shown_parameter(parameter) for parameter in query.split("&"))
@@ -66,7 +93,7 @@ def shown_url(url: str) -> str:
 
 
 def without_secrets(text: str, url: str) -> str:
-    """A text about ``url`` (an error of its storage) without what ``shown_url`` hides, and without other keys."""
+    """Return a text about ``url`` (an error of its storage) without hidden parts of the URL and other keys."""
     text = text.replace(url, shown_url(url))
     _, rest, login = _parts(url)
     parameters = rest.partition("?")[2].split("&")
@@ -79,7 +106,7 @@ def without_secrets(text: str, url: str) -> str:
 
 
 def _parts(url: str) -> tuple[str, str, str]:
-    """Scheme, what follows the login, and the login; ``''`` if there is none. A secret may have slashes in it."""
+    """Return scheme, rest after the login, and login (``''`` without one). A secret may contain slashes."""
     match = _SCHEME.match(url)
     if match is None:
         return "", url, ""
@@ -96,31 +123,18 @@ def _parts(url: str) -> tuple[str, str, str]:
 
 def _shown_parameter(parameter: str) -> str:
     name, equals, value = parameter.partition("=")
-    if not equals:  # a bare value may be a token
+    if not equals:  # A value without a name may be a token.
         return HIDDEN if parameter else ""
     return parameter if name in SHOWN or not value else f"{name}={HIDDEN}"
 
 
-T = TypeVar("T")
-Done = TypeVar("Done")
-
-MOST_BYTES = 16 << 30
-"""Of one file: more than any profiler's own limit, less than the disk of a machine that reads traces."""
-
-_S3 = frozenset({"s3", "s3a"})
-_REASONS: tuple[tuple[type[Exception], str], ...] = (
-    (FileNotFoundError, "no such file, folder or bucket"),
-    (PermissionError, "access denied"),
-)
-
-
 def remote_files(url: str) -> tuple[tuple[str, ...], bool]:
-    """(files at or below ``url``, sorted; whether it is a folder). ``DataError`` if there are none, or too many."""
+    """Return (files at or below ``url``, sorted; whether it is a folder). ``DataError`` for none, or too many."""
     system, path = _opened(url)
     with _one_line(url):
         if system.isfile(path):
             return (url,), False
-        # a bucket may hold millions: s3fs stops listing where it is told to
+        # A bucket may hold millions of files: s3fs stops listing at this number.
         bounded = {"max_items": MOST_FILES + 1} if _S3 & set(_protocols(system)) else {}
         found = sorted(system.find(path, **bounded))
     files = [
@@ -135,9 +149,9 @@ def remote_files(url: str) -> tuple[tuple[str, ...], bool]:
 
 @contextmanager
 def fetched(url: str) -> Iterator[Path]:
-    """A temporary copy of a file under its own name: whole if it is a trace, else what it begins with.
+    """Yield a temporary copy of a file under its own name: the whole trace, or the beginning of another file.
 
-    ``DataError`` if it cannot be had, or is too large.
+    ``DataError`` if it cannot be fetched, or is too large.
     """
     system, path = _opened(url)
     name = PurePosixPath(path.partition("?")[0] if set(_protocols(system)) & {"http", "https"} else path).name
@@ -153,7 +167,10 @@ def fetched(url: str) -> Iterator[Path]:
 
 
 def files_below(url: str, folders: Sequence[str]) -> list[str]:
-    """Paths, relative to ``url``, of all files in ``folders`` of it, sorted. ``DataError`` if it cannot be listed."""
+    """Return the paths, relative to ``url``, of all files in its ``folders``, sorted.
+
+    ``DataError`` if listing fails.
+    """
     system, root = _opened(url)
     result: list[str] = []
     for folder in folders:
@@ -166,7 +183,7 @@ def files_below(url: str, folders: Sequence[str]) -> list[str]:
 def fetch_all(url: str, names: Sequence[str], folder: Path) -> None:
     """Copy the files ``names`` (paths relative to ``url``) to the same places in ``folder``.
 
-    ``DataError`` if one cannot be had, leaves the folder, or is too large.
+    ``DataError`` if one cannot be fetched, leaves the folder, or is too large.
     """
     system, root = _opened(url)
     for name in names:
@@ -174,7 +191,7 @@ def fetch_all(url: str, names: Sequence[str], folder: Path) -> None:
         _size(system, f"{root.rstrip('/')}/{name}", url)
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
     if names:
-        with _one_line(url):  # in one call: s3fs fetches small files at the same time
+        with _one_line(url):  # In one call, because s3fs fetches small files at the same time.
             system.get([f"{root.rstrip('/')}/{name}" for name in names], [str(folder / name) for name in names])
 
 
@@ -185,7 +202,7 @@ def _check_inside(url: str, name: str) -> None:
 
 
 def _size(system: Any, path: str, url: str) -> int | None:
-    """``DataError`` if it is larger than what is fetched."""
+    """Return the size; ``DataError`` if it exceeds the limit."""
     with _one_line(url):
         size: int | None = system.size(path)
     if size is not None and size > MOST_BYTES:
@@ -201,7 +218,7 @@ def _opened(url: str) -> tuple[Any, str]:
         raise UsageError(f"{shown}: fsspec is not installed; pip install 'perfscope[cluster]'") from missing
     try:
         system, path = fsspec.core.url_to_fs(url)
-    except (ImportError, ValueError) as error:  # an import error names the package of that storage
+    except (ImportError, ValueError) as error:  # An import error has the name of that storage's package.
         raise UsageError(f"{shown}: {without_secrets(str(error), url)}") from error
     return system, str(path)
 
@@ -210,7 +227,8 @@ def _opened(url: str) -> tuple[Any, str]:
 def _one_line(url: str) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # each storage has its own errors (credentials, network); all mean: not to be had
+    # Each storage has its own errors (credentials, network); all mean that the file is unavailable.
+    except Exception as error:
         raise DataError(f"{shown_url(url)}: {_error_text(error, url)}") from error
 
 
@@ -223,29 +241,26 @@ def _below(file: str, folder: str) -> str:
 
 
 def _error_text(error: Exception, url: str) -> str:
-    """What kind of failure it is, and the first line of what the storage says."""
+    """Return the kind of failure and the first line of the storage's message."""
     lines = without_secrets(str(error), url).splitlines()
     kind = next((text for one, text in _REASONS if isinstance(error, one)), type(error).__name__)
     return f"{kind} ({lines[0]})" if lines and kind != type(error).__name__ else ": ".join([kind, *lines[:1]])
 
 
-# Run directories that lie elsewhere: their manifests are fetched to divide them, then each part's files to read it.
-
-
-_MANIFEST = re.compile(r"run(-task\d+)?\.json$")
-_OF_PROCESS = re.compile(r"rank[^/]*/process\.json$")
+# Remote run directories: their manifests are fetched to divide them, then the files of each part to read it.
 
 
 def remote_units(url: str) -> tuple[tuple[Unit, ...], bool]:
-    """What lies at or below ``url``, and whether it is a folder of several things (a run alone is not one).
+    """Return the units at or below ``url``, and whether it is a folder of several things (a single run is not).
 
-    ``DataError`` if there is nothing, too much, or several runs.
+    ``DataError`` for nothing, too much, or several runs.
     """
     files, folder = remote_files(url)
     if not folder:
         return files, False
     roots = sorted({file.rpartition("/")[0] for file in files if _MANIFEST.match(file.rpartition("/")[2])})
-    copies = [root for root in roots if len(roots) > 1 and root.rpartition("/")[2] == LATEST]  # a link, copied along
+    # A link that was copied as a folder.
+    copies = [root for root in roots if len(roots) > 1 and root.rpartition("/")[2] == LATEST]
     runs = [root for root in roots if root not in copies]
     if len(runs) > 1:
         named = ", ".join(root.rpartition("/")[2] for root in runs[:2])
@@ -273,22 +288,22 @@ def _divided(root: str, names: Sequence[str]) -> DividedRun | Skipped:
     return replace(run, path=shown, parts=tuple(replace(part, path=root) for part in run.parts))
 
 
-# One remote task at a time: fetched, read and worked on while the copy lasts.
+# One remote task at a time: fetched, read and processed while the copy exists.
 
 
 def discover_remote(url: str) -> Input:
-    """What lies at or below ``url``; errors as of ``remote_units``."""
+    """Return the content at or below ``url``; errors as in ``remote_units``."""
     units, folder = remote_units(url)
     return Input(path=shown_url(url), units=units, folder=folder)
 
 
 def shown_task(task: Task) -> str:
-    """The path of a task as it is shown."""
+    """Return the path of a task as it is shown."""
     return f"{shown_url(task.path)}/{task.name()}" if isinstance(task, RunPart) else shown_url(task)
 
 
 def work_on_copy(task: Task, work: Callable[[TaskResult], TaskResult]) -> TaskResult:
-    """``work`` on what a remote task holds, which lies here for as long; what it holds says where it came from."""
+    """Apply ``work`` to a remote task through a temporary copy; the result has the remote source."""
     url, shown = (task.path if isinstance(task, RunPart) else task), shown_task(task)
     try:
         with _fetched_part(task) if isinstance(task, RunPart) else _fetched_file(task) as (local, copy):
@@ -318,7 +333,7 @@ def _fetched_file(url: str) -> Iterator[tuple[Task, str]]:
 
 @contextmanager
 def _fetched_part(part: RunPart) -> Iterator[tuple[Task, str]]:
-    """The part with its files in a temporary folder, and that folder; ``DataError`` if they cannot be had."""
+    """Yield the part with its files in a temporary folder, and that folder; ``DataError`` if fetching fails."""
     artifacts = part.artifacts()
     tops = sorted({artifact.partition("/")[0] for artifact in artifacts})
     with tempfile.TemporaryDirectory(prefix="perfscope-") as folder:
@@ -334,22 +349,13 @@ def _fetched_part(part: RunPart) -> Iterator[tuple[Task, str]]:
 # The same work on a Dask cluster: its workers read shared storage, and only digests travel back.
 
 
-CONNECT_S = 10
-"""Seconds to wait for the scheduler: it runs already, and a wrong address should be told soon."""
-
-RETRIES = 1
-"""Tries more of what a task raised (a file system that was busy). Tasks of workers that die are moved by Dask itself,
-three times as it comes."""
-
-
 def work_on_cluster(
     work: Callable[[T], Done], tasks: Sequence[T], *, address: str
 ) -> Iterator[tuple[int, Done | LostTask]]:
-    """As ``work_through``, on the workers of the scheduler at ``address`` (``tcp://host:8786``, or a scheduler file).
+    """Do the work like ``work_through``, on the scheduler at ``address`` (``tcp://host:8786`` or a file).
 
-    What a dead worker held is done again by another; a task that killed its worker each time is lost.
-    ``UsageError`` without the extra ``cluster`` or with an address that is none, ``NotStartedError`` if nobody
-    answers there or there is no worker.
+    Another worker repeats the tasks of a dead worker; a task that killed its worker each time is lost. ``UsageError``
+    without the extra ``cluster`` or with an invalid address, ``NotStartedError`` without an answer or a worker.
     """
     try:
         import distributed
@@ -360,7 +366,7 @@ def work_on_cluster(
         futures = client.map(work, tasks, pure=False, retries=RETRIES)
         place_of = {future.key: index for index, future in enumerate(futures)}
         ended = distributed.as_completed(futures, loop=client.loop)
-        del futures  # or the cluster would hold every digest to the end
+        del futures  # Otherwise the cluster would hold every digest to the end.
         killed = []
         for future in ended:
             index = place_of[future.key]
@@ -370,7 +376,7 @@ def work_on_cluster(
                 killed.append(index)
             else:
                 yield index, done
-        for index in killed:  # one at a time: Dask also blames tasks that only waited on a worker that was killed
+        for index in killed:  # One at a time, because Dask also blames tasks that only waited on a killed worker.
             yield index, _done(distributed, client.submit(work, tasks[index], pure=False))
 
 
@@ -385,14 +391,14 @@ def _connected(distributed: Any, address: str) -> Any:
 
 
 def _check_workers(client: Any, address: str) -> None:
-    """``NotStartedError`` if there are none, or they have no perfscope, or another one."""
+    """Raise ``NotStartedError`` if there are no workers, or they lack perfscope, or have another version."""
     try:
         client.wait_for_workers(1, timeout=CONNECT_S)
     except TimeoutError as error:
         raise NotStartedError(f"--scheduler {address}: the scheduler has no workers") from error
     try:
         versions = client.run(perfscope_version)
-    except Exception as error:  # what a worker raises comes as it is
+    except Exception as error:  # An error of a worker is raised unchanged.
         raise NotStartedError(f"--scheduler {address}: its workers cannot run perfscope: {error}") from error
     mine = perfscope_version()
     for worker, theirs in versions.items():
@@ -401,7 +407,7 @@ def _check_workers(client: Any, address: str) -> None:
 
 
 def perfscope_version() -> str:
-    """The version that is installed here; of a checkout that was never installed, that it is one."""
+    """Return the installed version; for a checkout without installation, a text that it is one."""
     try:
         return version("perfscope")
     except PackageNotFoundError:
@@ -409,7 +415,7 @@ def perfscope_version() -> str:
 
 
 def _done(distributed: Any, future: Any) -> Any:
-    """What a task returned. One that killed its workers is lost; what the work raised is raised."""
+    """Return a task's result, or the lost task if it killed its workers; raise the errors of the work."""
     error = future.exception()
     if error is None:
         return future.result()

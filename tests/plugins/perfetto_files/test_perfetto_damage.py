@@ -29,7 +29,7 @@ def whole_file(folder: Path) -> bytes:
     ("content", "said"),
     [
         (b"", "empty file"),
-        (b"hello", "cut off or corrupt: byte 0 begins no packet"),
+        (b"hello", "cut off or corrupt: byte 0 is not the begin of a packet"),
         (b"\x0a", "cut off or corrupt: truncated varint at byte 1"),
         (b"\x0a" + b"\x80" * 20, "cut off or corrupt: varint of more than 10 bytes"),
         (b"\x0a\x05abc", "cut off: byte 2 claims a packet of 5 bytes where 3 are left"),
@@ -47,7 +47,7 @@ def packed(content: bytes) -> bytes:
 
 
 def test_compressed_packets_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert said_of(tmp_path, packed(b"no zlib")) == "corrupt: compressed packets that are none"
+    assert said_of(tmp_path, packed(b"no zlib")) == "corrupt: invalid compressed packets"
     assert "do not end" in said_of(tmp_path, packed(zlib.compress(whole_file(tmp_path))[:-20]))
     assert "within compressed packets" in said_of(tmp_path, packed(zlib.compress(packed(zlib.compress(b"")))))
     monkeypatch.setattr(packets, "LARGEST_UNPACKED", 1 << 16)

@@ -133,7 +133,7 @@ def test_a_report_is_exported_and_read(report: Path, tmp_path: Path, monkeypatch
 def test_without_nsys_it_says_where_to_run_what(report: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     said = refused(load, report)
-    assert "a report of Nsight Systems by 2025.5.1 is read by `nsys` alone, which is not on PATH" in said
+    assert "only `nsys` can read a report of Nsight Systems by 2025.5.1, and it is not on PATH" in said
     assert "nsys export --type sqlite --output train.sqlite train.nsys-rep" in said
 
 

@@ -165,7 +165,7 @@ def test_instructions_have_their_program_run_and_device(tmp_path: Path) -> None:
     assert trace.collectives["name"].tolist() == ["all_gather"] * 4
     assert [device.busy_ns for device in trace.fact(device_times)] == [600, 600]
     assert dict(trace.source.unplaced) == {
-        "range that is no instruction (a program as a whole, NCCL, others)": 6,
+        "range without an instruction (a program as a whole, NCCL, others)": 6,
     }
     assert "4 of them launched several kernels" in trace.source.notes[0]
 

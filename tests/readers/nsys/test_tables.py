@@ -509,7 +509,7 @@ def test_rows_without_a_sound_time_are_counted(tmp_path: Path) -> None:
     assert len(trace.rows["calls"]) == 3
     assert dict(trace.source.unplaced) == {
         "CUPTI_ACTIVITY_KIND_RUNTIME: a row that ends before it starts": 1,
-        "CUPTI_ACTIVITY_KIND_RUNTIME: a row without a sound time": 2,
+        "CUPTI_ACTIVITY_KIND_RUNTIME: a row without a valid time": 2,
         "CUPTI_ACTIVITY_KIND_RUNTIME: a row that never ended": 1,
     }
 

@@ -110,7 +110,7 @@ def test_only_the_log_itself_must_be_whole(tmp_path: Path) -> None:
     assert len(found.compiles) == 1
     assert (found.steps, found.has_refusals) == ((), False)
     assert [note.partition(":")[0] for note in notes] == [
-        "steps that compiled are not known",
+        "steps that compiled are unknown",
         "fusion decisions are corrupt",
     ]
 

@@ -363,7 +363,7 @@ def test_answers_of_the_caches_by_pass() -> None:
 
 def test_output_code_in_another_language_is_said(tmp_path: Path) -> None:
     log = log_of(LogText().at(0).add("inductor_output_code", {}, "#include <torch/csrc/inductor/cpp_wrapper/cpu.h>"))
-    assert (log.kernels, log.left_out) == ((), {"output codes that are no Python": 1})
+    assert (log.kernels, log.left_out) == ((), {"output codes other than Python": 1})
 
 
 COMMENT = "rate == 0.1  # return F.dropout(y, p=rate)  # defect: burnt in  # jobs/stages.py:80 in dropping"

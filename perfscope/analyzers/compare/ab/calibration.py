@@ -1,4 +1,4 @@
-"""What rules promised beside what `perfscope try` measured: how far a promise can be trusted on a machine."""
+"""Predicted savings of rules against those that `perfscope try` measured: how reliable predictions are."""
 
 from __future__ import annotations
 
@@ -11,56 +11,60 @@ from msgspec import Struct
 from perfscope.model.documents.trials import Trial, Try
 
 HARDWARE = ("gpu", "cpu", "cpus")
-"""What makes a machine another one, of what a try says of its machine."""
+"""Facts of a try's machine that must be equal for two machines to count as the same."""
 MEASURED = ("gain", "slower", "no gain", "cannot tell")
 
 
 class CalibrationRow(Struct, frozen=True, kw_only=True):
     """An intervention that answered findings of a rule. Times are per step, medians over its tries.
 
-    Only those count that were measured against the unchanged program, and not on top of another intervention.
+    Only tries against the unchanged program count, not tries on top of another intervention.
     """
 
     rule: str
-    """Or a sign of the launches, such as garbage collection."""
+    """Rule, or a sign of the launches such as garbage collection."""
     intervention: str
     measured: int
     gains: int
     unclear: int
-    """Where the launches scatter too much for an answer; they are in no time below, unless there are no others."""
+    """Tries whose launches scatter too much for an answer. Times below leave them out, unless there are no other tries.
+    """
     rejected: int
     """Tries that changed the results."""
     predicted_ns: float | None
-    """Measured or modelled by the rule, an upper bound."""
+    """Upper bound of the saving that the rule measured or modelled."""
     saved_ns: float | None
-    """Measured, of tries with an answer; negative where the step became longer."""
+    """Measured saving of tries with an answer; negative if the step became longer."""
     step_ns: float | None
-    """Of the programs as they are."""
+    """Step time of the unchanged programs."""
     kept: float | None
-    """Median of what was saved in what was predicted: 1 where the promise was kept in full."""
+    """Median of measured over predicted saving; 1 if the prediction was met in full."""
     kept_low: float | None
     kept_high: float | None
 
 
 class Calibration(Struct, frozen=True, kw_only=True):
-    """All rules of a machine. ``tries``: documents that were read; ``others``: of other hardware, left out."""
+    """All rules of a machine.
+
+    ``tries``: documents that were read; ``others``: documents of other hardware, left out.
+    """
 
     rows: tuple[CalibrationRow, ...]
     tries: int
     others: int
     untried: tuple[str, ...]
-    """Rules that an intervention answers, and of which no finding was tried."""
+    """Rules with an intervention of which no finding was tried."""
     unanswered: tuple[str, ...]
-    """Rules that no intervention answers."""
+    """Rules without an intervention."""
 
 
 def of_machine(documents: Sequence[Try], facts: Mapping[str, str]) -> list[Try]:
-    """Those that ran on hardware with these ``facts``."""
+    """Return the documents that ran on hardware with these ``facts``."""
     return [one for one in documents if all(one.machine.get(name, "") == facts.get(name, "") for name in HARDWARE)]
 
 
 def calibrate(documents: Sequence[Try], rules: Mapping[str, bool], *, others: int = 0) -> Calibration:
-    """``rules``: all that are asked for, and whether an intervention answers them."""
+    """Calibrate rules. ``rules``: every rule to report, and whether an intervention answers it."""
     tried: dict[tuple[str, str], list[tuple[Trial, int | None]]] = defaultdict(list)
     for document in documents:
         for trial in document.trials:

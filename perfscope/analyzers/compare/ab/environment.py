@@ -1,13 +1,14 @@
-"""Whether the machine, not the program, made one arm slower: counters of the launches, arm against arm and over time.
+"""Whether the machine, not the program, made one arm slower: counters of launches compared between arms and over time.
 
-Pairs in random order take out of the effect whatever strikes both arms. What is left is a machine that was slower for
-one arm than for the other. A counter that bounds by how much it can have made the steps longer explains a change if
-what remains of the change behind that bound would not matter.
+Pairs in random order cancel effects that hit both arms equally. They do not cancel a machine that was slower for one
+arm. A counter with a bound on how much it can lengthen the steps explains a change if the part of the change beyond
+that bound would not matter.
 
-As the order is random, a counter that differs between the arms is mostly one that the program moves, and that explains
-nothing: a head that draws more power runs at lower clocks for good, one that computes more uses up a quota of processor
-time, one that waits more lets the clocks of the processors fall and leaves more time to other programs. So a counter
-goes with a second one that tells; where none can (the time of other programs) it is told and explains nothing.
+Because the order is random, a counter that differs between the arms is mostly moved by the program, and then explains
+nothing: a head that draws more power runs at lower clocks for good; a head that computes more uses up a quota of
+processor time; a head that waits more lets the clocks of the processors fall and leaves more time to other programs. So
+each counter is paired with a second counter that separates the two cases. Where no second counter can (the time of
+other programs), the counter is reported and explains nothing.
 """
 
 from __future__ import annotations
@@ -25,20 +26,31 @@ from perfscope.analyzers.compare.statistics.verdict import STEP_LEAST, MetricRes
 from perfscope.model.documents.ab import Launch, Pair
 
 LEVEL = 0.01
-"""At which a counter differs between the arms. Four are asked of every comparison, so one in 25 sees one differ by
-chance; it must go the right way and be as large as the change besides."""
+"""Probability at which a counter differs between the arms. Four are tested per comparison, so one differs by chance in
+every 25th comparison. It must also go in the right direction and be as large as the change.
+"""
 LEAST_PAIRS = 6
 MOST_SHARE = 0.95
-"""Of time taken away: beyond it the bound would explain everything."""
+"""Largest share of time taken away: with more, the bound would explain everything."""
 OWN = 0.5
-"""Share of looks from which on the power limit is what sets a device's clocks."""
+"""Share of samples from which the power limit is the cause of a device's clocks."""
 BUSY = 0.25
-"""Of all processors' time, used by other programs: from a quarter of the machine on, launches are not alone on it."""
+"""Share of all processors' time used by other programs from which launches share the machine."""
 FROM_NEIGHBOURS = 4.0
-"""Standard errors of the thirds, by the spread between neighbours, that a counter must have moved over time."""
+"""Movement over time that counts, in standard errors of the thirds, estimated from the spread between neighbours."""
 
 
 Cause = Literal["power limit", "computes more", "waits more"]
+
+HARDWARE = ("gpu", "cpu", "driver", "device")
+"""Facts that must not differ within a pair. An arm without any of them runs on no device, which is the program's
+choice.
+"""
+
+DRIFT_LEVEL = 0.001
+"""Level of the alarms. Every comparison tests them, so an alarm must be rare without a cause."""
+
+LEAST_LAUNCHES = 8
 
 
 def _of_clock(mhz: float) -> float:
@@ -50,16 +62,16 @@ def _of_share(share: float) -> float:
 
 
 class Counter(Struct, frozen=True, kw_only=True):
-    """A counter of `ab_machine`. ``slowdown``: by what factor at most its value makes steps longer, to a constant."""
+    """A counter of `ab_machine`. ``slowdown``: factor by which its value lengthens steps at most, up to a constant."""
 
     words: str
     form: str
-    """Of a value, for a person."""
+    """Format of a value for a reader."""
     moved: float
-    """The least movement over time that is told: of a clock relative to it, else in its unit."""
+    """Smallest movement over time that is reported: relative for a clock, else in the counter's unit."""
     slowdown: Callable[[float], float] | None = None
     of_program: Cause | None = None
-    """What would show that the slower arm moved it itself."""
+    """Evidence that the slower arm moved the counter itself."""
 
 
 COUNTERS: Mapping[str, Counter] = {
@@ -97,22 +109,19 @@ COUNTERS: Mapping[str, Counter] = {
     "memory_pressure": Counter(words="time in which tasks waited for memory", form="{:.1%}", moved=0.1),
     "io_pressure": Counter(words="time in which tasks waited for the disk", form="{:.1%}", moved=0.2),
 }
-"""By name; the others that a launch keeps (load, power, own processor time) are there to be read."""
-
-HARDWARE = ("gpu", "cpu", "driver", "device")
-"""Facts that must not differ within a pair. An arm that has none at all runs on no device: that is the program's."""
+"""Counters by name. Launches record more counters (load, power, processor time), which are not compared."""
 
 
 class Environment(Struct, frozen=True, kw_only=True):
-    """What is known of what the launches ran on. ``remarks``: what differed or moved."""
+    """Facts about the machine of the launches. ``remarks``: facts that differed and counters that moved."""
 
     facts: Mapping[str, str]
     remarks: tuple[str, ...]
     voids: str | None = None
-    """Why the step's verdict says nothing of the program, or ``None``."""
+    """Reason that the verdict on the step says nothing about the program, or ``None``."""
 
     def apply(self, step: MetricResult) -> MetricResult:
-        """The step's verdict as it stands in view of this."""
+        """Return the verdict on the step, adjusted for the environment."""
         if self.voids is None or step.verdict not in ("regression", "improvement"):
             return step
         return replace(
@@ -122,7 +131,7 @@ class Environment(Struct, frozen=True, kw_only=True):
 
 
 def environment_of(pairs: Sequence[Pair], step: MetricResult, *, least: float) -> Environment:
-    """Look at the launches of the pairs that ``step`` was judged from; ``least``: the smallest change that matters."""
+    """Inspect the launches of the pairs of the verdict ``step``. ``least``: the smallest change that matters."""
     facts, remarks, other = _facts(pairs)
     voids = other
     if voids is None:
@@ -131,7 +140,7 @@ def environment_of(pairs: Sequence[Pair], step: MetricResult, *, least: float) -
 
 
 def _facts(pairs: Sequence[Pair]) -> tuple[dict[str, str], list[str], str | None]:
-    """(facts of all launches, remarks, why pairs are none)."""
+    """Return (facts of all launches, remarks, why the pairs are invalid)."""
     names = dict.fromkeys(name for pair in pairs for launch in pair for name in launch.environment)
     facts: dict[str, str] = {}
     remarks: list[str] = []
@@ -152,7 +161,7 @@ def _facts(pairs: Sequence[Pair]) -> tuple[dict[str, str], list[str], str | None
 
 
 def _explanations(pairs: Sequence[Pair], step: MetricResult, least: float) -> Iterator[str]:
-    """Counters that differ between the arms by as much as the steps do, less what does not matter."""
+    """Yield counters that differ between the arms by as much as the steps do, less the change that does not matter."""
     if step.effect is None or step.verdict not in ("regression", "improvement"):
         return
     change = math.log1p(step.effect)
@@ -178,7 +187,7 @@ def _explanations(pairs: Sequence[Pair], step: MetricResult, least: float) -> It
 
 
 def _by_program(pairs: Sequence[Pair], counter: Counter, head_is_slower: bool, least: float) -> bool:
-    """Whether the slower arm moved the counter itself."""
+    """Return whether the slower arm moved the counter itself."""
     slow = 1 if head_is_slower else 0
     if counter.of_program == "power limit":
         capped = _values(pairs, "gpu_capped_share")
@@ -202,13 +211,13 @@ def _busy(pairs: Sequence[Pair]) -> Iterator[str]:
     shares = [share for pair in _values(pairs, "others_share") for share in pair]
     if shares and (typical := float(np.median(shares))) >= BUSY:
         yield (
-            f"other programs used {typical:.0%} of the processors' time meanwhile: times spread, and more pairs are "
-            "needed than on a machine of one's own"
+            f"other programs used {typical:.0%} of the processors' time: times spread more, so more pairs are "
+            "needed than on an exclusive machine"
         )
 
 
 def _moved(pairs: Sequence[Pair]) -> Iterator[str]:
-    """Counters whose level moved from the first third of the comparison to the last, whatever the arms."""
+    """Yield counters whose level moved from the first third of the comparison to the last, in either arm."""
     for name, counter in COUNTERS.items():
         series = [sum(pair) / 2 for pair in _values(pairs, name)]
         if len(series) < LEAST_PAIRS:
@@ -230,22 +239,18 @@ def _has(pair: tuple[Launch, Launch], name: str) -> bool:
     return all(name in launch.machine for launch in pair)
 
 
-# What happened to the machine meanwhile: the base against itself over time, the place in a pair, throttling.
+# Changes of the machine during the comparison: the base against itself over time, the place in a pair, throttling.
 #
-# Pairs take a drift out of the effect (docs/compare.md has the simulation), so a drift is told and does not void the
-# verdict. What strikes one arm only does.
-
-
-DRIFT_LEVEL = 0.001
-"""Of the sentinels: they are asked of every comparison, and an alarm must mean something."""
-LEAST_LAUNCHES = 8
+# Pairs cancel a drift (docs/compare.md has the simulation), so a drift is reported and does not void the verdict.
+# Effects on one arm only do.
 
 
 def drift_remark(base: Sequence[float], *, least: float = STEP_LEAST) -> str | None:
-    """Whether the base itself became slower or faster, from one number for each of its launches in the order they ran.
+    """Return whether the base itself became slower or faster, from one number per launch in the order of the launches.
 
-    ``None``: it did not, or there are too few launches. The thirds' medians must differ by more than ``least`` and by
-    four times what the spread between neighbours, which a slow drift leaves alone, lets thirds differ.
+    ``None`` if it did not, or if there are too few launches. The thirds' medians must differ by more than ``least``,
+    and by four times the difference that the spread between neighbours explains; a slow drift does not change that
+    spread.
     """
     if len(base) < LEAST_LAUNCHES:
         return None
@@ -260,7 +265,7 @@ def drift_remark(base: Sequence[float], *, least: float = STEP_LEAST) -> str | N
 
 
 def _thirds(series: np.ndarray) -> tuple[float, float, float]:
-    """(median of the first third, of the last, standard error of their difference by the spread between neighbours)."""
+    """Return the medians of the first and last third, and the standard error of their difference from neighbours."""
     third = len(series) // 3
     spread = float(np.sqrt(np.mean(np.diff(series) ** 2) / 2))
     # The median of n normal values has 1.25 times the standard error of their mean.
@@ -269,9 +274,9 @@ def _thirds(series: np.ndarray) -> tuple[float, float, float]:
 
 
 def order_remark(first: Sequence[float], second: Sequence[float]) -> str | None:
-    """Whether the launch that ran second in its pair differs from the one before it, whichever arm it was.
+    """Return whether the second launch of a pair differs from the first, for either arm.
 
-    The order is random, so it cancels out of the effect; it widens the interval all the same.
+    The order is random, so this cancels out of the effect, but it widens the interval.
     """
     if len(first) < LEAST_LAUNCHES:
         return None
@@ -279,6 +284,6 @@ def order_remark(first: Sequence[float], second: Sequence[float]) -> str | None:
     if effect.p is None or effect.p >= DRIFT_LEVEL:
         return None
     return (
-        f"the second launch of a pair takes {effect.effect:+.1%}: the one before it leaves the machine different; "
-        "the order is random, so the effect is not touched"
+        f"the second launch of a pair takes {effect.effect:+.1%}: the first one changes the state of the machine; "
+        "the order is random, so the effect is unbiased"
     )

@@ -1,6 +1,6 @@
-"""Judges the launches of an A/B: when enough was seen, and what came of it. It looks at launches only, at no clock.
+"""Judge of the launches of an A/B: when there are enough, and the result. It uses the launches only, no clock.
 
-The same launches give the same answer, during the comparison, after an interruption and from the disk later.
+The same launches give the same answer during the comparison, after an interruption and later from the disk.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from perfscope.model.documents.ab import Decision, Launch, Pair, Pairs
 
 STEP_TIME = "step time"
 MOST_REJECTED = 1 / 3
-"""Share of pairs without a steady state from which on the rest stands for nothing."""
+"""Share of pairs without a steady state from which the rest is not representative."""
 EXACT_UNITS = {
     "allocated_bytes.all.peak": ("peak memory allocated", "bytes"),
     "reserved_bytes.all.peak": ("peak memory reserved", "bytes"),
@@ -37,11 +37,14 @@ EXACT_UNITS = {
     "num_ooms": ("allocations that failed", "count"),
     "torch_compilations": ("compilations by torch.compile", "count"),
 }
-"""Counter of a launch -> name and unit; all are better low."""
+"""Counter of a launch -> name and unit; lower is better for all of them."""
 
 
 class AbResult(Struct, frozen=True, kw_only=True):
-    """What came of an A/B. ``gating``: what may fail a build; ``beside``: shown, judged by one look, never gating."""
+    """Result of an A/B.
+
+    ``gating``: metrics that may fail a build; ``beside``: shown metrics that never fail a build.
+    """
 
     gating: tuple[MetricResult, ...]
     beside: tuple[MetricResult, ...]
@@ -50,21 +53,21 @@ class AbResult(Struct, frozen=True, kw_only=True):
     confirming: int
     remarks: tuple[str, ...]
     launches: tuple[document.Launch, ...] = ()
-    """Of all whole pairs, in the order of the phases."""
+    """Launches of all complete pairs, in the order of the phases."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """What the launches ran on and with; what differed between them, as all it was."""
+    """Hardware and software of the launches; facts that differed have all their values."""
 
     @property
     def step(self) -> MetricResult:
-        """The verdict on the step time."""
+        """Verdict on the step time."""
         return self.gating[0]
 
 
 class AbJudge:
-    """Judges pairs of launches (`perfscope.profiler.ab.runner.Judge`).
+    """Judge of pairs of launches (`perfscope.profiler.ab.runner.Judge`).
 
-    ``pairs``: at most; ``least``: relative change that matters; ``estimator``: what stands for a launch, where the
-    calibration is not to choose it; ``give_up``: end at the second look or later where all pairs would not be enough.
+    ``pairs``: the maximum; ``least``: relative change that matters; ``estimator``: statistic of a launch, in place of
+    the calibration's choice; ``give_up``: end at the second look or later if all pairs would not be enough.
     """
 
     def __init__(
@@ -76,7 +79,7 @@ class AbJudge:
         estimator: str | None = None,
         give_up: bool = False,
     ) -> None:
-        """``ValueError`` if so many pairs cannot be compared."""
+        """``ValueError`` if this number of pairs cannot be compared."""
         self._looks = looks_for(pairs)
         self._level = level_for(len(self._looks))
         self._least = least
@@ -85,11 +88,11 @@ class AbJudge:
         self._give_up = give_up
 
     def calibrated(self, pairs: Sequence[Pair]) -> str:
-        """What stands for a launch, and why."""
+        """Return the estimator and the reason for it."""
         return f"estimator: {self._chosen(pairs).reason()}"
 
     def look(self, calibration: Sequence[Pair], pairs: Sequence[Pair]) -> Decision:
-        """Whether these pairs settle it; only at the looks that were planned."""
+        """Return whether these pairs settle the comparison; only at the planned looks."""
         if len(pairs) not in self._looks:
             return "go on"
         step = self._step(self._chosen(calibration), pairs)
@@ -108,7 +111,7 @@ class AbJudge:
         return could_settle(effect, pairs=self._looks[-1], alpha=self._level, least=self._least)
 
     def result(self, pairs: Pairs) -> AbResult:
-        """What came of all of them."""
+        """Return the result of all pairs."""
         chosen = self._chosen(pairs.calibration)
         first = self._step(chosen, pairs.measured)
         step = first
@@ -136,7 +139,7 @@ class AbJudge:
 
     @staticmethod
     def _sides(chosen: Chosen, pairs: Sequence[Pair]) -> tuple[int, list[float], list[float]]:
-        """Pairs whose launches reached a steady state, and what stands for their launches, of each arm."""
+        """Return the number of pairs that reached a steady state, and the estimate of each launch by arm."""
         usable = [pair for pair in pairs if all(_steady(launch) is not None for launch in pair)]
         sides = [[_located(pair[arm], chosen.name) for pair in usable] for arm in (0, 1)]
         base, head = ([value for value in side if value is not None] for side in sides)
@@ -164,7 +167,7 @@ class AbJudge:
         return replace(step, remarks=remarks)
 
     def _beside(self, pairs: Sequence[Pair], chosen: str) -> list[MetricResult]:
-        """Mean and tails of the steps: what only some steps do, the estimator does not see."""
+        """Yield mean and tails of the steps: the estimator does not see effects in a few steps."""
         rows = []
         for name in TAILS:
             if name == chosen:
@@ -217,7 +220,7 @@ def _rows(all_pairs: Pairs, estimator: str) -> Iterator[document.Launch]:
 
 
 def _exact(pairs: Sequence[Pair]) -> list[MetricResult]:
-    """Counters that both arms have; where the arms take unequal numbers of steps, none is comparable."""
+    """Return the counters that both arms have; none if the arms take different numbers of steps."""
     if not pairs or _steps(pairs, 0) != _steps(pairs, 1):
         return []
     result = []
@@ -238,13 +241,13 @@ def _remarks(pairs: Pairs, chosen: Chosen) -> list[str]:
     if both and _steps(both, 0) != _steps(both, 1):
         taken = [statistics.median(_steps(both, arm)) for arm in (0, 1)]
         remarks.append(
-            f"base takes {taken[0]:g} steps and head {taken[1]:g}: counters of whole launches are not compared"
+            f"base takes {taken[0]:g} steps and head {taken[1]:g}, so counters of whole launches are not compared"
         )
     loaded = [launch.changed_loaded for pair in both for launch in pair]
     if loaded and all(count == 0 for count in loaded):
         remarks.append(
-            "no Python file that differs between the commits was imported by either arm: if the program uses them, it "
-            "takes them from an installation of its own, and the same code ran twice"
+            "neither arm imported a Python file that differs between the commits: if the program uses them, it "
+            "takes them from another installation, and the same code ran twice"
         )
     remarks += dict.fromkeys(launch.remark for pair in both for launch in pair if launch.remark is not None)
     ranks = {launch.ranks for pair in both for launch in pair}

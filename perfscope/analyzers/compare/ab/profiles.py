@@ -1,7 +1,7 @@
-"""The cause behind a verdict on launches: their profiled sisters compared, one pair in full, all of them in numbers.
+"""Cause of a verdict on launches: profiled launches compared, one pair in full, all pairs by their numbers.
 
-Of several pairs the one in the middle by the change of its step is compared in full. Exact metrics take the values of
-every pair, so that one which differs between launches of one commit concludes nothing.
+The pair with the median change of its step is compared in full. Exact metrics use the values of every pair, so a metric
+that differs between launches of one commit has no verdict.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ Read = Callable[[Path], Sequence[Trace]]
 
 
 class Profiles(Struct, frozen=True, kw_only=True):
-    """What the profiled pairs say. ``lost``: why a pair says nothing, one line each."""
+    """Result of the profiled pairs. ``lost``: why pairs are missing, one line per pair."""
 
     comparison: Comparison | None = None
-    """Of the pair in the middle, its exact metrics judged over all pairs; ``None``: no pair could be compared."""
+    """Comparison of the median pair, with exact metrics judged over all pairs; ``None`` if no pair could be compared.
+    """
     kernels: tuple[Kernel, ...] = ()
     used: int = 0
-    """Pairs that could be read."""
+    """Number of pairs that could be read."""
     lost: tuple[str, ...] = ()
 
 
 class _Numbers(Struct, frozen=True, kw_only=True):
-    """A pair in numbers: what is left when its traces are gone."""
+    """Numbers of a pair, kept after its traces are freed."""
 
     runs: RunPair
     said: tuple[Said, Said]
@@ -49,9 +50,9 @@ class _Numbers(Struct, frozen=True, kw_only=True):
 
 
 def compare_profiles(pairs: Sequence[RunPair], lost: Sequence[str] = (), *, read: Read = load) -> Profiles:
-    """Compare profiled pairs of launches; ``lost``: what became of those that left no runs.
+    """Compare profiled pairs of launches. ``lost``: reasons of launches that left no runs.
 
-    A pair that cannot be read is one more of those. Its traces are in memory one pair at a time.
+    A pair that cannot be read adds its reason. Traces are in memory for one pair at a time.
     """
     reasons = list(lost)
     numbers = []
@@ -89,20 +90,20 @@ def _numbers(runs: RunPair, read: Read) -> _Numbers:
 
 
 def _without_folder(text: str, runs: RunPair) -> str:
-    """The reason without the folder of our own, which lies below the user's."""
+    """Return the reason without our temporary folder below the user's folder."""
     for run in runs:
         text = text.replace(str(run), run.name)
     return text
 
 
 def _middle(numbers: Sequence[_Numbers]) -> int:
-    """Which pair is in the middle by the change of its step."""
+    """Return the index of the pair with the median change of its step."""
     changes = [math.log(pair.step[1] / pair.step[0]) if min(pair.step) > 0 else 0.0 for pair in numbers]
     return sorted(range(len(numbers)), key=changes.__getitem__)[(len(numbers) - 1) // 2]
 
 
 def _kernels(numbers: Sequence[_Numbers]) -> list[Kernel]:
-    """Ops and kernels by name over the pairs; none where there are too few pairs for a probability."""
+    """Return ops and kernels by name over the pairs; empty if there are too few pairs for a probability."""
     if len(numbers) < LEAST_PAIRS:
         return []
     names = dict.fromkeys(name for pair in numbers for name in pair.parts)

@@ -1,6 +1,6 @@
-"""Compares the values that two launches recorded: whether the results of the program stay the same.
+"""Comparison of the values that two launches recorded: whether the results of the program stay the same.
 
-The tolerance of a value follows from its dtype in the baseline, and grows with the step: a difference in the last bits
+The tolerance of a value follows from its dtype in the baseline and grows with the step: a difference in the last bits
 passes through the parameters into every later step.
 """
 
@@ -20,12 +20,13 @@ TOLERANCES: Mapping[str, float] = {
     "float16": 1e-2,
     "bfloat16": 4e-2,
 }
-"""Relative, of the first step. float32 sums of a few thousand terms in another order differ by 1e-6 to 1e-5 and deep
-models multiply it; TF32 and bfloat16 products differ by 5e-4 and 4e-3 and are above."""
+"""Relative tolerance for the first step. Sums of a few thousand float32 terms in another order differ by 1e-6 to 1e-5,
+which deep models multiply. TF32 and bfloat16 products differ by 5e-4 and 4e-3 and exceed the tolerance.
+"""
 WHOLE_NUMBERS = 0.0
-"""Of dtypes that are not in the table."""
+"""Tolerance of dtypes that are not in the table."""
 SMALLEST = 1e-30
-"""Norms below it are zero."""
+"""Norm below which a value is zero."""
 
 
 class Difference(Struct, frozen=True, kw_only=True):
@@ -35,27 +36,27 @@ class Difference(Struct, frozen=True, kw_only=True):
     error: float
     tolerance: float
     layer: str = ""
-    """Of several tensors the one that differs most, by its name."""
+    """Name of the tensor that differs most, if there are several."""
 
     @property
     def beyond(self) -> bool:
-        """Whether it is a difference."""
+        """Whether the error exceeds the tolerance."""
         return self.error > self.tolerance
 
 
 def tolerance_of(dtype: str, step: int, widened: float | None = None) -> float:
-    """Of a value of the baseline with this ``dtype``, from ``step`` (from 0). ``widened``: the user's, in its place."""
+    """Return the tolerance of a value with this ``dtype`` at ``step`` (from 0). ``widened``: the user's replacement."""
     return (step + 1) * (TOLERANCES.get(dtype, WHOLE_NUMBERS) if widened is None else widened)
 
 
 def error_between(base: RecordedValue, other: RecordedValue) -> float:
-    """The larger of two relative errors, of the norm and of the sampled elements (root mean square), or infinity."""
+    """Return the larger relative error of the norm and the sampled elements (root mean square), or infinity."""
     if base.size != other.size or base.nonfinite != other.nonfinite or len(base.sample) != len(other.sample):
         return math.inf
     of_norm = abs(other.norm - base.norm)
     distance = math.sqrt(sum((mine - theirs) ** 2 for mine, theirs in zip(base.sample, other.sample, strict=True)))
     length = math.sqrt(sum(mine**2 for mine in base.sample))
-    # A sample that happens to hold zeros only is measured against the typical element.
+    # A sample that is all zeros by chance is measured against the typical element.
     typical = base.norm * math.sqrt(len(base.sample) / base.size) if base.size else 0.0
     return max(_relative(of_norm, base.norm), _relative(distance, max(length, typical)))
 
@@ -69,7 +70,10 @@ def _relative(difference: float, whole: float) -> float:
 def compare_results(
     base: Sequence[ProcessTrial], other: Sequence[ProcessTrial], *, widened: float | None = None
 ) -> Results:
-    """Whether ``other`` computed what ``base`` did. What cannot be compared is said, and is not the same."""
+    """Compare the results of ``other`` with ``base``.
+
+    Values that cannot be compared are reported, and are not "same".
+    """
     differences = [
         Difference(
             value=value,
@@ -103,19 +107,19 @@ def compare_results(
 
 
 def label(value: RecordedValue) -> str:
-    """``'loss'``, ``'output of Model'``, ``'gradients of AdamW'``."""
+    """Return a name such as ``'loss'``, ``'output of Model'`` or ``'gradients of AdamW'``."""
     return value.kind if value.kind == value.name else f"{value.kind} of {value.name}"
 
 
 def _first_layer(
     base: Sequence[ProcessTrial], other: Sequence[ProcessTrial], first: Difference, widened: float | None
 ) -> str:
-    """The first module whose output differs, where an output or the loss of the first step does."""
+    """Return the first module whose output differs, if an output or the loss of the first step differs."""
     if first.value.step or first.value.kind not in ("output", "loss"):
         return ""
     for mine, theirs in _by_rank(base, other):
         if [layer.name for layer in mine.layers] != [layer.name for layer in theirs.layers]:
-            continue  # other modules were called: no two of them belong together
+            continue  # Other modules were called, so their outputs do not correspond.
         for layer, there in zip(mine.layers, theirs.layers, strict=True):
             if error_between(layer, there) > tolerance_of(layer.dtype, 0, widened):
                 return layer.name
@@ -138,7 +142,7 @@ def _why(first: Difference, where: str) -> str:
 
 
 def _by_rank(base: Sequence[ProcessTrial], other: Sequence[ProcessTrial]) -> list[tuple[ProcessTrial, ProcessTrial]]:
-    """Processes of one rank that recorded values; of several of one rank those in the same order."""
+    """Pair processes of one rank that recorded values; several processes of one rank are paired in order."""
     sides = [sorted((trial for trial in side if trial.values), key=lambda trial: trial.rank) for side in (base, other)]
     return [(mine, theirs) for mine, theirs in zip(*sides, strict=False) if mine.rank == theirs.rank]
 
@@ -153,7 +157,7 @@ def _key(value: RecordedValue) -> tuple[str, str, int]:
 
 
 def _unrecorded(base: Sequence[ProcessTrial], other: Sequence[ProcessTrial]) -> str:
-    """What one side has and the other has not."""
+    """Return the values that only one side recorded."""
     problems = [text for side in (base, other) for trial in side for text in trial.unrecorded]
     if problems:
         return f"could not be recorded: {problems[0]}"

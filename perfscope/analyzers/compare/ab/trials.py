@@ -1,6 +1,6 @@
-"""Interventions that were tried: whether the results stay, what was gained, and what the findings had promised.
+"""Interventions that were tried: whether the results stay the same, the measured saving, and the predicted saving.
 
-Times are judged as those of two commits are (`judge.py`); values by `results.py`.
+Times are judged like those of two commits (`judge.py`), values by `results.py`.
 """
 
 from __future__ import annotations
@@ -26,48 +26,49 @@ STATES: Mapping[str, TrialState] = {
     "no change": "no gain",
     "inconclusive": "cannot tell",
 }
-"""Verdict on the step time -> what it says of an intervention."""
+"""Verdict on the step time -> state of an intervention."""
 GARBAGE_COLLECTION = "garbage collection"
-"""Sign of the interventions that answer it."""
+"""Sign of the interventions that answer garbage collection."""
 LEAST_COLLECTED = 0.02
-"""Share of a step that the garbage collector takes, from which it is one: less is no change that matters."""
+"""Smallest share of a step in the garbage collector that is a sign; a smaller share could not change the step enough.
+"""
 PEAK_COUNTER = "allocated_bytes.all.peak"
 ALLOCATOR, PROCESS = "peak of the allocator", "peak of the process"
 
 
 class TrialJudge:
-    """Judges pairs as those of two commits, without a second batch, and the values that were recorded."""
+    """Judge of pairs like those of two commits, without a second batch, and of the recorded values."""
 
     def __init__(self, *, pairs: int, least: float, tolerance: float | None = None) -> None:
-        """``tolerance``: the user's own, relative, in place of that of the dtype."""
+        """``tolerance``: relative tolerance of the user, in place of the dtype's."""
         self._usual = AbJudge(pairs=pairs, least=least, confirm=False, give_up=True)
         self._by_mean = AbJudge(pairs=pairs, least=least, confirm=False, give_up=True, estimator=MEAN)
         self.tolerance = tolerance
 
     def of(self, candidate: Candidate | None) -> AbJudge:
-        """Who looks at the pairs of an intervention, or of the calibration."""
+        """Return the judge of an intervention's pairs, or of the calibration."""
         return self._by_mean if candidate is not None and candidate.by_mean else self._usual
 
     def results(self, base: Launch, head: Launch) -> Results:
-        """The values of ``head`` against those of ``base``."""
+        """Return the values of ``head`` compared with those of ``base``."""
         return compare_results(base.trials, head.trials, widened=self.tolerance)
 
     def rejects(self, base: Launch, head: Launch) -> str | None:
-        """Why the values of ``head`` are not those of ``base``; ``None`` where they are, or cannot be compared."""
+        """Return why the values of ``head`` differ from ``base``; ``None`` if they are equal or cannot be compared."""
         results = self.results(base, head)
         return results.reason if results.state == "different" else None
 
     def helped(self, attempt: Attempt) -> bool:
-        """Whether it was measured, and the head is faster."""
+        """Return whether the attempt was measured and the head is faster."""
         if attempt.pairs is None:
             return False
         return self.of(attempt.candidate).result(attempt.pairs).step.verdict == "improvement"
 
 
 class Promise(Struct, frozen=True, kw_only=True):
-    """What findings of a rule say that fixing them saves at most, per step.
+    """Largest saving per step that the findings of a rule predict.
 
-    ``ns`` is ``None`` where they carry no time.
+    ``ns`` is ``None`` if the findings have no time.
     """
 
     findings: int
@@ -75,7 +76,7 @@ class Promise(Struct, frozen=True, kw_only=True):
 
 
 def promises(analysis: Analysis) -> dict[str, Promise]:
-    """Rule -> promise, of the rules that found something and were not silenced."""
+    """Return rule -> promise, for rules with findings that are not silenced."""
     found = {}
     for outcome in analysis.outcomes:
         findings = [finding for finding in outcome.findings if finding.silenced is None]
@@ -90,7 +91,7 @@ def promises(analysis: Analysis) -> dict[str, Promise]:
 
 
 def signs(unchanged: Unchanged, evident: Sequence[str]) -> dict[str, Promise]:
-    """What the launches of the program show besides findings: garbage collection in its steps, settings that cost.
+    """Return signs in the launches besides findings: garbage collection during steps, and costly settings.
 
     ``evident``: names of interventions that found such a setting.
     """
@@ -103,9 +104,9 @@ def signs(unchanged: Unchanged, evident: Sequence[str]) -> dict[str, Promise]:
 
 
 def answered(candidate: Candidate, promised: Mapping[str, Promise]) -> tuple[tuple[str, ...], int | None]:
-    """(rules with a finding, and signs, that it answers; the largest of their promises in ns per step).
+    """Return (rules with a finding and signs that the candidate answers, the largest of their promises in ns per step).
 
-    The largest and not the sum: rules see the same time from several sides.
+    The largest, not the sum, because several rules see the same time.
     """
     rules = tuple(rule for rule in (*candidate.answers, *candidate.signs, candidate.name) if rule in promised)
     costs = [cost for rule in rules if (cost := promised[rule].ns) is not None]
@@ -113,9 +114,9 @@ def answered(candidate: Candidate, promised: Mapping[str, Promise]) -> tuple[tup
 
 
 def best_first(candidates: Sequence[Candidate], promised: Mapping[str, Promise]) -> list[Candidate]:
-    """Those that found a setting that is known to cost, then by what is promised, those without a promise last.
+    """Sort candidates: a setting that is known to cost first, then by promise, then those without a promise.
 
-    Of equal promises that which answers more rules comes first.
+    With equal promises, the candidate that answers more rules is first.
     """
 
     def rank(one: Candidate) -> tuple[bool, int, int]:
@@ -126,7 +127,7 @@ def best_first(candidates: Sequence[Candidate], promised: Mapping[str, Promise])
 
 
 def unanswered(candidates: Sequence[Candidate], promised: Mapping[str, Promise]) -> tuple[str, ...]:
-    """Rules with a finding that none of ``candidates`` answers."""
+    """Return rules with a finding that none of the ``candidates`` answers."""
     known = {rule for candidate in candidates for rule in (*candidate.answers, *candidate.signs, candidate.name)}
     return tuple(sorted(set(promised) - known))
 
@@ -142,7 +143,7 @@ class Trials(Struct, frozen=True, kw_only=True):
 
 
 def document_of(trials: Trials, judge: TrialJudge, least: float, **head: object) -> Try:
-    """The document. ``head``: its other fields (schema, command, created_utc, machine, record_steps, ...)."""
+    """Return the document. ``head``: its other fields (schema, command, created_utc, machine, record_steps, ...)."""
     unchanged = trials.unchanged
     calibration = Pairs(calibration=unchanged.calibration, measured=unchanged.calibration, confirming=())
     alone = judge.of(None).result(calibration) if unchanged.calibration else None
@@ -171,7 +172,7 @@ def document_of(trials: Trials, judge: TrialJudge, least: float, **head: object)
 
 
 def _rungs(trials: Sequence[Trial]) -> Iterator[Trial]:
-    """Those that helped with what remains of the step after them."""
+    """Yield the trials that helped, with the remaining step time after each."""
     remaining = 1.0
     for trial in trials:
         if trial.state == "gain" and trial.effect is not None:
@@ -188,7 +189,7 @@ def _level(step: MetricResult | None) -> float | None:
 
 
 def trial_of(attempt: Attempt, trials: Trials, judge: TrialJudge) -> Trial:
-    """What came of one attempt."""
+    """Return the result of one attempt."""
     candidate = attempt.candidate
     rules, predicted = answered(candidate, trials.promised)
     results = None
@@ -255,7 +256,7 @@ def _measured(attempt: Attempt, step: MetricResult) -> dict[str, object]:
 
 
 def _startup(pairs: Sequence[tuple[Launch, Launch]], *, by_mean: bool) -> float | None:
-    """Median over pairs of what the head's launch takes longer outside of its timed steps, in ns."""
+    """Return the median over pairs of the head's extra time outside of its timed steps, in ns."""
     typical = statistics.fmean if by_mean else statistics.median
     outside = [[_outside_ns(launch, typical) for launch in pair] for pair in pairs]
     whole = [head - base for base, head in outside if base is not None and head is not None]
@@ -263,7 +264,7 @@ def _startup(pairs: Sequence[tuple[Launch, Launch]], *, by_mean: bool) -> float 
 
 
 def _outside_ns(launch: Launch, typical: Callable[[Sequence[float]], float]) -> float | None:
-    """The duration of a launch without its steps, as if each had taken the typical time; ``None`` without steps."""
+    """Return the time of a launch without its steps, each taken as the typical time; ``None`` without steps."""
     times = launch.times_ns()
     if not times:
         return None
@@ -271,7 +272,7 @@ def _outside_ns(launch: Launch, typical: Callable[[Sequence[float]], float]) -> 
 
 
 def _peak(launches: Sequence[Launch]) -> tuple[int | None, str]:
-    """Median of the launches' peaks: of the allocator where all of them have one, else of the physical memory."""
+    """Return the median peak of the launches: of the allocator if all launches have it, else of physical memory."""
     allocated = [launch.exact[PEAK_COUNTER] for launch in launches if launch.exact.get(PEAK_COUNTER)]
     if allocated and len(allocated) == len(launches):
         return round(statistics.median(allocated)), ALLOCATOR

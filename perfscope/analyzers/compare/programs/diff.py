@@ -1,4 +1,4 @@
-"""Two compiled programs, explained by instruction: every launch of both in one row, or the same on both sides."""
+"""Two compiled programs compared by instruction: every launch of both is in one row, or equal on both sides."""
 
 from __future__ import annotations
 
@@ -39,15 +39,36 @@ from perfscope.analyzers.hlo.parse.fusion_dump import refusal_of
 from perfscope.model.documents.compared_programs import ProgramWritten
 from perfscope.model.units import format_bytes
 
-# What happened to each group of launches: moved out of a fusion, more bytes, another type, a wait that was none.
-
-
 Source = Callable[[Sequence[OpKey]], str]
-"""The line of the program as written that differs beside any of these ops; ``''`` where none does."""
+"""Return the changed line of the source program near any of these ops; ``''`` if there is none."""
+
+HOPS = 2
+"""Ops between a changed line and an op that it may have changed."""
+
+MOST_CHANGED = 2_000
+"""Maximum number of changed ops whose neighbours are searched; with more, the program was rewritten."""
+
+_NOT_WRITTEN = frozenset(
+    {"parameter", "constant", "tuple", "get-tuple-element", "call", "while", "conditional", "bitcast", "broadcast"}
+)
+"""Opcodes of the program's structure, or that JAX adds to any op."""
+
+Near = tuple[str, int, str]
+"""File, line (as the head counts) and primitive of an op."""
+
+_Op = tuple[OpKey, str, Instruction]
+
+MOST = 1 << 62
+"""Largest amount that a document holds exactly."""
+
+TOO_LARGE = "its amounts are too large to be taken apart"
+
+
+# Change of each group of launches: left a fusion, more bytes, another type, a new wait.
 
 
 def group_rows(base: Units, head: Units, lines: LineMap, source: Source) -> Iterator[ProgramRow]:
-    """A row for every group of launches that does not compute the same on both sides, as often."""
+    """Yield a row for every group of launches whose work or number of launches differs between the sides."""
     for group in matched(_launches(base, lines), _launches(head, NO_LINES)):
         mine, theirs = ([(unit.amounts, unit.blocks) for unit in side] for side in (group.base, group.head))
         if not group.same or mine != theirs:
@@ -70,7 +91,7 @@ def _launches(side: Units, lines: LineMap) -> list[Launch[Unit]]:
 
 
 class _Row:
-    """A group that changed, being put into words."""
+    """A changed group, on its way to a row."""
 
     def __init__(self, group: Group[Unit], head: Units, lines: LineMap, source: Source) -> None:
         self.group = group
@@ -93,7 +114,7 @@ class _Row:
         }
 
     def made(self) -> ProgramRow:
-        """The row."""
+        """Return the row."""
         change, texts = self._change()
         first = self._first(change)
         waits = sum(unit.blocks is not None for unit in self.group.head) - sum(
@@ -117,14 +138,14 @@ class _Row:
 
     @property
     def _collective(self) -> str | None:
-        """``all-reduce``, where this is one."""
+        """Return ``all-reduce`` or another kind if this is a collective."""
         for unit in (*self.group.head, *self.group.base):
             if unit.is_collective:
                 return (unit.ops[0].instruction if unit.ops else unit.instruction).opcode.removesuffix("-start")
         return None
 
     def delta(self, name: str) -> int:
-        """Head minus base."""
+        """Return head minus base."""
         base, head = self.amounts.get(name, (0, 0))
         return head - base
 
@@ -137,7 +158,7 @@ class _Row:
         if len(head) > len(base):
             return LOST, self._crossing()
         if len(head) < len(base):
-            return "moved into a fusion", [f"{len(base)} launches are {len(head)} now"]
+            return "moved into a fusion", [f"{len(base)} → {len(head)} launches"]
         if len(head) > 1:
             return "fused otherwise", []
         return self._pair(base[0], head[0])
@@ -174,7 +195,7 @@ class _Row:
         return "changed", [*_shapes(base, head), *texts]
 
     def _moved(self) -> list[str]:
-        """Ops that a launch gained or lost."""
+        """Return the ops that a launch gained or lost."""
         sides = [Counter(_plain(key) for keys in side for key in keys if key.opcode not in CHEAP) for side in self.keys]
         parts = []
         for word, ops in (("with", sides[1] - sides[0]), ("without", sides[0] - sides[1])):
@@ -183,7 +204,7 @@ class _Row:
         return parts
 
     def _crossing(self) -> list[str]:
-        """Values that pass through memory between the launches that were one."""
+        """Return the values that pass through memory between launches that were one launch."""
         names = ", ".join(unit.instruction.name for unit in self.group.base[:2])
         texts = [f"{len(self.group.base)} → {len(self.group.head)} launches; was {names}"]
         for _, shape, source, readers in self.edges[:2]:
@@ -196,7 +217,7 @@ class _Row:
         return [*texts[:2], *(f"XLA: {reason}" for reason in self._refusals()), *texts[2:]]
 
     def _edges(self) -> list[tuple[int, Shape, Unit, list[Unit]]]:
-        """(bytes, shape, writer, readers) of the values between launches of the head, the largest first."""
+        """Return (bytes, shape, writer, readers) of the values between launches of the head, the largest first."""
         inside = {(unit.computation, unit.instruction.name): unit for unit in self.group.head}
         result: dict[tuple[str, str, Shape], tuple[Shape, Unit, list[Unit]]] = {}
         for name in dict.fromkeys(unit.computation for unit in self.group.head):
@@ -215,12 +236,15 @@ class _Row:
         return sorted(rows, key=lambda row: -row[0])
 
     def _refusals(self) -> list[str]:
-        """XLA's reasons for the values that leave these launches, where its dump tells of them."""
+        """Return XLA's reasons for the values that leave these launches, if its dump has them."""
         reasons = (refusal_of(self.head.module, unit.instruction) for unit in self.group.head)
         return [reason for reason in dict.fromkeys(reasons) if reason][:2]
 
     def _first(self, change: What) -> OpKey:
-        """The op that the row is shown at: of what moved out the one whose value crosses, else the largest."""
+        """Return the op that locates the row: of ops that left a fusion, the one whose value crosses.
+
+        Else the largest.
+        """
         if change == LOST:
             for _, _, writer, _ in self.edges:
                 key = op_key(writer.instruction)
@@ -231,7 +255,7 @@ class _Row:
         return next((key for key in (*own, *inner) if key.file), own[0])
 
     def _what(self, change: What) -> str:
-        """Ops that the row is about: of what moved out those that are in launches of their own now."""
+        """Return the ops of the row; if ops left a fusion, those that are in separate launches now."""
         if len(self.group.base) == len(self.group.head) == 1 or not (self.group.base and self.group.head):
             keys = (self.keys[1] or self.keys[0])[0]
         else:
@@ -259,7 +283,7 @@ def _plain(key: OpKey) -> tuple[str, str]:
 
 
 def _types(unit: Unit) -> frozenset[str]:
-    """Types of its results and of its products, with their precision."""
+    """Return the types of a unit's results and of its products, with their precision."""
     kinds = {part.dtype for part in _parts(unit.instruction.shape)}
     for op in unit.ops:
         if op.instruction.opcode in PRODUCTS:
@@ -289,44 +313,29 @@ def _shapes(base: Unit, head: Unit) -> list[str]:
     return [f"writes {before} → {after}"] if before != after else []
 
 
-# What differs in the programs before the compiler optimized them: lines, and the ops beside them.
-
-
-HOPS = 2
-"""Ops between a line that changed and what it is made responsible for."""
-
-MOST_CHANGED = 2_000
-"""Ops that differ for their neighbours to be looked at: with more of them another program was written."""
-
-_NOT_WRITTEN = frozenset(
-    {"parameter", "constant", "tuple", "get-tuple-element", "call", "while", "conditional", "bitcast", "broadcast"}
-)
-"""Opcodes that stand for the structure of a program, or that JAX adds to any op."""
-
-Near = tuple[str, int, str]
-"""File, line and primitive of an op, as the head counts lines."""
+# Differences of the programs before optimization: lines, and the ops near them.
 
 
 class WrittenChange(Struct, frozen=True, kw_only=True):
-    """Lines that differ, and the ops that they may have touched."""
+    """Lines that differ, and the ops that they may have changed."""
 
     rows: tuple[ProgramWritten, ...]
     near: Mapping[Near, tuple[int, str]] = field(default_factory=dict)
-    """Op -> (steps between the two, line that differs), the nearest line."""
+    """Op -> (distance in steps, line that differs), for the nearest line."""
 
     def source_of(self, keys: Iterable[OpKey]) -> str:
-        """The line that differs next to any of these ops; ``''`` where none is near."""
+        """Return the changed line nearest to any of these ops; ``''`` if none is near."""
         nearest = (self.near.get(near_of(key)) for key in keys)
         return min((near for near in nearest if near is not None), default=(0, ""))[1]
 
 
 def near_of(key: OpKey) -> Near:
-    """What of an op stays through optimization."""
+    """Return the part of an op's key that survives optimization."""
     return key.file, key.line, key.primitive
 
 
 def written_change(base: HloModule, head: HloModule, lines: LineMap) -> WrittenChange:
-    """Ops of one program that the other does not have, by line. Linear in both programs."""
+    """Return ops of one program that the other lacks, by line. Linear in both programs."""
     mine, theirs = list(_ops(base, lines)), list(_ops(head, NO_LINES))
     counts = Counter(key for key, _, _ in mine), Counter(key for key, _, _ in theirs)
     gone, new = counts[0] - counts[1], counts[1] - counts[0]
@@ -357,9 +366,6 @@ def written_change(base: HloModule, head: HloModule, lines: LineMap) -> WrittenC
     )
 
 
-_Op = tuple[OpKey, str, Instruction]
-
-
 def _ops(module: HloModule, lines: LineMap) -> Iterator[_Op]:
     for computation, instruction in module.instructions():
         if instruction.opcode not in _NOT_WRITTEN and instruction.op_name:
@@ -374,7 +380,7 @@ def _without_shapes(counts: Counter[OpKey]) -> Counter[OpKey]:
 
 
 def _spread(ops: list[_Op], changed: Counter[OpKey], near: dict[Near, tuple[int, str]]) -> None:
-    """From the ops that differ to those that they feed and that feed them."""
+    """Extend from the changed ops to their consumers and producers."""
     keys = {(computation, instruction.name): key for key, computation, instruction in ops}
     beside: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
     for _, computation, instruction in ops:
@@ -394,12 +400,6 @@ def _spread(ops: list[_Op], changed: Counter[OpKey], near: dict[Near, tuple[int,
             seen.update(edge)
 
 
-MOST = 1 << 62
-"""Of an amount: what a document holds exactly."""
-
-TOO_LARGE = "its amounts are too large to be taken apart"
-
-
 def program_change(
     base: HloModule,
     head: HloModule,
@@ -408,11 +408,11 @@ def program_change(
     costs: tuple[ModuleCost, ModuleCost] | None = None,
     name: str = "",
 ) -> ProgramChange:
-    """What changed from one scheduled program to another.
+    """Return the changes from one scheduled program to another.
 
-    ``before``: both as they were before optimization, where that is known: the lines that were changed are told from
-    them. ``costs``: where they are counted already. About n log n of n instructions. ``ValueError`` where rows and
-    totals are not one, which would be a mistake of ours.
+    ``before``: both programs before optimization, if known; changed lines are derived from them. ``costs``: their
+    costs, if counted already. About n log n of n instructions. ``ValueError`` if rows and totals disagree, which would
+    be a bug.
     """
     costs = costs or (module_cost(base), module_cost(head))
     units = units_of(costs[0]), units_of(costs[1])

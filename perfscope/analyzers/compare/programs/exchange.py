@@ -1,9 +1,10 @@
-"""What a planned rank exchanges with the others, as a comparison counts it: each collective of one step.
+"""Collectives of one step of a planned rank, as a comparison counts them.
 
-Of the step as the program runs it: eagerly where it compiles nothing, else the planned step, with the collectives that
-are inside of its graphs. Bytes are those that a device sends, by the factors that compiled programs are counted with
-(`hlo/cost/collectives.py`: of nccl-tests, an all-reduce of n devices twice ``(n-1)/n`` of its operand). A collective
-blocks where no kernel of the step may run beside it, which follows from the plan; how long the step waits is modelled.
+The step is the one that the program runs: eager if it compiles nothing, else the planned step with the collectives
+inside its graphs. Bytes are those that a device sends, with the factors used for compiled programs
+(`hlo/cost/collectives.py`, from nccl-tests: an all-reduce over n devices sends ``2(n-1)/n`` of its operand). A
+collective blocks if no kernel of the step may run at the same time, which follows from the plan. The waiting time of
+the step is modelled.
 """
 
 from __future__ import annotations
@@ -44,33 +45,38 @@ WHY_LAST = "no kernel of the step follows it"
 
 _ONE = Range(low=1, high=1)
 
+StepWaits = tuple[StepExchanges | None, StepExchanges | None]
+"""The model of both steps, with rows in the order of `plan_exchanges`; ``None`` if not for one target."""
+
+NO_WAITS: StepWaits = (None, None)
+
 
 class PlanExchange(Struct, frozen=True, kw_only=True, eq=False):
     """One run of a collective in a step."""
 
     collective: PlannedCollective
     ranks: tuple[int, ...]
-    """That take part; of ``send`` and ``recv`` the two."""
+    """Ranks that take part; for ``send`` and ``recv``, two."""
     beside: int
-    """Kernels that may run beside it."""
+    """Number of kernels that may run at the same time."""
 
     @property
     def sent(self) -> int:
-        """Bytes a device sends."""
+        """Bytes that a device sends."""
         devices = len(set(self.ranks))
         kind = self.collective.kind
         return sent_bytes(XLA_KINDS.get(kind, kind), self.collective.bytes, devices) if devices > 1 else 0
 
     @property
     def blocks(self) -> str | None:
-        """Why the device waits for it; ``None``: kernels may run beside it, or it is alone in its group."""
+        """Reason that the device waits; ``None`` if kernels may run meanwhile or the group has one rank."""
         if self.beside or len(set(self.ranks)) < 2:
             return None
         return WHY_LAST if self.collective.until is None else WHY_WAITED
 
     @property
     def amounts(self) -> dict[str, int]:
-        """Of one run."""
+        """Amounts of one run."""
         blocks, sent = self.blocks is not None, self.sent
         return {
             PLAN_COLLECTIVES: 1, PLAN_WIRE: sent, PLAN_BLOCKED: int(blocks), PLAN_BLOCKED_WIRE: sent if blocks else 0,
@@ -78,22 +84,22 @@ class PlanExchange(Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def who(self) -> tuple[str, str, str]:
-        """Its kind, who asks for it and when."""
+        """Kind, caller and phase."""
         return self.collective.kind, self.collective.by, self.collective.phase
 
     @property
     def what(self) -> tuple[object, ...]:
-        """What it exchanges for whom, wherever it is asked for."""
+        """Kind, caller, phase, ranks and size, independent of the source line."""
         return *self.who, self.ranks, self.collective.dtype, self.collective.bytes
 
     def place(self, lines: LineMap = NO_LINES) -> str:
-        """Its line, ``lines``: as the other side counts; ``''`` where none is known."""
+        """Return the source line; ``lines`` maps it to the other side. ``''`` if unknown."""
         file = self.collective.file
         return "" if file is None else lines.place(file, self.collective.line)
 
 
 def plan_exchanges(loaded: LoadedPlan) -> tuple[PlanExchange, ...] | None:
-    """Collectives of a step in the order of its model; ``None``: a plan of one process, or they are not all known."""
+    """Return the collectives of a step in the model's order; ``None`` for one process, or if some are unknown."""
     processes = loaded.plan.processes
     if processes is None or processes.left:
         return None
@@ -118,7 +124,7 @@ def plan_exchanges(loaded: LoadedPlan) -> tuple[PlanExchange, ...] | None:
 
 
 def step_ops(loaded: LoadedPlan) -> Iterator[tuple[str, int, str]]:
-    """(file, line, op) of what a step of one of several processes does and exchanges; nothing of a job of one."""
+    """Yield (file, line, op) of the work and exchanges of a step; empty for a job of one process."""
     if loaded.plan.processes is None:
         return
     graph = loaded.outside if loaded.plan.compiled_by == "program" else loaded.eager
@@ -131,7 +137,7 @@ def step_ops(loaded: LoadedPlan) -> Iterator[tuple[str, int, str]]:
 
 
 def not_compared(base: LoadedPlan, head: LoadedPlan) -> str:
-    """Why nothing is said of the collectives of two plans; ``''`` where they are compared, or neither has any."""
+    """Return why the collectives of two plans are not compared; ``''`` if they are, or both have none."""
     sizes = [0 if loaded.plan.processes is None else loaded.plan.processes.world_size for loaded in (base, head)]
     if sizes[0] != sizes[1]:
         texts = ["as one process" if not size else f"as the first of {size:,} processes" for size in sizes]
@@ -145,7 +151,7 @@ def _launched(graph: OpGraph) -> tuple[Range, ...]:
 
 
 def sums_of(exchanges: Iterable[PlanExchange]) -> dict[str, int]:
-    """Amounts of some of them together."""
+    """Return the summed amounts of some exchanges."""
     result = dict.fromkeys((PLAN_COLLECTIVES, PLAN_WIRE, PLAN_BLOCKED, PLAN_BLOCKED_WIRE), 0)
     for exchange in exchanges:
         for name, amount in exchange.amounts.items():
@@ -153,16 +159,10 @@ def sums_of(exchanges: Iterable[PlanExchange]) -> dict[str, int]:
     return result
 
 
-# Collectives of two plans: which are new, larger, of another type, or block now, as rows that sum to the change.
+# Collectives of two plans as rows that sum to the change: new, larger, another type, newly blocking.
 #
-# Those that exchange the same for the same are one another, wherever they are asked for; the others of one kind and
-# line belong together, in as many parts as there are.
-
-
-StepWaits = tuple[StepExchanges | None, StepExchanges | None]
-"""The model of both steps, whose rows are in the order of `plan_exchanges`; ``None``: it is not for one target."""
-
-NO_WAITS: StepWaits = (None, None)
+# Collectives with the same payload and ranks are paired, wherever they are called. The rest is grouped by kind and
+# line, in any number of parts.
 
 
 def collective_rows(
@@ -171,9 +171,9 @@ def collective_rows(
     lines: LineMap,
     waits: StepWaits = NO_WAITS,
 ) -> Iterator[ProgramRow]:
-    """Rows that sum to the change of each amount. Linear in the collectives.
+    """Yield rows that sum to the change of each amount. Linear in the collectives.
 
-    ``waits``: of the same two steps.
+    ``waits``: the model of the same two steps.
     """
     exposed = [
         None if step is None else {id(exchange): row.exposed for exchange, row in zip(side, step.rows, strict=True)}
@@ -184,11 +184,11 @@ def collective_rows(
 
 
 def waits_line(waits: StepWaits) -> str:
-    """What both steps wait for all of their collectives; ``''`` where it is not modelled."""
+    """Return the time that both steps wait for all collectives; ``''`` if it is not modelled."""
     base, head = waits
     if base is None or head is None or not (base.rows or head.rows):
         return ""
-    known = "" if base.known and head.known else ", or more: what joins the devices is not known"
+    known = "" if base.known and head.known else ", or more: the network between the devices is unknown"
     return f"the step waits {_span(base.exposed)} → {_span(head.exposed)} for collectives by the model{known}"
 
 
@@ -197,10 +197,10 @@ _Key = Callable[[PlanExchange, LineMap], Hashable]
 
 
 def _groups(base: Sequence[PlanExchange], head: Sequence[PlanExchange], lines: LineMap) -> Iterator[_Group]:
-    """Those that are not the same on both sides, what does the same work together; one side may have none.
+    """Yield groups that differ between the sides, with equal work together; one side may be empty.
 
-    At one line those of one dtype belong together, then the others; elsewhere those of one party, if each side asks for
-    them at a single line.
+    At one line, collectives of one dtype form a group, then the rest. Elsewhere collectives of one caller form a group,
+    if each side calls them at a single line.
     """
     left: _Group = (list(base), list(head))
     same: tuple[_Key, ...] = (
@@ -238,7 +238,7 @@ def _by_key(base: Iterable[PlanExchange], head: Iterable[PlanExchange], key: _Ke
 
 
 def _unpaired(base: Iterable[PlanExchange], head: Iterable[PlanExchange], key: _Key, lines: LineMap) -> _Group:
-    """Those without a partner of the same key on the other side, in order."""
+    """Return the collectives without a partner of this key, in order."""
     left: _Group = ([], [])
     for mine, theirs in _by_key(base, head, key, lines):
         pairs = min(len(mine), len(theirs))
@@ -269,12 +269,12 @@ def _row(
 
 
 def _newly(base: dict[str, int], head: dict[str, int]) -> int:
-    """Collectives that block and did not: more of them, or a larger part of the bytes is in them."""
+    """Return the number of newly blocking collectives: more of them, or a larger share of the bytes."""
     if not head[PLAN_BLOCKED]:
         return 0
     more = head[PLAN_BLOCKED] - base[PLAN_BLOCKED]
     grown = head[PLAN_BLOCKED_WIRE] - base[PLAN_BLOCKED_WIRE]
-    if grown <= 0 and base[PLAN_BLOCKED]:  # the same bytes in more parts; of barriers, that there are more
+    if grown <= 0 and base[PLAN_BLOCKED]:  # The same bytes in more parts do not count; for barriers the number counts.
         return max(0, more) if not head[PLAN_WIRE] else 0
     part = head[PLAN_BLOCKED_WIRE] * base[PLAN_WIRE] > base[PLAN_BLOCKED_WIRE] * head[PLAN_WIRE]
     return max(more, int(part and base[PLAN_WIRE] > 0), 0)
@@ -314,7 +314,7 @@ def _said(
 
 
 def _payload(exchanges: list[PlanExchange]) -> str:
-    """``4 of 1.00 MiB to 25.0 MiB, float32``."""
+    """Return a text such as ``4 of 1.00 MiB to 25.0 MiB, float32``."""
     sizes = sorted(exchange.collective.bytes for exchange in exchanges)
     ends = dict.fromkeys((format_bytes(sizes[0]), format_bytes(sizes[-1])))
     dtypes = sorted({exchange.collective.dtype or "no array" for exchange in exchanges})

@@ -1,4 +1,4 @@
-"""Why a build must fail by what its compiled programs became: exact, one compilation of each side is enough."""
+"""Gates on compiled programs that fail a build. They are exact: one compilation of each side is enough."""
 
 from __future__ import annotations
 
@@ -31,25 +31,26 @@ LOST_FUSIONS, BLOCKING, MODELLED = "lost-fusions", "blocking-collectives", "mode
 BREAKS = "graph-breaks"
 
 LEAST: dict[str, float] = {"hbm-bytes": 0.5, "peak": 0.1, "launches": 1.0, "recompute": 0.1, "collective-bytes": 0.1}
-"""Percent that a gate lets pass, where nothing else is asked for. A step that only moves bytes is 0.5% slower for 0.5%
-more of them, a quarter of what launches can tell; XLA's choices elsewhere move less than that for an edit that means
-nothing to them. A peak has no such noise: what is more than rounding counts, for memory ends at once."""
+"""Default percentage that a gate tolerates. A step that only moves bytes is 0.5% slower with 0.5% more bytes, a quarter
+of the change that launches can detect. XLA's choices elsewhere move less than that for an unrelated edit. A peak has no
+such noise, so anything above rounding counts, because memory runs out without warning.
+"""
 
 MODELLED_LEAST = 2.0
-"""Percent, as the least change of a measured step."""
+"""Percentage for modelled times, equal to the least change of a measured step."""
 
 LOST_LEAST = 0.001
-"""Of the program's bytes, for a fusion that was lost: some scalar or mask that is written is no loss."""
+"""Smallest share of the program's bytes for a lost fusion; writing a scalar or mask is not a loss."""
 
 _METRICS = {
     "hbm-bytes": (BYTES, PLAN_BYTES), "peak": (PEAK, PLAN_PEAK),
     "launches": (LAUNCHES, PLAN_LAUNCHES, PLAN_COLLECTIVES), "recompute": (RECOMPUTED,),
     "collective-bytes": (WIRE, PLAN_WIRE),
 }  # fmt: skip
-"""Of a compiled program, or of a plan: each that it has is asked."""
+"""Metrics of each gate, for compiled programs and plans; a program is checked by those that it has."""
 
 DEFAULT = (LOST_FUSIONS, "hbm-bytes", "peak", "collective-bytes", BLOCKING, BREAKS)
-"""What ``programs`` stands for."""
+"""Gates that ``programs`` selects."""
 
 GATES = ("programs", *sorted((LOST_FUSIONS, BLOCKING, BREAKS, MODELLED, *LEAST)))
 
@@ -59,16 +60,16 @@ MOST_NAMED = 3
 
 
 class ProgramGate(Struct, frozen=True, kw_only=True):
-    """A gate on compiled programs; ``percent``: growth that it lets pass."""
+    """A gate on compiled programs. ``percent``: growth that it tolerates."""
 
     name: str
     percent: float = 0.0
 
 
 def program_gate(text: str) -> tuple[ProgramGate, ...]:
-    """The gates that ``programs``, ``peak`` or ``hbm-bytes:2%`` stand for; none where it is no gate on programs.
+    """Return the gates of ``programs``, ``peak`` or ``hbm-bytes:2%``; empty if the text is not a gate on programs.
 
-    ``UsageError``: a percentage that this gate does not take.
+    ``UsageError`` if this gate takes no percentage.
     """
     match = _GATE.fullmatch(text)
     if match is None or match[1] not in GATES:
@@ -76,24 +77,24 @@ def program_gate(text: str) -> tuple[ProgramGate, ...]:
     name, percent = match[1], None if match[2] is None else float(match[2])
     if name == "programs":
         if percent is not None:
-            raise UsageError(f"--fail-on {text}: programs takes no percentage; its parts do: {', '.join(LEAST)}")
+            raise UsageError(f"--fail-on {text}: programs takes no percentage; use it with {', '.join(LEAST)}")
         return tuple(gate for part in DEFAULT for gate in program_gate(part))
     least = MODELLED_LEAST if name == MODELLED else LEAST.get(name)
     if least is None:
         if percent is not None:
-            raise UsageError(f"--fail-on {text}: {name} takes no percentage, one is too many")
+            raise UsageError(f"--fail-on {text}: {name} takes no percentage, because one is too many")
         return (ProgramGate(name=name),)
     return (ProgramGate(name=name, percent=least if percent is None else percent),)
 
 
 def gates_not_met(changes: Sequence[ProgramChange], gates: Iterable[ProgramGate]) -> Iterator[str]:
-    """A line for each gate that a program does not meet, with the lines of the code that it fails by."""
+    """Yield a line for each gate that a program fails, with the source lines that cause it."""
     several = len(changes) > 1
     asked = list(dict.fromkeys(gates))
     for change in changes if asked else ():
         if change.failed == "head":
             lead = f"{change.name}: " if several else ""
-            yield f"{lead}programs: head failed while it was planned, and base did not: nothing of it was judged"
+            yield f"{lead}programs: planning of head failed, planning of base did not: the program was not judged"
     for gate in asked:
         for change in changes:
             lead = f"{change.name}: " if several else ""
@@ -112,7 +113,7 @@ def gates_not_met(changes: Sequence[ProgramChange], gates: Iterable[ProgramGate]
 
 
 def lost_fusions(change: ProgramChange) -> tuple[ProgramRow, ...]:
-    """Rows of what was one launch, is several now, and moves more bytes for it; the most bytes first."""
+    """Return rows of launches that are split now and move more bytes, most bytes first."""
     least = LOST_LEAST * change.totals.get(_metric(change, "hbm-bytes"), (0, 0))[0]
     rows = (row for row in change.rows if row.lost and row.moved >= max(least, 1))
     return tuple(sorted(rows, key=lambda row: -row.moved))
@@ -135,7 +136,7 @@ def _blocking(change: ProgramChange) -> str:
     if not rows:
         return ""
     many = sum(row.blocking for row in rows)
-    return f"{many} {'collective blocks' if many == 1 else 'collectives block'} and did not: {_places(rows)}"
+    return f"{many} {'collective blocks' if many == 1 else 'collectives block'} now: {_places(rows)}"
 
 
 def _breaks(change: ProgramChange) -> str:
@@ -145,7 +146,7 @@ def _breaks(change: ProgramChange) -> str:
 
 
 def _metric(change: ProgramChange, gate: str) -> str:
-    """The metric of a gate that this program has."""
+    """Return the metric of a gate that this program has."""
     names = _METRICS[gate]
     return next((name for name in names if name in change.totals), names[0])
 
@@ -164,9 +165,9 @@ def _grown(change: ProgramChange, gate: ProgramGate, name: str) -> str:
 
 
 def _modelled(change: ProgramChange, gate: ProgramGate) -> str:
-    """By the geometric middle of the ranges: both sides are modelled alike."""
+    """Compare the geometric means of the modelled ranges, which have the same model error on both sides."""
     if change.modelled_ns is None:
-        return "it cannot be modelled: a side names no target (`perfscope compile` does)"
+        return "it cannot be modelled: a side has no target (`perfscope compile` records it)"
     base, head = (math.sqrt(span.low) * math.sqrt(span.high) for span in change.modelled_ns)
     if (head - base) * 100 <= gate.percent * base:
         return ""

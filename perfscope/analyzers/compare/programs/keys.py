@@ -1,4 +1,4 @@
-"""What makes an op of one program the op of another: its path, phase, opcode, shape and line, never its name."""
+"""Keys that identify an op across programs: path, phase, opcode, shape and line, but never its name."""
 
 from __future__ import annotations
 
@@ -14,18 +14,32 @@ from perfscope.analyzers.compare.runs.keys import same_files
 from perfscope.analyzers.hlo.module import HloModule, Instruction, Shape
 from perfscope.analyzers.hlo.scope import scope_of
 
-# Two sequences side by side: what is there once on both sides is an anchor, and between anchors it is repeated.
-
-
 MOST_DEEP = 64
-"""Times that the pieces between anchors are looked into again; programs need three or four."""
+"""Maximum depth of the alignment between anchors; programs need three or four."""
+
+CHEAP = frozenset(
+    {
+        "broadcast", "constant", "convert", "bitcast-convert", "iota", "reshape", "compare", "select", "parameter",
+        "slice", "pad", "copy", "transpose", "negate", "bitcast",
+    }
+)  # fmt: skip
+"""Ops that XLA copies into every kernel that needs them, so two kernels that share one may be unrelated."""
+
+CHEAP_WEIGHT = 0.1
+
+Lines = Mapping[str, Mapping[int, Set[object]]]
+"""By file: known lines, and the ops of each line."""
+
+
+# Alignment of two sequences: items that occur once on both sides are anchors; the pieces between them are aligned
+# again.
 
 
 def aligned(base: Sequence[Hashable], head: Sequence[Hashable]) -> list[tuple[int, int]]:
-    """Pairs of positions with equal items, rising on both sides: about n log n of n items.
+    """Return pairs of positions with equal items, rising on both sides. About n log n of n items.
 
-    Equal beginnings and ends are paired first, then items that are there once on both sides, in the longest order that
-    both share (as in patience diff); what repeats between them is paired in order.
+    Equal beginnings and ends are paired first. Then items that occur once on both sides are paired, in the longest
+    order that both share (as in patience diff). Repeated items between them are paired in order.
     """
     pairs: list[tuple[int, int]] = []
     waiting = [(0, len(base), 0, len(head), 0)]
@@ -53,7 +67,7 @@ def aligned(base: Sequence[Hashable], head: Sequence[Hashable]) -> list[tuple[in
 def _anchors(
     base: Sequence[Hashable], head: Sequence[Hashable], left: int, right: int, low: int, high: int
 ) -> list[tuple[int, int]]:
-    """Items that are there once on both sides, in the longest order that both have."""
+    """Return the items that occur once on both sides, in their longest common order."""
     mine, theirs = Counter(base[left:right]), Counter(head[low:high])
     position_of = {head[index]: index for index in range(low, high) if theirs[head[index]] == 1}
     shared = [
@@ -65,7 +79,7 @@ def _anchors(
 
 
 def longest_rising(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Of pairs that rise on the left, the longest run that rises on the right too."""
+    """Return the longest run that rises on both sides, from pairs that rise on the left."""
     tails: list[int] = []
     at_tail: list[int] = []
     before: list[int] = []
@@ -88,7 +102,7 @@ def longest_rising(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 def _in_order(
     base: Sequence[Hashable], head: Sequence[Hashable], left: int, right: int, low: int, high: int
 ) -> list[tuple[int, int]]:
-    """Repeated items, each with the next equal one."""
+    """Pair each repeated item with the next equal item."""
     positions: dict[Hashable, list[int]] = {}
     for index in range(low, high):
         positions.setdefault(head[index], []).append(index)
@@ -102,18 +116,8 @@ def _in_order(
     return pairs
 
 
-CHEAP = frozenset(
-    {
-        "broadcast", "constant", "convert", "bitcast-convert", "iota", "reshape", "compare", "select", "parameter",
-        "slice", "pad", "copy", "transpose", "negate", "bitcast",
-    }
-)  # fmt: skip
-"""Ops that XLA copies into every kernel that wants them: that two kernels share one says little."""
-CHEAP_WEIGHT = 0.1
-
-
 class OpKey(NamedTuple):
-    """Where and what an op is; ``line`` as the head counts lines."""
+    """Identity of an op; ``line`` as the head counts lines."""
 
     path: tuple[str, ...]
     phase: str
@@ -130,31 +134,31 @@ class OpKey(NamedTuple):
         return "/".join(self.path)
 
     def without_shape(self) -> OpKey:
-        """At the same line, of another size or type."""
+        """Return the key without size and type."""
         return self._replace(shape="")
 
     def without_line(self) -> OpKey:
-        """The same op elsewhere in the code."""
+        """Return the key without the line, for the same op elsewhere in the code."""
         return self._replace(line=-1, file="")
 
 
 class LineMap(Struct, frozen=True):
-    """Where the lines of the base's files are in the head's."""
+    """Positions of the base's lines in the head's files."""
 
     files: Mapping[str, str]
     lines: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
-    """By file of the base: its lines that are known, rising, and where each is now."""
+    """By file of the base: known lines, rising, and the current line of each."""
 
     def place(self, file: str, line: int | None) -> str:
-        """``model.py:17`` as the head names and counts it; without a line the file alone."""
+        """Return ``model.py:17`` as the head names and counts it; without a line, the file."""
         return self.file(file) if line is None or line < 0 else f"{self.file(file)}:{self.line(file, line)}"
 
     def file(self, name: str) -> str:
-        """The file as the head names it."""
+        """Return the file's name in the head."""
         return self.files.get(name, name)
 
     def line(self, file: str, line: int) -> int:
-        """The line as the head counts; of one that is not known, as far off as the nearest known one above it."""
+        """Return the line as the head counts; an unknown line keeps its distance to the nearest known line above."""
         known = self.lines.get(file)
         if known is None or line < 0 or not known[0]:
             return line
@@ -167,19 +171,19 @@ NO_LINES = LineMap({}, {})
 
 
 def shape_text(shape: Shape) -> str:
-    """``f32[4,8]``; of a tuple its parts."""
+    """Return ``f32[4,8]``, or the parts of a tuple."""
     if shape.dtype == "tuple":
         return f"({', '.join(shape_text(part) for part in shape.parts[:8])}{', ...' * (len(shape.parts) > 8)})"
     return f"{shape.dtype}[{','.join(map(str, shape.dims))}]"
 
 
 def plain_path(path: tuple[str, ...]) -> tuple[str, ...]:
-    """A path that says no scope twice in a row: ``jax.checkpoint`` names those around it once more."""
+    """Return a path without repeated scopes: ``jax.checkpoint`` names the surrounding scopes once more."""
     return tuple(name for index, name in enumerate(path) if not index or name != path[index - 1])
 
 
 def op_key(instruction: Instruction, lines: LineMap = NO_LINES) -> OpKey:
-    """The key of an instruction; ``lines``: where the lines of its side are in the head."""
+    """Return the key of an instruction. ``lines``: map from its side's lines to the head's."""
     scope = scope_of(instruction.op_name)
     file = instruction.file or ""
     return OpKey(
@@ -193,15 +197,11 @@ def op_key(instruction: Instruction, lines: LineMap = NO_LINES) -> OpKey:
     )
 
 
-Lines = Mapping[str, Mapping[int, Set[object]]]
-"""By file: its lines that are known, and what each of them makes."""
-
-
 def line_map(base: Lines, head: Lines) -> LineMap:
-    """How lines moved from base to head, told from what each line makes.
+    """Map lines from base to head, from the ops of each line.
 
-    The lines of a file are two sequences of sets; what is the same in them is aligned, and lines between two that are
-    aligned are one another in order where there are as many on both sides.
+    The lines of a file are two sequences of sets. Equal sets are aligned. Lines between two aligned lines are paired in
+    order if both sides have the same number of them.
     """
     files = same_files(set(base), set(head))
     result = {}
@@ -220,7 +220,7 @@ def line_map(base: Lines, head: Lines) -> LineMap:
 
 
 def lines_of(module: HloModule) -> Lines:
-    """The lines that a program names, by the ops that each of them makes."""
+    """Return the lines of a program, each with its ops."""
     by_file: dict[str, dict[int, set[object]]] = defaultdict(lambda: defaultdict(set))
     for _, instruction in module.instructions():
         if instruction.file is not None and instruction.line is not None and instruction.op_name:

@@ -1,8 +1,8 @@
-"""Which launches of one program are which of the other: groups of launches that do the same work, most often one each.
+"""Matching of the launches of two programs: groups of launches with the same work, mostly one launch per side.
 
-First those that compute the same at the same place, by what they read and feed, then in order; then those that share
-most of their ops, whatever they are fused with; then those whose result is the same op. A launch that is left over
-joins the group that most of its ops were in: it was moved out of a fusion, or into one.
+Matching goes from strict to loose. First come launches with the same computation at the same place, told apart by their
+inputs and consumers, then by order; then launches that share most of their ops, in any fusion; then launches whose
+result is the same op. A launch that is left joins the group with most of its ops: it left a fusion or joined one.
 """
 
 from __future__ import annotations
@@ -16,43 +16,45 @@ from msgspec import Struct
 from perfscope.analyzers.compare.programs.keys import CHEAP, CHEAP_WEIGHT, OpKey, aligned
 
 MOST_HOLDERS = 64
-"""Launches of a side that hold one op: an op in more of them tells none from another."""
+"""Maximum number of launches per side that hold one op; an op in more launches does not distinguish them."""
 
 MOST_PAIRS = 2_000_000
-"""Pairs of launches that are weighed, the rarest ops first; a program that is like no other has thousands."""
+"""Maximum number of weighed pairs of launches, the rarest ops first. Unusual programs have thousands."""
 
 LEAST_SHARE = 0.25
-"""Of the ops of a launch that must be in a group for it to belong there."""
+"""Smallest share of a launch's ops in a group for the launch to join it."""
 
 
 UnitT = TypeVar("UnitT")
 
+_Strip = Callable[[OpKey], OpKey] | None
+
 
 class Launch(Struct, Generic[UnitT], frozen=True, eq=False):
-    """A launch of a program or a plan, and what of it is matched."""
+    """A launch of a program or a plan, with the features that are matched."""
 
     unit: UnitT
     digest: str
-    """Of all that it computes, without names and places."""
+    """Digest of the whole computation, without names and places."""
     ops: Counter[OpKey]
     result: OpKey
-    """The op whose value it writes."""
+    """Op whose value the launch writes."""
     reads: Sequence[int] = ()
     """Launches of its side whose values it reads."""
     is_collective: bool = False
 
 
 class Group(Struct, Generic[UnitT], frozen=True, eq=False):
-    """Launches of both sides that do the same work; one side may have none."""
+    """Launches of both sides with the same work; one side may be empty."""
 
     base: tuple[UnitT, ...]
     head: tuple[UnitT, ...]
     same: bool = False
-    """One each, and they compute the same, in all that is known of it."""
+    """Whether there is one launch per side and all known facts agree."""
 
 
 def matched(base: Sequence[Launch[UnitT]], head: Sequence[Launch[UnitT]]) -> list[Group[UnitT]]:
-    """Every launch of both sides in exactly one group, in the order of the head; about n log n of n ops.
+    """Return groups with every launch of both sides exactly once, in the head's order. About n log n of n ops.
 
     Keys count lines as the head does.
     """
@@ -76,7 +78,7 @@ def matched(base: Sequence[Launch[UnitT]], head: Sequence[Launch[UnitT]]) -> lis
 
 
 class _Side:
-    """A program's launches with their keys; ``left``: those without a partner so far."""
+    """A program's launches with their keys; ``left``: launches without a partner so far."""
 
     def __init__(self, launches: Sequence[Launch[UnitT]]) -> None:
         self.left = dict.fromkeys(range(len(launches)))
@@ -103,7 +105,7 @@ def _take(left: _Side, right: _Side, pairs: list[tuple[int, int]]) -> list[tuple
 
 
 def _alike(left: _Side, right: _Side, mine: Sequence[Hashable], theirs: Sequence[Hashable]) -> list[tuple[int, int]]:
-    """Launches of one key, in order, where both sides have as many of it."""
+    """Pair launches of one key in order, if both sides have the same number of them."""
     buckets = _buckets(left.left, mine.__getitem__), _buckets(right.left, theirs.__getitem__)
     pairs = []
     for key, rows in buckets[0].items():
@@ -121,7 +123,7 @@ def _buckets(rows: Iterable[int], key: Callable[[int], Hashable]) -> dict[Hashab
 
 
 def _in_sequence(left: _Side, right: _Side) -> list[tuple[int, int]]:
-    """Of equal launches of which there are more on one side, those that stand between the same others."""
+    """Pair equal launches with unequal counts by their neighbours on both sides."""
     rows = list(left.left), list(right.left)
     aligned_pairs = aligned([left.exact[row] for row in rows[0]], [right.exact[row] for row in rows[1]])
     pairs = _take(left, right, [(rows[0][one], rows[1][other]) for one, other in aligned_pairs])
@@ -131,11 +133,8 @@ def _in_sequence(left: _Side, right: _Side) -> list[tuple[int, int]]:
 
 
 def _weight(key: OpKey) -> float:
-    """How much an op says of the launch that holds it."""
+    """Return how strongly an op identifies its launch."""
     return CHEAP_WEIGHT if key.opcode in CHEAP else 1.0
-
-
-_Strip = Callable[[OpKey], OpKey] | None
 
 
 def _counts(side: _Side, row: int, strip: _Strip) -> Counter[OpKey]:
@@ -150,7 +149,7 @@ def _counts(side: _Side, row: int, strip: _Strip) -> Counter[OpKey]:
 def _shared(
     mine: Sequence[tuple[int, Counter[OpKey]]], theirs: Sequence[tuple[int, Counter[OpKey]]]
 ) -> dict[tuple[int, int], float]:
-    """Weight of the ops that two launches share; ops that very many hold aside."""
+    """Return the weight of the ops that two launches share, without ops that very many launches hold."""
     holders: tuple[dict[OpKey, list[int]], dict[OpKey, list[int]]] = (defaultdict(list), defaultdict(list))
     for side, counted in zip(holders, (mine, theirs), strict=True):
         for index, (_, counts) in enumerate(counted):
@@ -177,7 +176,7 @@ def _size(counts: Counter[OpKey]) -> float:
 
 
 def _by_ops(left: _Side, right: _Side, strip: _Strip) -> list[tuple[int, int]]:
-    """One against one: those that share the largest part of what they hold first."""
+    """Pair launches one to one, those with the largest shared part first."""
     mine = [(row, _counts(left, row, strip)) for row in left.left]
     theirs = [(row, _counts(right, row, strip)) for row in right.left]
     sizes = [_size(counts) for _, counts in mine], [_size(counts) for _, counts in theirs]
@@ -201,7 +200,7 @@ def _by_ops(left: _Side, right: _Side, strip: _Strip) -> list[tuple[int, int]]:
 
 
 def _by_result(left: _Side, right: _Side) -> list[tuple[int, int]]:
-    """Launches of which no op is known from the other side: the same op at the same line, else the next of its kind."""
+    """Pair launches without a known op by their result: the same op at the same line, else the next of its kind."""
     pairs: list[tuple[int, int]] = []
     strips: tuple[Callable[[OpKey], Hashable], ...] = (
         lambda key: (key.path, key.phase, key.primitive, key.opcode, key.file, key.line),
@@ -218,7 +217,7 @@ def _by_result(left: _Side, right: _Side) -> list[tuple[int, int]]:
 
 
 def _joined(left: _Side, right: _Side, pairs: Sequence[tuple[int, int]]) -> list[tuple[list[int], list[int]]]:
-    """Groups from pairs, and from what is left of each side: with the group that most of its ops are in, else alone."""
+    """Return groups from the pairs and the rest of each side: in the group with most of its ops, else alone."""
     groups: list[tuple[list[int], list[int]]] = [([one], [other]) for one, other in pairs]
     changed = [(index, one, other) for index, (one, other) in enumerate(pairs) if left.exact[one] != right.exact[other]]
     alone: list[tuple[list[int], list[int]]] = []
@@ -234,9 +233,9 @@ def _joined(left: _Side, right: _Side, pairs: Sequence[tuple[int, int]]) -> list
 
 
 def _homes(side: _Side, rows: Sequence[int], other: _Side, homes: Sequence[tuple[int, int]]) -> list[int | None]:
-    """For each launch without a partner the changed one of the other side that holds most of its ops.
+    """Return, for each launch without a partner, the changed launch of the other side with most of its ops.
 
-    ``homes``: (the changed one, its partner on this side). Of several that hold as much, the one whose partner is next
+    ``homes``: (the changed launch, its partner on this side). With equal counts, take the launch whose partner is next
     to it in the program.
     """
     result: list[int | None] = [None] * len(rows)

@@ -1,4 +1,4 @@
-"""What lies in memory when a compiled program needs most of it, by the line that made it."""
+"""Contents of memory at the peak of a compiled program, by the line that made them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from perfscope.analyzers.hlo.module import HloModule
 from perfscope.model.torch_plan import StepMemory, TorchPlan, category_label, memory_as_run
 
 LASTING = "arguments, results and constants"
-"""What is there all the time: it has no line of its own."""
+"""Values that exist all the time and have no line."""
 
 _Place = tuple[str, str, str]
-"""Line, what makes the value, and the phase it is made in."""
+"""Line, maker of the value, and phase in which it is made."""
 
 
 def peak_rows(
     base: HloModule, head: HloModule, lines: LineMap
 ) -> tuple[tuple[int, int] | None, tuple[ProgramRow, ...]]:
-    """((base, head) bytes at the peak, rows that sum to the difference); ``None`` where a side does not say."""
+    """Return the (base, head) bytes at the peak and rows that sum to the difference; ``None`` if a side has no peak."""
     sides = assigned_memory(base), assigned_memory(head)
     if sides[0] is None or sides[1] is None:
         return None, ()
@@ -30,9 +30,9 @@ def peak_rows(
 
 
 def plan_peak_rows(base: TorchPlan, head: TorchPlan, lines: LineMap) -> Iterator[ProgramRow]:
-    """Rows that sum to how the peak of the step changed, as the programs run it; none where a side does not say it.
+    """Yield rows that sum to the change of the step's peak as the programs run it; none if a side has no peak.
 
-    What has no line of its own is told by its category.
+    Values without a line are named by their category.
     """
     sides = memory_as_run(base), memory_as_run(head)
     if sides[0] is not None and sides[1] is not None:
@@ -49,7 +49,7 @@ def _by_line(step: StepMemory, lines: LineMap) -> dict[_Place, int]:
 
 
 def _by_place(module: HloModule, memory: AssignedMemory, lines: LineMap) -> dict[_Place, int]:
-    """Bytes at the peak; of a fusion that says no line, at the first op in it that does."""
+    """Return bytes at the peak; a fusion without a line takes the line of its first op that has one."""
     result: dict[_Place, int] = {("", LASTING, ""): memory.whole_run_bytes}
     by_name = {instruction.name: instruction for _, instruction in module.instructions()}
     for buffer in memory.live_at_peak:

@@ -1,4 +1,4 @@
-"""Which compiled programs of two runs are one another, each pair explained by instruction."""
+"""Pairs of compiled programs of two runs, each compared by instruction."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from perfscope.model.errors import DataError
 from perfscope.model.torch_plan import LoadedPlan
 from perfscope.model.trace import Trace
 
-# Compiled XLA programs of both sides: which is which, and what of them does not depend on a clock.
+# Compiled XLA programs of both sides: the pairs, and the amounts that do not depend on a clock.
 
 
 MOST_PROGRAMS = 8
-"""Programs that are compared one by one, those that do most: a script has two or three that matter."""
+"""Maximum number of programs compared one by one, the largest first; a script has two or three large ones."""
 
 BLOCKED = "blocking collectives per run"
 
@@ -55,27 +55,27 @@ class ProgramSide(Struct, frozen=True, kw_only=True):
     """One program of one side."""
 
     name: str
-    """Its module's name, without what tells it from others of that name."""
+    """Module name without the suffix that makes it unique."""
     label: str
     fingerprint: str
     measures: Mapping[str, Measure]
     processes: int = 0
-    """Of a plan: of how many processes it is the first; 0: its program sets up none."""
+    """Number of processes of a plan, of which this is the first; 0 if its program sets up none."""
     failed: bool = False
-    """Of a plan: its program failed while it was planned."""
+    """Whether the program of a plan failed while it was planned."""
 
 
 def fingerprint(module: HloModule) -> str:
-    """What a program computes and how, as 16 hexadecimal digits: equal for programs that differ in names only.
+    """Return a digest of a program's computation, 16 hexadecimal digits; equal if programs differ in names only.
 
-    Of each instruction: opcode, shape, operands by place, attributes, whether a collective waits, and what it calls; no
-    names, no metadata, no values of constants but those that loops count with.
+    It covers, per instruction: opcode, shape, operands by place, attributes, whether a collective waits, and its calls.
+    It leaves out names, metadata and constants other than loop counters.
     """
     return computation_digests(module)[module.entry][:16]
 
 
 def program_sides(trace: Trace) -> tuple[ProgramSide, ...]:
-    """The programs and plans of a trace, those that do most first."""
+    """Return the programs and plans of a trace, largest first."""
     plans = tuple(_plan_side(loaded) for loaded in trace.torch_plans)
     if not trace.hlo:
         return plans
@@ -91,12 +91,12 @@ def program_sides(trace: Trace) -> tuple[ProgramSide, ...]:
 
 
 def _costs(trace: Trace) -> list[ModuleCost]:
-    """Of the compiled programs that are compared, those that do most first."""
+    """Return the costs of the compiled programs that are compared, largest first."""
     return sorted(trace.fact(hlo_costs), key=lambda cost: -(cost.total.bytes + cost.total.flops))[:MOST_PROGRAMS]
 
 
 def _plan_side(loaded: LoadedPlan) -> ProgramSide:
-    """What torch.compile would make of a program."""
+    """Return the plan of torch.compile for a program."""
     totals, units = plan_totals(loaded), plan_units(loaded.plan)
     places: dict[str, dict[str, float]] = {name: {} for name in totals}
     parts = [(f"{line.file}:{line.line}", unit.amounts) for unit in units for line in unit.kernel.places[:1]]
@@ -128,7 +128,7 @@ def _plan_side(loaded: LoadedPlan) -> ProgramSide:
 def paired_programs(
     base: Sequence[Program], head: Sequence[Program], name: Callable[[Program], str]
 ) -> tuple[tuple[Program, Program], ...]:
-    """Programs of one name in their order; one against one whatever their names."""
+    """Pair programs of one name in order; a single program on each side in any case."""
     if len(base) == len(head) == 1:
         return ((base[0], head[0]),)
     left: dict[str, list[Program]] = {}
@@ -140,7 +140,7 @@ def paired_programs(
 def paired_sides(
     base: Sequence[ProgramSide], head: Sequence[ProgramSide]
 ) -> tuple[tuple[ProgramSide, ProgramSide], ...]:
-    """Programs of two sides by their names."""
+    """Pair programs of two sides by name."""
     return paired_programs(base, head, lambda side: side.name)
 
 
@@ -183,7 +183,7 @@ def _measures(cost: ModuleCost) -> Iterator[Measure]:
 
 
 def _collectives(cost: ModuleCost) -> Iterator[Measure]:
-    """What goes over links, and how often the device waits for it; nothing of programs for one device."""
+    """Yield the bytes over links and the number of waits; nothing for programs of one device."""
     sending = [(row.instruction, row.total.wire_bytes) for row in cost.launched if row.total.wire_bytes]
     collectives = collectives_of(cost.module)
     if not sending and not collectives:
@@ -203,19 +203,19 @@ def _by_line(rows: Iterable[tuple[Instruction, int]]) -> dict[str, float]:
 
 
 class TargetOfSide(Struct, frozen=True, kw_only=True):
-    """What the programs of a side are for; ``''``: nobody says."""
+    """Targets of the sides' programs; ``''`` if unknown."""
 
     base: str
     head: str
 
     @property
     def differ(self) -> bool:
-        """They are known not to be for one machine."""
+        """Whether both targets are known and differ."""
         return bool(self.base and self.head) and self.base != self.head
 
     @property
     def known(self) -> bool:
-        """Both sides say it, and it is one."""
+        """Whether both targets are known and equal."""
         return bool(self.base) and self.base == self.head
 
 
@@ -223,12 +223,12 @@ NO_TARGETS = TargetOfSide(base="", head="")
 
 
 def program_changes(base: Sequence[Trace], head: Sequence[Trace]) -> tuple[ProgramChange, ...]:
-    """Every program and plan that both sides have, those that do most first; none where a side has none."""
+    """Return the changes of every program and plan of both sides, largest first; empty if a side has none."""
     return (*_compiled(base, head), *_planned(base, head))
 
 
 def _planned(base: Sequence[Trace], head: Sequence[Trace]) -> Iterator[ProgramChange]:
-    """Plans of torch.compile: of one name in order, one against one whatever their names."""
+    """Pair plans of torch.compile by name in order; a single plan on each side in any case."""
     sides = [[loaded for trace in side for loaded in trace.torch_plans] for side in (base, head)]
     works = [{id(work.held): work for trace in side for work in plan_works(trace)} for side in (base, head)]
     for loaded, other in paired_programs(sides[0], sides[1], lambda loaded: loaded.plan.name):
@@ -245,12 +245,12 @@ def _planned(base: Sequence[Trace], head: Sequence[Trace]) -> Iterator[ProgramCh
 
 
 def _exchanges(work: PlanWork) -> StepExchanges | None:
-    """The collectives of a step as the program runs it."""
+    """Return the collectives of a step as the program runs it."""
     return work.compiled_exchanges if work.held.plan.compiled_by == "program" else work.eager_exchanges
 
 
 def _compiled(base: Sequence[Trace], head: Sequence[Trace]) -> tuple[ProgramChange, ...]:
-    """Compiled programs that both sides have; none where a side has no scheduled one."""
+    """Return the changes of compiled programs of both sides; empty if a side has no scheduled program."""
     sides = [next((trace for trace in side if trace.hlo), None) for side in (base, head)]
     mine, theirs = sides
     if mine is None or theirs is None:
@@ -276,7 +276,7 @@ def _compiled(base: Sequence[Trace], head: Sequence[Trace]) -> tuple[ProgramChan
 
 
 def _modelled(base: ModuleCost, base_trace: Trace, head: ModuleCost, head_trace: Trace) -> tuple[Range, Range] | None:
-    """The time of a run of both by the model; ``None`` unless both are for one target."""
+    """Return the modelled time of a run of both; ``None`` unless both are for one target."""
     if base_trace.target is None or head_trace.target is None or targets([base_trace], [head_trace]).differ:
         return None
     try:
@@ -284,13 +284,13 @@ def _modelled(base: ModuleCost, base_trace: Trace, head: ModuleCost, head_trace:
             estimate(cost.module, target, cost=cost).step_ns
             for cost, target in ((base, base_trace.target), (head, head_trace.target))
         ]
-    except DataError:  # compiled for another platform than it says
+    except DataError:  # The program was compiled for another platform than it names.
         return None
     return spans[0], spans[1]
 
 
 def targets(base: Sequence[Trace], head: Sequence[Trace]) -> TargetOfSide:
-    """The machine each side was compiled for, where it was compiled for one that is named."""
+    """Return the machine that each side was compiled for, if its target has a name."""
     names = [next((_target(trace) for trace in side if trace.target is not None), "") for side in (base, head)]
     return TargetOfSide(base=names[0], head=names[1])
 

@@ -1,4 +1,4 @@
-"""Two plans of torch.compile, explained kernel by kernel: as `program_diff`, of what inductor would make."""
+"""Two plans of torch.compile compared kernel by kernel: like `program_diff`, for the planned kernels of inductor."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ class PlanUnit(Struct, frozen=True, eq=False):
     graph: PlannedGraph
     kernel: PlannedKernel
     index: int
-    """In its graph."""
+    """Index in its graph."""
 
     @property
     def amounts(self) -> dict[str, int]:
-        """Of a step."""
+        """Amounts of a step."""
         calls, kernel = self.graph.calls, self.kernel
         return {PLAN_BYTES: calls * kernel.bytes, PLAN_FLOPS: calls * (kernel.flops or 0), PLAN_LAUNCHES: calls}
 
 
 def plan_units(plan: TorchPlan) -> tuple[PlanUnit, ...]:
-    """Every kernel of a plan, in the order of its graphs. Collectives inside of them are with those of the step."""
+    """Return every kernel of a plan, in the order of its graphs. The step has the collectives inside of them."""
     return tuple(
         PlanUnit(graph, kernel, index)
         for graph in plan.graphs
@@ -71,7 +71,7 @@ def plan_units(plan: TorchPlan) -> tuple[PlanUnit, ...]:
 
 
 def plan_totals(loaded: LoadedPlan) -> dict[str, int]:
-    """Exact amounts of one step of a plan."""
+    """Return exact amounts of one step of a plan."""
     totals = dict.fromkeys((PLAN_BYTES, PLAN_FLOPS, PLAN_LAUNCHES, PLAN_BREAKS), 0)
     for unit in plan_units(loaded.plan):
         for name, amount in unit.amounts.items():
@@ -85,7 +85,7 @@ def plan_totals(loaded: LoadedPlan) -> dict[str, int]:
 
 
 def plan_fingerprint(loaded: LoadedPlan) -> str:
-    """What is planned, as 16 hexadecimal digits: no names of kernels, no files and no lines."""
+    """Return a digest of the plan, 16 hexadecimal digits, without kernel names, files and lines."""
     plan = loaded.plan
     graphs = [
         (_function(graph), graph.direction, graph.calls, [_digest(kernel) for kernel in graph.kernels])
@@ -99,9 +99,9 @@ def plan_fingerprint(loaded: LoadedPlan) -> str:
 
 
 def plan_change(base: LoadedPlan, head: LoadedPlan, waits: StepWaits = NO_WAITS) -> ProgramChange:
-    """What changed from one plan to another; its rows sum to the change of each amount.
+    """Return the changes from one plan to another; rows sum to the change of each amount.
 
-    ``waits``: what the model says of the collectives of both steps, as the programs run them.
+    ``waits``: the modelled collectives of both steps as the programs run them.
     """
     sides = plan_units(base.plan), plan_units(head.plan)
     lines = line_map(_lines_of(base, sides[0]), _lines_of(head, sides[1]))
@@ -113,7 +113,7 @@ def plan_change(base: LoadedPlan, head: LoadedPlan, waits: StepWaits = NO_WAITS)
     }
     rows: list[ProgramRow] = []
     too_large = max((max(pair) for pair in totals.values()), default=0) > MOST
-    failed: Literal["", "base", "head"] = ""  # what one side lacks because it failed is no improvement
+    failed: Literal["", "base", "head"] = ""  # Work that a side lacks because it failed is not an improvement.
     if (base.plan.failure is None) != (head.plan.failure is None):
         failed = "base" if head.plan.failure is None else "head"
     if too_large or failed:
@@ -149,7 +149,7 @@ def plan_change(base: LoadedPlan, head: LoadedPlan, waits: StepWaits = NO_WAITS)
 def _failed(*sides: LoadedPlan) -> Iterator[str]:
     for which, loaded in zip(("base", "head"), sides, strict=True):
         if loaded.plan.failure is not None:
-            yield f"{which} failed while it was planned: what it would have done from there on is in no metric"
+            yield f"planning of {which} failed: the metrics lack the work after the failure"
 
 
 def _digest(kernel: PlannedKernel) -> str:
@@ -161,7 +161,7 @@ def _digest(kernel: PlannedKernel) -> str:
 
 
 def _function(graph: PlannedGraph) -> str:
-    """Without the line at which it goes on behind a graph break: that moves with the code."""
+    """Return the function without the line at which it resumes after a graph break, because that line moves."""
     return "" if graph.function is None else plain_function(graph.function)
 
 
@@ -181,7 +181,7 @@ def _launch(unit: PlanUnit, lines: LineMap) -> Launch[PlanUnit]:
 
 
 def _lines_of(plan: LoadedPlan, units: Sequence[PlanUnit]) -> Lines:
-    """By the ops of the kernels that are of each line, and the ops of a step that exchanges."""
+    """Return the lines of a plan with their kernels' ops, and the ops of a step that exchanges."""
     by_file: dict[str, dict[int, set[object]]] = defaultdict(lambda: defaultdict(set))
     for unit in units:
         for code_line in unit.kernel.places:
@@ -199,7 +199,7 @@ def _row(group: Group[PlanUnit], lines: LineMap) -> ProgramRow:
         if before != after:
             amounts[name] = (before, after)
     shown = theirs or mine
-    # what computes most that is new stands first: its line is the one that was changed
+    # The largest new kernel is first, because its line is the one that was changed.
     known = {op for unit in mine for op in unit.kernel.ops}
     telling = sorted(shown, key=lambda unit: len(known & {*unit.kernel.ops}) / max(1, len(unit.kernel.ops)))
     places = [line for unit in telling for line in unit.kernel.places]
@@ -248,7 +248,7 @@ def _change(
 
 
 def _refusals(head: Sequence[PlanUnit]) -> list[str]:
-    """What inductor says of two of these kernels that it did not fuse."""
+    """Return the reasons of inductor for not fusing two of these kernels."""
     graph = head[0].graph
     mine = {unit.index for unit in head if unit.graph is graph}
     reasons = (refusal.reason for refusal in graph.refusals if {refusal.first, refusal.second} <= mine)
@@ -256,7 +256,7 @@ def _refusals(head: Sequence[PlanUnit]) -> list[str]:
 
 
 def _breaks(loaded: LoadedPlan, lines: LineMap) -> Counter[tuple[str, str, str]]:
-    """(place, what ended the graph, no phase) -> how often."""
+    """Count breaks by (place, reason, "")."""
     return Counter(
         ("" if line.place is None else lines.place(line.place.file, line.place.line), graph_break.reason, "")
         for line in planned_breaks(loaded)

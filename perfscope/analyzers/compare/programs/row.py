@@ -1,4 +1,4 @@
-"""What changed from one compiled program to the other, as rows whose amounts sum to the change of the whole."""
+"""Changes of a compiled program as rows whose amounts sum to the total change."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ NO_LONGER: What = "collective no longer blocks"
 LOST: What = "moved out of a fusion"
 
 MOST_OPS = 4
-"""Ops that a row names."""
+"""Maximum number of ops that a row names."""
 MOST_SAID = 6
-"""Sentences of a row, and names of launches on a side."""
+"""Maximum number of sentences of a row, and of launch names per side."""
 
 NEW_BREAK: What = "new graph break"
 BREAKS: tuple[What, What] = (NEW_BREAK, "graph break gone")
@@ -53,7 +53,7 @@ _JUDGED = (
     BYTES, FLOPS, RECOMPUTED, WIRE, PEAK, PLAN_BYTES, PLAN_FLOPS, PLAN_BREAKS, PLAN_PEAK, PLAN_WIRE, PLAN_BLOCKED,
     PLAN_BLOCKED_WIRE,
 )  # fmt: skip
-"""Metrics of which more is worse; launches follow from bytes, and so does the number of collectives."""
+"""Metrics of which more is worse. Launches and the number of collectives follow from bytes."""
 
 Amounts = Mapping[str, tuple[int, int]]
 
@@ -63,25 +63,26 @@ class ProgramRow(ProgramRowValues, frozen=True, kw_only=True):
 
     change: What
     what: str
+    """Ops of the change: ``exp, tanh``."""
     place: str
     amounts: Amounts = field(default_factory=dict)
-    """Metric -> (base, head), those that differ."""
+    """Metric -> (base, head), for metrics that differ."""
     weight: int = 0
     """Bytes that a collective sends, where whether it blocks is the change."""
 
     @property
     def is_worse(self) -> bool:
-        """More of anything that costs, or a wait that was none."""
+        """Whether the head has more of a costly metric, or a new wait."""
         return self.blocking > 0 or any(name in _JUDGED and head > base for name, (base, head) in self.amounts.items())
 
     def delta(self, name: str) -> int:
-        """Head minus base of a metric."""
+        """Return head minus base of a metric."""
         base, head = self.amounts.get(name, (0, 0))
         return head - base
 
     @property
     def moved(self) -> int:
-        """Bytes through memory more than before, of a compiled program or a plan."""
+        """Change of the bytes through memory, of a compiled program or a plan."""
         return self.delta(BYTES) + self.delta(PLAN_BYTES)
 
 
@@ -93,24 +94,24 @@ class ProgramChange(Struct, frozen=True, kw_only=True):
     head_fingerprint: str
     totals: Amounts
     rows: tuple[ProgramRow, ...] = ()
-    """What to look at first stands first."""
+    """Rows in the order of importance."""
     written: tuple[ProgramWritten, ...] | None = None
-    """``None``: the program before optimization is not there on both sides."""
+    """``None`` if a side lacks the program before optimization."""
     modelled_ns: tuple[Range, Range] | None = None
-    """Time of a run of both sides by the model; ``None``: they name no target, or different ones."""
+    """Modelled time of a run of both sides; ``None`` if targets are missing or differ."""
     notes: tuple[str, ...] = ()
     lines: LineMap = NO_LINES
-    """Where the base's lines are in the head."""
+    """Positions of the base's lines in the head."""
     failed: Literal["", "base", "head"] = ""
-    """The one side that failed while it was planned: what was seen of it is a part, and nothing is compared."""
+    """The side whose planning failed: it is incomplete, so nothing is compared."""
 
     @property
     def identical(self) -> bool:
-        """Both sides compute the same in the same order, whatever its parts are called."""
+        """Whether both sides compute the same in the same order, apart from names."""
         return self.base_fingerprint == self.head_fingerprint and not self.rows and not self.failed
 
     def check(self) -> None:
-        """``ValueError`` unless the rows of each metric sum to its change."""
+        """Raise ``ValueError`` unless the rows of each metric sum to its change."""
         for name, (base, head) in self.totals.items():
             parts = sum(row.delta(name) for row in self.rows)
             if parts != head - base:
@@ -118,7 +119,7 @@ class ProgramChange(Struct, frozen=True, kw_only=True):
 
 
 def merged(rows: Iterable[ProgramRow], totals: Amounts) -> tuple[ProgramRow, ...]:
-    """Rows of one change at one line as one; what is worse and where the program was changed first."""
+    """Merge rows of one change at one line; worse rows and changed lines first."""
     by_key: dict[tuple[str, str, str, str, str], list[ProgramRow]] = {}
     for row in rows:
         by_key.setdefault((row.change, row.what, row.where(), row.place, row.phase), []).append(row)
@@ -143,9 +144,9 @@ def _one(rows: Sequence[ProgramRow]) -> ProgramRow:
 
 
 def share(row: ProgramRow, totals: Amounts) -> float:
-    """The largest part of a whole metric that the row is."""
+    """Return the row's largest share of a whole metric."""
     known = [name for name in row.amounts if name in totals and max(totals[name]) > 0]
-    names = [name for name in known if name in _JUDGED] or known  # launches follow from what they move
+    names = [name for name in known if name in _JUDGED] or known  # Launches follow from the bytes that they move.
     shares = [abs(row.delta(name)) / max(totals[name]) for name in names]
     wire = max(totals.get(WIRE, (0, 0)))
     if row.weight and wire:
@@ -166,7 +167,7 @@ def difference_rows(
     name: str,
     words: tuple[What, What],
 ) -> Iterator[ProgramRow]:
-    """A row for each (place, what, phase) whose part of a metric differs; ``words``: of more, and of less."""
+    """Yield a row for each (place, what, phase) whose part of a metric differs. ``words``: for more, and for less."""
     for key in dict.fromkeys((*head, *base)):
         before, after = base.get(key, 0), head.get(key, 0)
         if before != after:
@@ -176,6 +177,6 @@ def difference_rows(
 
 
 def some_of(names: Iterable[str], most: int = MOST_OPS) -> str:
-    """The first names, each once, and how many more there are."""
+    """Return the first distinct names and the number of further names."""
     known = list(dict.fromkeys(filter(None, names)))
     return ", ".join(known[:most]) + (f" and {len(known) - most:,} more" if len(known) > most else "")

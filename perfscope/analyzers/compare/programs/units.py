@@ -1,4 +1,4 @@
-"""A compiled program as what it launches: each kernel, library call and collective with the ops that it is made of."""
+"""A compiled program as its launches: each kernel, library call and collective with its ops."""
 
 from __future__ import annotations
 
@@ -32,42 +32,46 @@ PLAN_BLOCKED = "planned blocking collectives per step"
 PLAN_BLOCKED_WIRE = "planned blocking collective bytes per step"
 
 EXCHANGED = (PLAN_COLLECTIVES, PLAN_WIRE, PLAN_BLOCKED, PLAN_BLOCKED_WIRE)
-"""Of a plan of one of several processes."""
+"""Metrics of a plan of several processes."""
 
 UNITS: Mapping[str, str] = {
     BYTES: "bytes", FLOPS: "FLOP", LAUNCHES: "count", RECOMPUTED: "FLOP", WIRE: "bytes", PEAK: "bytes",
     PLAN_BYTES: "bytes", PLAN_FLOPS: "FLOP", PLAN_LAUNCHES: "count", PLAN_BREAKS: "count", PLAN_PEAK: "bytes",
     PLAN_COLLECTIVES: "count", PLAN_WIRE: "bytes", PLAN_BLOCKED: "count", PLAN_BLOCKED_WIRE: "bytes",
 }  # fmt: skip
-"""Exact metrics of a program that are taken apart by instruction, with their units."""
+"""Exact metrics of a program that are broken down by instruction, with their units."""
+
+MOST_SOURCES = 64
+"""Maximum number of values of one view; the tuple of a loop holds hundreds, so its readers are unknown.
+"""
 
 
 class Op(Struct, frozen=True, eq=False):
-    """One op of a program that computes or moves something: a launch of its own, or inside one."""
+    """One op of a program that computes or moves data: a launch by itself, or part of one."""
 
     instruction: Instruction
     computation: str
     flops: int
-    """Of one run of its unit."""
+    """FLOPs of one run of its unit."""
 
 
 class Unit(Struct, eq=False):
-    """What one launch does. Amounts are of all its runs in one run of the program."""
+    """Work of one launch. Amounts are for all its runs in one run of the program."""
 
     number: int
-    """In the order of the program: callers first, then as scheduled."""
+    """Position in the program: callers first, then as scheduled."""
     computation: str
     instruction: Instruction
     runs: int
     amounts: Mapping[str, int]
-    """Metric -> amount, those that are not 0."""
+    """Metric -> amount, without zeros."""
     ops: tuple[Op, ...]
     digest: str
-    """Of all that it computes, without names and places."""
+    """Digest of the whole computation, without names and places."""
     reads: list[int] = field(default_factory=list)
     """Numbers of the units whose values it reads, in the order of its operands."""
     blocks: str | None = None
-    """Of a collective, why the device waits for it; ``None``: it does not, or this is none."""
+    """Reason that the device waits for a collective; ``None`` if it does not, or this is not a collective."""
     is_collective: bool = False
 
 
@@ -78,13 +82,13 @@ class Units(Struct, frozen=True, eq=False):
     units: tuple[Unit, ...]
     totals: Mapping[str, int]
     digests: Mapping[str, str]
-    """Of each computation."""
+    """Digest of each computation."""
     origins: Mapping[str, Mapping[str, tuple[str, ...]]]
-    """By computation: whose values each instruction is, seen through views (`origins`)."""
+    """By computation: sources of each instruction's values, through views (`origins`)."""
 
 
 def units_of(cost: ModuleCost) -> Units:
-    """The launches of a program. Their amounts sum to its totals exactly. Linear in its instructions."""
+    """Return the launches of a program. Their amounts sum to its totals exactly. Linear in its instructions."""
     module = cost.module
     digests = computation_digests(module)
     collectives = {
@@ -129,7 +133,7 @@ def _unit(
 
 
 def _ops(module: HloModule, cost: ModuleCost, row: InstructionCost, inner: dict[str, tuple[Op, ...]]) -> Iterator[Op]:
-    """What a launch is made of; fusions inside fusions are looked into."""
+    """Yield the ops of a launch, including those of fusions inside fusions."""
     instruction = row.instruction
     if instruction.opcode in ("fusion", "async-start", "fusion-start", "call-start") and instruction.called:
         yield from _ops_of(module, cost, instruction.called[0], inner)
@@ -153,7 +157,7 @@ def _ops_of(module: HloModule, cost: ModuleCost, name: str, inner: dict[str, tup
 
 
 def _link(module: HloModule, units: list[Unit]) -> dict[str, dict[str, tuple[str, ...]]]:
-    """Who reads whose value, through views of it."""
+    """Link readers to the writers of their values, through views."""
     number_of = {(unit.computation, unit.instruction.name): unit.number for unit in units}
     every = {name: origins(module.computations[name]) for name in dict.fromkeys(unit.computation for unit in units)}
     for name, made in every.items():
@@ -168,7 +172,7 @@ def _link(module: HloModule, units: list[Unit]) -> dict[str, dict[str, tuple[str
 
 
 def origins(computation: Computation) -> dict[str, tuple[str, ...]]:
-    """Name -> the instructions whose values it is, seen through views and the ends of asynchronous operations."""
+    """Return name -> instructions that made its values, through views and the ends of asynchronous operations."""
     made = sources(computation, _handed_on)
     return {
         name: tuple(dict.fromkeys(source for part in parts for source, _ in part))[:MOST_SOURCES]
@@ -181,12 +185,8 @@ def _handed_on(one: Instruction) -> str | None:
     return one.operands[0] if ends and one.operands else None
 
 
-MOST_SOURCES = 64
-"""Values behind one view: the tuple that a loop carries holds hundreds, and says nothing of who reads what."""
-
-
 def computation_digests(module: HloModule) -> dict[str, str]:
-    """Of each computation that the entry reaches: what it computes and how, without names and places."""
+    """Return the digest of each computation reachable from the entry: its work without names and places."""
     made: dict[str, str] = {}
     for name in callees_first(module, lambda instruction: bool(instruction.called)):
         made[name] = _digest(module.computations[name], made)
@@ -203,7 +203,7 @@ def _digest(computation: Computation, made: Mapping[str, str]) -> str:
 
 
 def instruction_digest(instruction: Instruction, made: Mapping[str, str]) -> str:
-    """What an instruction computes, whatever its operands are called. ``made``: digests of computations."""
+    """Return the digest of an instruction, independent of operand names. ``made``: digests of computations."""
     return hashlib.sha256(repr(_said(instruction, made)).encode()).hexdigest()
 
 
@@ -218,6 +218,6 @@ def _said(instruction: Instruction, made: Mapping[str, str]) -> tuple[object, ..
 
 
 def _waits(instruction: Instruction) -> bool:
-    """Whether the backend marked a collective as one that the device waits for."""
+    """Return whether the backend marked a collective as blocking."""
     config = instruction.backend_config.get("collective_backend_config")
     return isinstance(config, dict) and config.get("is_sync") is True

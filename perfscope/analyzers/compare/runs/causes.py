@@ -1,4 +1,4 @@
-"""What changed in the program, by source line: the counts that moved, before any time that may be chance."""
+"""Causes of a change by source line: changed counts first, then times, which may differ by chance."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from perfscope.model.documents.comparison import CauseMetric, CauseValues
 from perfscope.model.finding import Finding, FindingHead, Outcome
 from perfscope.model.severity import MEDIUM_SHARE, SEVERITIES
 
-# Findings of two analyses side by side: new, fixed, unchanged, worse, better; and what only one side looked for.
+# Findings of two analyses: new, fixed, unchanged, worse or better, and findings that only one side looked for.
 
 
 LEAST_RATIO = 1.5
-"""Of costs that are called different: costs of single captures move by a fifth from run to run, and a rank or a step
-that was cut at the edge by more."""
+"""Smallest ratio of costs that differ. Costs of single captures vary by a fifth between runs, and by more for a rank or
+a step that was cut at the edge.
+"""
 
 _ORDER: tuple[Change, ...] = (
     "new", "worse", "first looked at", "fixed", "better", "no longer looked at", "unchanged",
@@ -31,11 +32,11 @@ _ORDER: tuple[Change, ...] = (
 def findings_change(
     base: Iterable[Outcome], head: Iterable[Outcome], *, step_ns: float | None = None
 ) -> tuple[FindingChange, ...]:
-    """Every finding of both sides once, worst change first.
+    """Return every finding of both sides once, worst change first.
 
-    ``base`` and ``head``: an analysis, or outcomes. ``step_ns``: a step of the head: a cost that moved by less than 1%
-    of it is the same. A finding that one side did not look for (its rule abstained, or was not asked) is never called
-    new or fixed; one that is silenced in the head is left out.
+    ``base`` and ``head``: an analysis, or outcomes. ``step_ns``: a step of the head; a cost that moved by less than 1%
+    of it is unchanged. A finding that one side did not look for (its rule abstained or was not selected) is never new
+    or fixed. A finding that is silenced in the head is left out.
     """
     outcomes = {outcome.rule: outcome for outcome in base}, {outcome.rule: outcome for outcome in head}
     changes: list[FindingChange] = []
@@ -68,7 +69,10 @@ def _change(
 
 
 def _looked(outcome: Outcome | None) -> bool:
-    """Whether the rule could look everywhere: one that abstained of a part may have missed it there."""
+    """Return whether the rule inspected everything.
+
+    A rule that abstained for a part may have missed a finding there.
+    """
     return outcome is not None and outcome.status != "abstained" and outcome.reason is None
 
 
@@ -80,7 +84,7 @@ def cost_of(finding: FindingHead | None) -> int | None:
 
 
 def _file_name(finding: Finding) -> str | None:
-    """Without its folder: another checkout lies in another one."""
+    """Return the file name without its folder, which differs between checkouts."""
     return finding.where.file and PurePath(finding.where.file).name
 
 
@@ -89,11 +93,11 @@ _LEVELS: tuple[Callable[[Finding], tuple[object, ...]], ...] = (
     lambda finding: (finding.subject, _file_name(finding), finding.where.op, finding.where.module),
     lambda finding: (finding.subject, _file_name(finding)),
 )
-"""What two findings share that are the same, the closest first."""
+"""Features that two equal findings share, most specific first."""
 
 
 def _paired(base: Sequence[Finding], head: Sequence[Finding]) -> list[tuple[Finding | None, Finding | None]]:
-    """The same finding on both sides: at the same place, else at another line of the file in order of the lines."""
+    """Pair equal findings of both sides: at the same place, else in the same file in the order of lines."""
     left, right = {id(finding): finding for finding in base}, {id(finding): finding for finding in head}
     pairs: list[tuple[Finding | None, Finding | None]] = []
     for level in _LEVELS:
@@ -117,7 +121,7 @@ MOVED = ("new", "worse", "fixed", "better")
 """Changes of a finding that need a cause."""
 
 LEAST_SHARE = 0.005
-"""Of the step: parts that moved by less do not explain a change of 2%, the least that counts."""
+"""Smallest share of the step: parts that changed by less do not explain a change of 2%, the smallest that counts."""
 
 
 NAMED_BY = {
@@ -128,7 +132,7 @@ NAMED_BY = {
     "recompilations": "recompilation",
     "recomputed": "excess_remat",
 }
-"""What a metric counts (its name begins so) -> the rule whose findings are of that and of nothing else."""
+"""Prefix of a metric's name -> rule whose findings are about that metric only."""
 
 
 class Cause(CauseValues, frozen=True, kw_only=True):
@@ -139,15 +143,16 @@ class Cause(CauseValues, frozen=True, kw_only=True):
     findings: tuple[FindingChange, ...] = ()
     """Findings that are new, worse, fixed or better at this place."""
     weight: float = 0.0
-    """How much of the change it may be: the largest share that anything of it has, of the step or of a metric."""
+    """Largest share of the step or of a metric at this place: its possible part of the change."""
 
 
 def causes(change: StepChange | None, structure: Structure, findings: Sequence[FindingChange]) -> tuple[Cause, ...]:
-    """Places where something changed: first those where counts did, then the others; the weightiest of each first.
+    """Return places where something changed: first those with changed counts, then the others, by weight.
 
-    Among the first, a place with a finding of what a metric counts that is better or worse (``NAMED_BY``) stands before
-    one with another finding that came or went, for that may have crossed its threshold because the same work is done
-    more often; then those without, and of them a place with such a metric before those where only calls differ.
+    Places with counts have this order. First come places with a finding about a metric (``NAMED_BY``) that is better or
+    worse. Places with another new or fixed finding follow, because such a finding may have crossed its threshold when
+    the same work ran more often. Then come places without a finding: those with such a metric before those where only
+    calls differ.
     """
     by_place: dict[str, _Place] = {}
     shares = _Shares(change, structure)
@@ -170,7 +175,7 @@ def causes(change: StepChange | None, structure: Structure, findings: Sequence[F
 
 
 def _one_file_one_name(by_place: dict[str, _Place]) -> dict[str, _Place]:
-    """A line under the shortest of its file's names: compiled programs hold whole paths, recordings the end of one."""
+    """Merge a line's file names under the shortest: compiled programs hold whole paths, recordings the end."""
     result: dict[str, _Place] = {}
     by_end: dict[str, list[str]] = {}
     for location in by_place:
@@ -188,11 +193,11 @@ def _one_file_one_name(by_place: dict[str, _Place]) -> dict[str, _Place]:
 def corroborated(
     findings: Sequence[FindingChange], change: StepChange | None, structure: Structure
 ) -> tuple[FindingChange, ...]:
-    """The findings, with ``by_time`` where only a measured time tells that they came, went, grew or shrank.
+    """Return the findings, with ``by_time`` set if only a measured time shows the change.
 
-    A structural finding follows from the program. Another is believed where a count changed on its line, in its op or
-    kernel, and in its own direction: what came or grew where there is more, what went or shrank where there is less.
-    With no times on a side (compiled programs, snapshots) there is no chance in it.
+    A structural finding follows from the program. Any other finding needs a changed count on its line, in its op or
+    kernel, and in its direction: more for a finding that is new or worse, less for one that is fixed or better. If a
+    side has no times (compiled programs, snapshots), chance plays no role.
     """
     if change is None:
         return tuple(findings)
@@ -205,9 +210,9 @@ def corroborated(
 
 
 def _counted(change: StepChange, structure: Structure, sign: int) -> tuple[set[str], set[str]]:
-    """(places, names of ops and kernels) at which calls, all together, or a metric grew (``sign`` 1) or shrank (-1).
+    """Return (places, names of ops and kernels) where calls or a metric grew (``sign`` 1) or shrank (-1).
 
-    Calls of which there are as many, but other ones, count as both.
+    Equal numbers of different calls count as both.
     """
     places: defaultdict[str, Fraction] = defaultdict(Fraction)
     names: defaultdict[str, Fraction] = defaultdict(Fraction)
@@ -244,7 +249,7 @@ def _follows(change: FindingChange, places: Collection[str], names: Collection[s
 
 
 class _Place:
-    """What is gathered of one place."""
+    """Changes collected at one place."""
 
     def __init__(self) -> None:
         self.parts: list[PartChange] = []
@@ -266,7 +271,7 @@ class _Place:
 
 
 class _Shares:
-    """What share of the step, or of a metric, something is."""
+    """Shares of the step or of a metric."""
 
     def __init__(self, change: StepChange | None, structure: Structure) -> None:
         self.step_ns = 0 if change is None else max(change.base_ns, change.head_ns)
@@ -281,14 +286,14 @@ class _Shares:
     def largest(
         self, parts: Iterable[PartChange], metrics: Iterable[CauseMetric], findings: Iterable[FindingChange]
     ) -> float:
-        """The largest of a place's shares; 0 where nothing is known of it."""
+        """Return the largest share of a place; 0 if nothing is known."""
         shares = [
             abs((metric.head or 0) - (metric.base or 0)) / whole
             for metric in metrics
             if (whole := self.metrics.get(metric.name))
         ]
         if self.step_ns:
-            every = list(parts)  # time of those whose counts changed; where none did, of all
+            every = list(parts)  # Use the time of parts whose counts changed; without any, of all parts.
             counted = [part for part in every if part.counts_differ]
             shares.append(sum(abs(part.delta_ns) for part in counted or every) / self.step_ns)
             costs = [abs((cost_of(finding.head) or 0) - (cost_of(finding.base) or 0)) for finding in findings]

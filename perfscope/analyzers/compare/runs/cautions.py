@@ -1,4 +1,4 @@
-"""What must be known before a verdict on two runs is believed: other programs, other machines, machines not alone."""
+"""Cautions for a verdict on two runs: other programs, other machines, shared machines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HARDWARE = tuple(name for name in MACHINE if name != "system")
 
 
 def compare_loaded(base: Loaded, head: Loaded) -> Comparison:
-    """`comparison.compare` of two sides, with what the manifests of runs say of them; errors as there."""
+    """Compare two sides like `comparison.compare`, with the facts of the runs' manifests. Same errors."""
     runs = [run for run in (base.manifest, head.manifest) if run is not None]
     comparison = compare(base.traces, head.traces, busy=any(map(_was_busy, runs)))
     warned = tuple(cautions(base.manifest, head.manifest))
@@ -37,7 +37,7 @@ def _was_busy(run: Run) -> bool:
 
 
 def _settle(base: Run | None, head: Run | None) -> str:
-    """The command that launches both in turns, with the commits and the program of the runs as far as they tell."""
+    """Return the command that launches both sides in turns, with the known commits and program of the runs."""
     if base is None or head is None:
         return SETTLE
     commits = [str((run.git or {}).get("commit") or "")[:COMMIT_DIGITS] for run in (base, head)]
@@ -48,7 +48,7 @@ def _settle(base: Run | None, head: Run | None) -> str:
 
 
 def cautions(base: Run | None, head: Run | None) -> Iterator[str]:
-    """What the manifests of two runs say against their comparison, one sentence each; a trace file has none."""
+    """Yield one sentence per objection to the comparison in the manifests of the runs; none for a trace file."""
     if base is not None and head is not None:
         yield from _programs(base, head)
         yield from _machines(base, head)
@@ -60,7 +60,7 @@ def cautions(base: Run | None, head: Run | None) -> Iterator[str]:
 def _programs(base: Run, head: Run) -> Iterator[str]:
     mine, theirs = (run.script or run.name for run in (base, head))
     if mine != theirs:
-        yield f"different programs, {mine} and {theirs}: what differs is no change of one program"
+        yield f"different programs, {mine} and {theirs}: the difference is not a change of one program"
     elif base.command != head.command:
         started = (shlex.join(run.command) for run in (base, head))
         yield f"started with other arguments, {' and '.join(f'`{command}`' for command in started)}"
@@ -71,7 +71,7 @@ def _machines(base: Run, head: Run) -> Iterator[str]:
     pairs = {name: [each.get(name, "") for each in known] for name in HARDWARE}
     differ = [f"{name} {' and '.join(each)}" for name, each in pairs.items() if all(each) and each[0] != each[1]]
     if differ:
-        yield f"different machines, {', '.join(differ)}: the change of time is theirs as much as the program's"
+        yield f"different machines, {', '.join(differ)}: the machines may cause the change of time"
 
 
 def _busy(side: str, run: Run) -> Iterator[str]:

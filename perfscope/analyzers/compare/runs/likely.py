@@ -1,16 +1,17 @@
-"""What one launch on each side says of the step time, and what carries the change.
+"""Evidence of one launch on each side about the step time, and the findings that carry the change.
 
-Launches of one program differ: in memory layout, clocks and what else the machine does. So one launch on each side
-proves nothing, but a step that became longer by half is no chance on most machines. The change is called *likely* where
+Launches of one program differ: in memory layout, clocks and other load on the machine. One launch on each side proves
+nothing, but a step that is half as long again is not chance on most machines. A change is *likely* if
 
-* it is ``LIKELY_LEAST`` or more and the interval of the steps excludes zero, or without one ``FEW_LEAST`` or more;
-* and a second measurement of the same launches agrees: the recorded steps changed in the same direction by at least
-  ``AGREES`` of it (or ``FEW_LEAST``), or findings that came, went, grew or shrank explain as much;
-* and on a machine that did other work meanwhile, the program explains ``AGREES`` of it: a count changed in the same
-  direction, or findings or causes of the account did, other than the time of the same ops and waiting for a core. Both
-  sides are held against the time in which the step had a core.
+- it is ``LIKELY_LEAST`` or more and the interval of the steps excludes zero; without an interval, ``FEW_LEAST`` or
+  more;
+- and a second measurement of the same launches agrees: the recorded steps changed in the same direction by at least
+  ``AGREES`` of it (or ``FEW_LEAST``), or new, fixed, grown or shrunk findings explain as much;
+- and on a machine with other load, the program explains ``AGREES`` of it: a count changed in the same direction, or
+  findings or causes of the account did, other than the time of the same ops and waiting for a core. Both sides are
+  compared by the time in which the step had a core.
 
-Counts that became more while the step became faster are notes: the step is what they stand for.
+Counts that grew while the step became faster are notes, because the step time matters more.
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ from perfscope.model.finding import Finding
 from perfscope.model.frames import parse_frame
 
 LIKELY_LEAST = 0.1
-"""Relative change of the step: launches of one program on a machine of their own differ by a few percent."""
+"""Relative change of the step; launches of one program on an exclusive machine differ by a few percent."""
 
 FEW_LEAST = 0.25
-"""The same where there are too few steps for an interval."""
+"""The same with too few steps for an interval."""
 
 AGREES = 0.5
-"""Of the change, that the second measurement has to show."""
+"""Share of the change that the second measurement has to show."""
 
 CARRIES = 0.2
-"""Of the change of the step: a finding whose cost changed by as much carries it."""
+"""Share of the step's change: a finding whose cost changed by as much carries the change."""
 
 SETTLE = "perfscope compare commits --base REF -- train.py"
-"""The command that settles a change of the step time of a program in a repository."""
+"""Command that settles a change of the step time of a program in a repository."""
 
 LIKELY = "by the step time of one launch on each side, and another measurement of them agrees"
 """Remark of a step time that is likely worse or better."""
@@ -50,11 +51,11 @@ LIKELY = "by the step time of one launch on each side, and another measurement o
 NOTED = "the step became faster: a note"
 """Remark of a count that became worse while the step became faster."""
 
-OTHER_VENDOR = "of the libraries of another vendor: a note"
+OTHER_VENDOR = "libraries of another vendor: a note"
 """Remark of a count that differs between devices of two vendors."""
 
 DEVICE_COUNTS = ("kernels per", "copies per", "launches per", "host syncs per")
-"""What the names of counts of a device's work begin with."""
+"""Prefixes of the names of a device's counts."""
 
 Direction = Literal["regression", "improvement"]
 
@@ -68,9 +69,9 @@ def likely_change(
     *,
     busy: bool = False,
 ) -> Direction | None:
-    """Whether the step time of two launches, which may fail no build by itself, became worse or better.
+    """Return whether the step time of two launches, which fails no build by itself, is likely worse or better.
 
-    ``busy``: other programs used the machine while one of the sides ran.
+    ``busy``: other programs used the machine during one of the sides.
     """
     if step is None or step.gates or step.effect is None or time is None or time.median.per != "step":
         return None
@@ -96,11 +97,11 @@ def likely_change(
 
 
 CORE_WAIT = "core_wait"
-"""Cause of the account that other programs make."""
+"""Cause of the account that other programs create."""
 
 
 def _own_change(account: Account | None) -> float:
-    """Change of the step by what other programs do not lengthen, over the time that the base step had a core."""
+    """Return the change of the step that other programs cannot cause, over the base step's time with a core."""
     if account is None:
         return 0.0
     waits = account.causes.get(CORE_WAIT)
@@ -122,9 +123,9 @@ def change_ns(change: FindingChange) -> int:
 def carrying(
     findings: Iterable[FindingChange], step: MetricResult | None, verdict: Direction | None
 ) -> tuple[FindingChange, ...]:
-    """The findings, those that carry a change of the step first.
+    """Return the findings, those that carry the change of the step first.
 
-    Where the step is likely worse or better they are no longer judged *by time alone*. Otherwise the change is large:
+    If the step is likely worse or better, they are no longer *by time alone*. Otherwise the change must be large:
     ``LIKELY_LEAST`` of the step.
     """
     if step is None or not isinstance(step.base, float) or not isinstance(step.head, float):
@@ -142,7 +143,10 @@ def carrying(
 def carried_by(
     findings: Sequence[FindingChange], account: Account | None, verdict: Direction | None
 ) -> tuple[Carried, ...]:
-    """What a change is made of: findings that carry it, else of a likely one the cause that moved most with it."""
+    """Return the findings that carry a change.
+
+    For a likely change without findings, the cause that moved most with it.
+    """
     sign = {"regression": 1, "improvement": -1, None: 0}[verdict]
     named = tuple(_carried(change, account) for change in findings if change.carries and sign * change_ns(change) >= 0)
     if named or account is None or not sign:
@@ -183,9 +187,9 @@ def _function(change: FindingChange) -> str:
 
 
 def as_notes(metrics: Iterable[ExactMetric], *, faster: bool, other_vendors: bool = False) -> tuple[ExactMetric, ...]:
-    """The metrics; neutral are counts that became worse while the step became ``faster``, but never memory.
+    """Return the metrics; counts that became worse while the step became ``faster`` are neutral, but never memory.
 
-    ``other_vendors``: kernels, copies and launches are those of other libraries, and their numbers are neutral.
+    ``other_vendors``: kernels, copies and launches belong to other libraries, and their numbers are neutral.
     """
     return tuple(_as_note(metric, faster=faster, other_vendors=other_vendors) for metric in metrics)
 

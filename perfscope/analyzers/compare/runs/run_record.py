@@ -1,4 +1,4 @@
-"""What a store keeps of a run: the metrics that a comparison judges, under its names, steps, findings, the machine."""
+"""Record of a run in a store: the metrics of a comparison under its names, steps, findings and the machine."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from perfscope.model.errors import DataError
 from perfscope.model.trace import Trace
 
 UID_LENGTH = 32
-"""Hexadecimal digits: 128 bits of a digest do not meet by chance."""
+"""Hexadecimal digits of an id: 128 bits of a digest do not collide by chance."""
 
 MOST_FINDINGS = 200
-"""The costliest ones. A run with more has the same few causes in hundreds of places."""
+"""Maximum number of findings, the costliest first. Runs with more have the same few causes in hundreds of places."""
 MOST_METRICS = 400
 MOST_STEPS = 64
-"""Ranks whose steps are kept one by one; the metric of the step is over all."""
+"""Maximum number of ranks whose steps are kept one by one; the metric of the step covers all ranks."""
 
 NO_RECORDING = "no recording"
 
 
 def uid_of(path: Path) -> str:
-    """By content: of a run its manifests, of anything else its files. ``DataError`` if it cannot be read."""
+    """Return an id by content: a run's manifests, else the files. ``DataError`` if a file cannot be read."""
     files = run_folders.manifests(path) if path.is_dir() else []
     if files:
         files += sorted(path.glob("rank*/process.json"))
@@ -54,10 +54,10 @@ def uid_of(path: Path) -> str:
 
 
 def record_of(path: str | Path, *, branch: str | None = None, commit: str | None = None) -> StoredRun:
-    """The record of a run, a trace file or a folder of traces; texts are as they were recorded.
+    """Return the record of a run, a trace file or a folder of traces; texts stay as recorded.
 
-    ``branch`` in place of what the manifest says; ``commit`` where it says none. A run of ours that
-    recorded nothing still has its steps. ``DataError``: nothing there, damaged, or a run that is still running.
+    ``branch`` replaces the manifest's branch; ``commit`` applies if the manifest has none. A run of ours without
+    recordings still has its steps. ``DataError`` if nothing is there, it is damaged, or the run is still running.
     """
     folder = resolve(path)
     run = run_folders.read(folder) if folder.is_dir() and run_folders.is_run(folder) else None
@@ -70,7 +70,7 @@ def record_of(path: str | Path, *, branch: str | None = None, commit: str | None
     except DataError as error:
         if run is None:
             raise
-        notes.append(f"nothing recorded that can be read: {str(error).removeprefix(f'{folder}: ')}")
+        notes.append(f"no readable recording: {str(error).removeprefix(f'{folder}: ')}")
     analysis = analyze(traces) if traces else None
     built = structure(traces, traces) if traces else Structure(metrics=(), not_looked=())
     steps = () if run is None else tuple(_steps(run.processes))
@@ -111,12 +111,12 @@ def record_of(path: str | Path, *, branch: str | None = None, commit: str | None
 def _own_version() -> str:
     try:
         return version("perfscope")
-    except PackageNotFoundError:  # run from a checkout that is not installed
+    except PackageNotFoundError:  # A checkout that is not installed has no version.
         return ""
 
 
 def _exact(built: Structure) -> Iterator[StoredMetric]:
-    """A run compared with itself: what both sides have, by the names that a comparison gives."""
+    """Yield the metrics of a run compared with itself, under the names that a comparison uses."""
     for metric in built.metrics:
         base = metric.result.base
         text = base if isinstance(base, str) else None
@@ -133,7 +133,7 @@ def _exact(built: Structure) -> Iterator[StoredMetric]:
 
 
 def _times(analysis: Analysis | None, run: Run | None) -> Iterator[StoredMetric]:
-    """The step time that the report of the run shows; of a run that recorded nothing that of its manifest."""
+    """Yield the step time of the run's report; of a run without recordings, the manifest's."""
     timed = None if analysis is None else step_time(analysis)
     if timed is not None:
         yield StoredMetric(name=timed_name(timed), unit="ns", known="single captures", value=timed.ns)
@@ -148,7 +148,7 @@ def _steps(processes: Sequence[Process]) -> Iterator[StoredSteps]:
 
 
 def _traced(analysis: Analysis | None) -> Iterator[StoredSteps]:
-    """Where no step ran without it: with the profiler in their times."""
+    """Yield the profiled steps, used if no step ran without the profiler."""
     steps = () if analysis is None else analysis.steps
     for rank in dict.fromkeys(step.rank for step in steps):
         yield _summary(rank or 0, [step.duration_ns for step in steps if step.rank == rank], None)
@@ -161,7 +161,7 @@ def _summary(rank: int, times: Sequence[int], window_ns: float | None) -> Stored
 
 
 def hardware_of(run: Run | None, analysis: Analysis | None = None) -> dict[str, str]:
-    """By allow-list. GPUs by name and number: of all ranks of one machine, or as the recording names them."""
+    """Return allowed facts of the hardware; GPUs by name and number, over all ranks of one machine or the recording."""
     known = {} if run is None else environment_of(run)
     if "gpu" not in known and analysis is not None:
         known["gpu"] = counted(device.name for device in analysis.devices if device.name)

@@ -1,8 +1,8 @@
-"""Two sets of launches: each launch is read by itself, and only what their sides have in common is compared.
+"""Two sets of launches: every launch is read by itself, and the parts that both sides share are compared.
 
-Counts and bytes take the values of all launches, findings are those of most of them, kernels and ops have a probability
-(Benjamini-Hochberg), and the step is judged by ``sets_time``. Its parts are those of the two launches in the middle of
-their sides. A number of calls that differs between launches of one side is not the program's, and is called none.
+Counts and bytes use the values of all launches. Findings are those of most launches. Kernels and ops have a probability
+(Benjamini-Hochberg). The step time is judged as below, and its parts come from the median launch of each side. A number
+of calls that differs between launches of one side is not a property of the program and is left out.
 """
 
 from __future__ import annotations
@@ -38,14 +38,42 @@ from perfscope.model.documents.comparison import Kernel
 from perfscope.model.finding import Finding, Outcome
 from perfscope.model.trace import Trace
 
-# What most launches of a program say of it: a finding that one launch in three has is chance, or a rare event.
+LEAST_GATING = LEAST_CONFIRMING
+"""Number of pairs from which a verdict may fail a build; with five, every arrangement of signs has p of 5% or more."""
+
+MOST_ALONE = 0.2
+"""Largest share of launches without a partner if the sets ran in turns; a launch may have failed or been one too many.
+"""
+
+LEAST_EACH_FIRST = 0.25
+"""Smallest share of pairs in which each arm ran first: the second launch may be slower because it is second."""
+
+ALPHA = 0.05
+
+ESTIMATOR = "median of the steady steps of a launch (not calibrated)"
+
+NOT_IN_TURNS = "base and head did not run in turns: a machine that became slower looks the same, so it fails no build"
+
+SAME_ORDER = (
+    "one side ran first in nearly all pairs: the cost of running second looks like a change, so it fails no build; "
+    "let each side run first in half of them"
+)
+
+TIMED = (("untraced", STEP_TIME), ("window", f"{STEP_TIME} (mean of a window)"), ("traced", f"{STEP_TIME} (profiled)"))
+"""Ways of timing steps, the best first; the first that all launches have is used."""
+
+MOST_UNSTEADY = 1 / 3
+"""Share of launches without a steady state from which the rest is not representative."""
+
+
+# Findings of most launches of a program: a finding in one launch of three is chance, or a rare event.
 
 
 def of_most(launches: Sequence[Sequence[Outcome]]) -> tuple[Outcome, ...]:
-    """One outcome a rule from those of all launches: findings that more than half of them have.
+    """Return one outcome per rule from the outcomes of all launches: findings that more than half of them have.
 
-    The same finding has the same subject at the same place; of its costs the one in the middle is given. A rule that
-    abstained in half of the launches or more, and of which no finding is left, has abstained.
+    Equal findings have the same subject at the same place; the median of their costs is kept. A rule abstains if it
+    abstained in half of the launches or more and no finding is left.
     """
     by_rule: dict[str, list[Outcome]] = {}
     for outcomes in launches:
@@ -59,7 +87,7 @@ def _of_rule(rule: str, outcomes: Sequence[Outcome], launches: int) -> Outcome:
     for outcome in outcomes:
         once = {
             (finding.subject, finding.where): finding for finding in reversed(outcome.findings)
-        }  # of several the costliest
+        }  # Keep the costliest of equal findings.
         for signature, finding in once.items():
             by_signature.setdefault(signature, []).append(finding)
     kept = [
@@ -79,33 +107,15 @@ def _of_rule(rule: str, outcomes: Sequence[Outcome], launches: int) -> Outcome:
     return Outcome(rule=rule, status="clean" if reason is None else "abstained", reason=reason)
 
 
-# The step time of two sets of launches: pairs where they ran in turns, else Welch's test, which fails no build.
+# The step time of two sets of launches: pairs if they ran in turns, else Welch's test, which fails no build.
 #
-# Launches of one arm after those of the other cannot be told from a machine that became slower meanwhile: simulated
-# with a drift of 2%, two sets of ten "differ" in 41 of 100 comparisons of a program with itself. Launches in turns take
-# the drift out, as in ``compare commits``; so do sets whose times of recording show that they ran in turns.
-
-
-LEAST_GATING = LEAST_CONFIRMING
-"""Pairs from which on a verdict may fail a build: with five, no arrangement of signs has a probability below 5%."""
-MOST_ALONE = 0.2
-"""Share of launches without a partner up to which the sets ran in turns: one that failed, or was one too many."""
-LEAST_EACH_FIRST = 0.25
-"""Share of pairs in which each arm must have run first: a second launch may be slower for being the second."""
-ALPHA = 0.05
-ESTIMATOR = "median of the steady steps of a launch (not calibrated)"
-
-NOT_IN_TURNS = (
-    "base and head did not run in turns: a machine that became slower meanwhile looks the same, so it fails no build"
-)
-SAME_ORDER = (
-    "one side ran first in nearly all pairs: what running second costs is taken for the change, so it fails no build; "
-    "let each go first in half of them"
-)
+# If all launches of one arm ran after the other arm, a machine that became slower looks the same. Simulated with a
+# drift of 2%, two sets of ten "differ" in 41 of 100 comparisons of a program with itself. Launches in turns cancel the
+# drift, as in ``compare commits``; so do sets whose times of recording show that they ran in turns.
 
 
 class Turns(Struct, frozen=True, kw_only=True):
-    """Which launches are pairs: places in the lists of base and head, in the order they ran."""
+    """Pairs of launches: positions in the lists of base and head, in the order of the launches."""
 
     pairs: tuple[tuple[int, int], ...]
     alone: int
@@ -126,10 +136,10 @@ class Turns(Struct, frozen=True, kw_only=True):
 
 
 def turns_of(base: Sequence[str], head: Sequence[str]) -> Turns:
-    """Neighbours in time, one of each side, as pairs. ``base`` and ``head``: when each launch began, as sorting texts.
+    """Pair neighbours in time, one of each side. ``base`` and ``head``: start times of launches as sortable texts.
 
-    From the first launch on: two neighbours of different sides are a pair, and a launch whose next neighbour is of its
-    own side has no partner.
+    From the first launch on, two neighbours of different sides form a pair. A launch whose next neighbour is of its own
+    side has no partner.
     """
     ordered = sorted(
         [(when, 0, launch_index) for launch_index, when in enumerate(base)] + [(w, 1, p) for p, w in enumerate(head)]
@@ -152,9 +162,11 @@ def turns_of(base: Sequence[str], head: Sequence[str]) -> Turns:
 def judge_time(
     name: str, base: Sequence[float], head: Sequence[float], turns: Turns, *, no_gate: str | None = None
 ) -> MetricResult:
-    """The step time from one number a launch, ns. ``no_gate``: why it must not fail a build, whatever the pairs say.
+    """Judge the step time from one number per launch, ns.
 
-    ``ValueError`` where a number is not positive.
+    ``no_gate``: why it must not fail a build, whatever the pairs.
+
+    ``ValueError`` if a number is not positive.
     """
     if not turns.interleaved:
         return _unpaired(name, base, head, no_gate)
@@ -180,7 +192,7 @@ def judge_time(
 
 
 def _unpaired(name: str, base: Sequence[float], head: Sequence[float], no_gate: str | None) -> MetricResult:
-    """Welch's t on the logarithms (Biometrika 34, 1947), with his degrees of freedom; of low confidence."""
+    """Apply Welch's t to the logarithms (Biometrika 34, 1947) with his degrees of freedom; low confidence."""
     times = [np.asarray(side, float) for side in (base, head)]
     if not all(np.all(np.isfinite(side) & (side > 0)) for side in times):
         raise ValueError(f"{name}: a time is not a positive number")
@@ -206,7 +218,7 @@ def _unpaired(name: str, base: Sequence[float], head: Sequence[float], no_gate: 
     if change is None:
         return result
     if min(side.size for side in sides) < 2:
-        return replace(result, remarks=(*remarks, "one launch on a side says nothing of how launches differ"))
+        return replace(result, remarks=(*remarks, "one launch on a side has no spread between launches"))
     errors = [float(side.var(ddof=1)) / side.size for side in sides]
     error = math.sqrt(sum(errors))
     if not error:
@@ -233,38 +245,31 @@ def _unpaired(name: str, base: Sequence[float], head: Sequence[float], no_gate: 
     )
 
 
-TIMED = (("untraced", STEP_TIME), ("window", f"{STEP_TIME} (mean of a window)"), ("traced", f"{STEP_TIME} (profiled)"))
-"""How steps were timed, the one that says most first; the first that all launches have is taken."""
-
-MOST_UNSTEADY = 1 / 3
-"""Share of launches that never reached a steady state from which on the rest stands for nothing."""
-
-
 class SetsComparison(Struct, frozen=True, kw_only=True):
-    """What came of two sets."""
+    """Comparison of two sets."""
 
     comparison: Comparison
     kernels: tuple[Kernel, ...]
-    """Those that changed first; empty with fewer than four launches a side."""
+    """Kernels, changed ones first; empty with fewer than four launches per side."""
     turns: Turns
     launches: tuple[document.Launch, ...]
-    """In the order they ran."""
+    """Launches in the order of their start."""
     environment: Mapping[str, str]
     commits: tuple[str | None, str | None]
-    """Of base and head; ``None`` where their launches are of several, or it is not known."""
+    """Commits of base and head; ``None`` if their launches are of several commits, or unknown."""
     command: tuple[str, ...]
     remarks: tuple[str, ...]
 
 
 def _likely(step: MetricResult | None) -> Direction | None:
-    """What launches that may fail no build by themselves say of the step time: a change far beyond their drift."""
+    """Return the direction of a step time that fails no build but changed far more than launches drift."""
     if step is None or step.gates or step.effect is None or abs(step.effect) < LIKELY_LEAST:
         return None
     return "regression" if step.verdict == "regression" else "improvement" if step.verdict == "improvement" else None
 
 
 def compare_sets(base: RunSet, head: RunSet, *, read: Callable[[Path], Sequence[Trace]] = load) -> SetsComparison:
-    """Compare the launches of two sides; ``read`` gives the traces of a run. ``UsageError``: of two kinds."""
+    """Compare the launches of two sides; ``read`` returns the traces of a run. ``UsageError`` for two kinds of runs."""
     sides = base.launches, head.launches
     middle = middle_of(sides[0]), middle_of(sides[1])
     chosen = sides[0][middle[0]], sides[1][middle[1]]
@@ -314,7 +319,7 @@ def compare_sets(base: RunSet, head: RunSet, *, read: Callable[[Path], Sequence[
 
 
 def _steadied(change: StepChange, sides: Sequence[Sequence[Launch]]) -> StepChange:
-    """Without numbers of calls that differ among launches of one side."""
+    """Drop numbers of calls that differ among launches of one side."""
     varying = [
         {
             key
@@ -335,7 +340,7 @@ def _steadied(change: StepChange, sides: Sequence[Sequence[Launch]]) -> StepChan
 def _step(
     sides: tuple[Sequence[Launch], Sequence[Launch]], turns: Turns, no_gate: str | None
 ) -> tuple[MetricResult | None, tuple[list[float | None], list[float | None]]]:
-    """The verdict on the step, and what stands for each launch."""
+    """Return the verdict on the step and the number of each launch."""
     every = [*sides[0], *sides[1]]
     for way, name in TIMED:
         if not all(way in one.times for one in every):
@@ -357,7 +362,7 @@ def _step(
 
 
 def _among(turns: Turns, base: Sequence[float | None], head: Sequence[float | None]) -> Turns:
-    """The pairs of which both launches have a time, by their places among those that do."""
+    """Return the pairs in which both launches have a time, by their positions among the launches with a time."""
     if all(base) and all(head):
         return turns
     places = [[sum(one is not None for one in side[:index]) for index in range(len(side))] for side in (base, head)]
@@ -370,7 +375,7 @@ def _among(turns: Turns, base: Sequence[float | None], head: Sequence[float | No
 def _kernels(
     sides: tuple[Sequence[Launch], Sequence[Launch]], turns: Turns, change: StepChange | None
 ) -> tuple[Kernel, ...]:
-    """Work that both middle launches have in common, or that is new or gone, over all launches."""
+    """Return work that the two median launches share, or that is new or gone, over all launches."""
     pairs = turns.pairs if turns.interleaved else tuple((index, index) for index in range(min(map(len, sides))))
     if change is None or len(pairs) < LEAST_PAIRS:
         return ()
@@ -392,7 +397,7 @@ def _changed(change: Kernel) -> bool:
 
 
 def name_of(part: PartChange) -> str:
-    """What a part is called among the kernels: its op or kernel, its phase and its place."""
+    """Return the name of a part among the kernels: op or kernel, phase and place."""
     key = part.key()
     phase = f" ({key.phase})" if key.phase else ""
     place = key.place()
@@ -400,7 +405,7 @@ def name_of(part: PartChange) -> str:
 
 
 def _judged_first(found: Sequence[Cause], kernels: Sequence[Kernel]) -> tuple[Cause, ...]:
-    """Of the causes that only times tell of, those with work that changed in all launches first, by how much it did."""
+    """Sort causes that only times show: work that changed in all launches first, by its change."""
     changed = {kernel.name: abs(kernel.change_ns) for kernel in kernels if _changed(kernel)}
 
     def order(cause: Cause) -> tuple[bool, float]:
@@ -425,7 +430,7 @@ def _values(side: Sequence[Launch], name: str) -> list[str]:
 
 
 def _no_gate(sides: tuple[Sequence[Launch], Sequence[Launch]]) -> str | None:
-    """Why times of these launches must fail no build, or ``None``."""
+    """Return why the times of these launches must fail no build, or ``None``."""
     for name in MACHINE:
         every = list(dict.fromkeys(launch.environment.get(name, "-") for side in sides for launch in side))
         if len(every) > 1:

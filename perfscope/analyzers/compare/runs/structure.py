@@ -1,4 +1,4 @@
-"""Metrics that do not depend on chance, side by side: what both recorded is compared exactly, the rest is named."""
+"""Metrics that do not depend on chance: values that both runs recorded are compared exactly, missing ones are named."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from perfscope.model.documents.comparison import NotLooked, Place
 from perfscope.model.trace import Trace
 
 NEUTRAL = "it differs: whether for better or worse, the other metrics say"
-NO_STEPS = "no steps: a longer recording has more of it"
+NO_STEPS = "no steps: a longer recording has more"
 
 SIDES = ("base", "head")
 
 MOST_OPS = 8
-"""Host ops of one side that are named."""
+"""Maximum number of named host ops of one side."""
 
 MOST_PLACES = 20
-"""Places of a metric that changed: as many as a finding has rows of evidence."""
+"""Maximum number of places of a changed metric, equal to a finding's rows of evidence."""
 
 
 class ExactMetric(Struct, frozen=True, kw_only=True):
-    """A metric with its verdict, and where it changed, the largest change first."""
+    """A metric with its verdict and the places of change, the largest first."""
 
     result: MetricResult
     places: tuple[Place, ...] = ()
     neutral: bool = False
-    """More of it is neither better nor worse; where it differs the verdict is inconclusive."""
+    """Whether more of it is neither better nor worse; a difference is inconclusive."""
     launches: tuple[Sequence[float], Sequence[float]] = ((), ())
-    """Its value in each launch of both sides."""
+    """Value in each launch of both sides."""
 
     @property
     def changed(self) -> bool:
@@ -53,7 +53,7 @@ class ExactMetric(Struct, frozen=True, kw_only=True):
 
 
 class Structure(Struct, frozen=True, kw_only=True):
-    """All exact metrics, and what could not be looked at."""
+    """All exact metrics, and the reasons for missing ones."""
 
     metrics: tuple[ExactMetric, ...]
     not_looked: tuple[NotLooked, ...]
@@ -61,19 +61,19 @@ class Structure(Struct, frozen=True, kw_only=True):
 
 
 class Said(Struct, frozen=True, kw_only=True):
-    """What one run says of itself without a clock; of several ranks, what the one with most of a metric says."""
+    """Exact values of one run; for several ranks, the values of the rank with most of a metric."""
 
     found: Mapping[str, Measure]
     blind: Mapping[str, str]
-    """Name -> why it is not known."""
+    """Name -> why the value is unknown."""
     programs: tuple[ProgramSide, ...] | None
-    """Compiled programs; ``None`` where none was recorded."""
+    """Compiled programs; ``None`` if none was recorded."""
     host_ops: Mapping[str, float] | None = None
-    """Ops of the host by name, calls per step; of several ranks the first's. ``None`` where none was recorded."""
+    """Host ops by name, calls per step, of the first rank; ``None`` if none was recorded."""
 
 
 def said_by(traces: Sequence[Trace]) -> Said:
-    """What the traces of a run say."""
+    """Return the exact values in the traces of a run."""
     ranks = [trace.fact(measures) for trace in traces]
     by_name, blind = {}, {}
     for name in dict.fromkeys(name for rank in ranks for name in (*rank.found, *rank.blind)):
@@ -82,15 +82,15 @@ def said_by(traces: Sequence[Trace]) -> Said:
         else:
             blind[name] = next((rank.blind[name] for rank in ranks if name in rank.blind), "not recorded by all ranks")
     ops = host_ops(traces[0]) if traces else None
-    # ranks of a job run the same programs
+    # The ranks of a job run the same programs.
     programs = next((trace.fact(program_sides) for trace in traces if trace.hlo or trace.torch_plans), None)
     return Said(found=by_name, blind=blind, programs=programs, host_ops=ops)
 
 
 def structure(base: Sequence[Trace], head: Sequence[Trace], lines: Mapping[str, LineMap] | None = None) -> Structure:
-    """Compare what the traces of two runs say of themselves.
+    """Compare the exact values in the traces of two runs.
 
-    ``lines``: by fingerprint of a program of the base, where its lines are in the head.
+    ``lines``: by fingerprint of a program of the base, the positions of its lines in the head.
     """
     return structure_of((said_by(base),), (said_by(head),), lines=lines)
 
@@ -102,9 +102,9 @@ def structure_of(
     middle: tuple[int, int] = (0, 0),
     lines: Mapping[str, LineMap] | None = None,
 ) -> Structure:
-    """Compare what launches of two programs say: their ranges. Places are those of the two launches in the ``middle``.
+    """Compare launches of two programs by their ranges. Places are those of the two launches in the ``middle``.
 
-    ``IndexError`` where one of them is not there.
+    ``IndexError`` if one of them does not exist.
     """
     exact_metrics, lost = _of_traces(base, head, middle)
     notes = tuple(_ops_of_one_side(base[middle[0]].host_ops, head[middle[1]].host_ops))
@@ -117,7 +117,7 @@ def structure_of(
 
 
 def _ops_of_one_side(base: Mapping[str, float] | None, head: Mapping[str, float] | None) -> Iterator[str]:
-    """What ran on the host of one side only, by calls per step."""
+    """Yield ops that ran on the host of one side only, by calls per step."""
     if base is None or head is None:
         return
     for side, mine, other in (("base", base, head), ("head", head, base)):
@@ -152,7 +152,7 @@ def _of_traces(
 
 
 def _of_as_many_graphs(exact_metric: ExactMetric, by_name: Mapping[str, ExactMetric]) -> ExactMetric:
-    """Kernels of as many graphs are judged: more of them is a fusion lost, unless library calls became kernels."""
+    """Judge the number of kernels if graphs are as many, unless library calls became kernels or the reverse."""
     graphs, library = by_name.get(COMPILED_GRAPHS), by_name.get(COMPILED_LIBRARY_CALLS)
     if exact_metric.result.name != COMPILED_KERNELS or graphs is None or library is None:
         return exact_metric
@@ -175,7 +175,7 @@ def _difference(exact_metric: ExactMetric) -> float:
 def exact_metric(
     name: str, base: Measure, head: Measure, *, launches: tuple[Sequence[float], Sequence[float]] | None = None
 ) -> ExactMetric:
-    """One metric with its verdict and the places where it differs. ``launches``: its values where there are several."""
+    """Return one metric with its verdict and places of change. ``launches``: its values, if there are several."""
     values = ([base.value], [head.value]) if launches is None else launches
     result = compare_exact(name, *values, unit=base.unit)
     remarks = dict.fromkeys((*result.remarks, *base.remarks, *head.remarks))
@@ -217,7 +217,7 @@ def _places(base: Mapping[str, float], head: Mapping[str, float]) -> tuple[Place
 
 
 def _without_moved(changed: list[Place]) -> list[Place]:
-    """Without lines whose whole amount stands at another line of the file now: the code moved."""
+    """Drop lines whose whole amount is now at another line of the file, because the code moved."""
     gone: dict[tuple[str, float], list[Place]] = {}
     for place_change in sorted(changed, key=_line_of):
         if not place_change.head:
@@ -231,7 +231,7 @@ def _without_moved(changed: list[Place]) -> list[Place]:
 
 
 def _file(location: str) -> str:
-    """The file of ``file:line``; of an op, itself."""
+    """Return the file of ``file:line``; an op stays itself."""
     file, colon, line = location.rpartition(":")
     return file if colon and line.isdigit() else location
 
@@ -257,7 +257,7 @@ def _of_programs(
         every = mine_of[id(mine)], theirs_of[id(theirs)]
         if mine.failed != theirs.failed:
             sides = ("base",) if mine.failed else ("head",)
-            reason = "the program failed while it was planned"
+            reason = "the planning of the program failed"
             names = dict.fromkeys((*mine.measures, *theirs.measures))
             lost += (NotLooked(name=f"{ahead}{name}", reason=reason, sides=sides) for name in names)
             continue
@@ -278,12 +278,12 @@ def _of_programs(
                 metrics.append(exact_metric(f"{ahead}{name}", *measured, launches=(values[0], values[1])))
             else:
                 absent = ("head",) if name in mine.measures else ("base",)
-                lost.append(NotLooked(name=f"{ahead}{name}", reason="the program does not say it", sides=absent))
+                lost.append(NotLooked(name=f"{ahead}{name}", reason="the program lacks it", sides=absent))
     return metrics, lost, tuple(_alone(left, right, pairs))
 
 
 def _moved(measure: Measure, lines: LineMap | None) -> Measure:
-    """With its places at the lines where they are in the head."""
+    """Return the measure with its places at the head's lines."""
     if lines is None:
         return measure
     places: dict[str, float] = {}
@@ -296,7 +296,7 @@ def _moved(measure: Measure, lines: LineMap | None) -> Measure:
 
 
 def _of_launches(programs: Sequence[ProgramSide], launches: Sequence[Said]) -> dict[int, list[ProgramSide]]:
-    """By ``id`` of a program: the same one of every launch that has it."""
+    """Return, by ``id`` of a program, the same program of every launch."""
     result: dict[int, list[ProgramSide]] = {id(program): [] for program in programs}
     for launch in launches:
         for program_side, other in paired_sides(programs, launch.programs or ()):

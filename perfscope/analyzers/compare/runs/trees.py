@@ -1,9 +1,9 @@
-"""Call trees of two recordings side by side, and the difference of their critical paths.
+"""Call trees of two recordings compared, and the difference of their critical paths.
 
-Calls of one name below the same caller are one node, on whatever thread. Its time is that of the device work launched
-inside it; of the calls themselves where no device worked. Of compiled XLA programs whose instructions were timed the
-tree is program, phase, scopes, instruction. A node's change is its own: without that of the nodes below it, and the
-whole change of what came, went or moved. So the changes sum to that of the tree, exactly, per step in ns.
+Calls of one name under the same caller are one node, on any thread. The time of a node is that of the device work
+launched inside it, or of the calls themselves if no device worked. For compiled XLA programs with timed instructions,
+the tree is program, phase, scopes, instruction. The change of a node excludes the nodes below it; for a subtree that is
+new, gone or moved it is the whole subtree. So the changes sum exactly to that of the tree, per step in ns.
 """
 
 from __future__ import annotations
@@ -26,35 +26,36 @@ MOST_ROWS = 2_000
 """Most rows of a tree or path that are kept; the rest become one sum, so that rows still sum to the whole."""
 
 LEAST_SHARE = 0.001
-"""Of the tree: a node that is slower or faster by less, with as many calls, is equal; one shorter than that on both
-sides is not in ``flame``."""
+"""Share of the tree. A node with the same number of calls that changed by less is equal; a node shorter than that on
+both sides is not in ``flame``.
+"""
 
 MOST_DEPTH = 100
-"""Of the tree: calls deeper than that count as part of the caller there."""
+"""Maximum depth of the tree; deeper calls belong to their caller at this depth."""
 
 _NUMBER = re.compile(r"(?<![A-Za-z_\d])\d+")
 
 
 class CallNode(Struct):
-    """A call tree from here down. Times and calls are per step."""
+    """A call tree from this node down. Times and calls are per step."""
 
     name: str
     calls: float = 0.0
     ns: int = 0
-    """Of all below, too."""
+    """Time of this node and all nodes below."""
     below: dict[str, CallNode] = field(default_factory=dict)
 
     def nodes(self) -> int:
-        """Number of calls here and below."""
+        """Return the number of nodes here and below."""
         return 1 + sum(node.nodes() for node in self.below.values())
 
     def shape(self) -> tuple[object, ...]:
-        """What a subtree that moved keeps."""
+        """Return the features that a moved subtree keeps."""
         return self.name, tuple(sorted((node.shape() for node in self.below.values()), key=repr))
 
 
 def call_tree(trace: Trace) -> CallNode | None:
-    """The calls of the steps (of the capture where there are none); ``None`` where neither op nor instruction ran."""
+    """Return the calls of the steps (of the capture without steps); ``None`` without ops and instructions."""
     return _instruction_tree(trace) if _time(trace) == "instructions" else _op_tree(trace)
 
 
@@ -65,7 +66,7 @@ def _time(trace: Trace) -> TreeTime:
 
 
 def _instruction_tree(trace: Trace) -> CallNode | None:
-    """Timed instructions below the program, the phase and the scopes of its source."""
+    """Return timed instructions below the program, the phase and the scopes of their source."""
     ops, windows = trace.rows["hlo_ops"], trace.fact(account_windows)
     window = np.searchsorted(windows.starts, ops["start_ns"], side="right") - 1
     kept = (window >= 0) & (ops["start_ns"] < windows.ends[np.maximum(window, 0)])
@@ -116,7 +117,7 @@ def _op_tree(trace: Trace) -> CallNode | None:
 
 
 def _add_times(trace: Trace, root: CallNode, of_row: list[CallNode], kept: np.ndarray) -> bool:
-    """Whether they are those of device work: each node's own; else whole calls."""
+    """Add device time to each node and return ``True``; without device work add whole calls and return ``False``."""
     slices, on_device = trace.rows["slices"], bool(len(trace.rows["kernels"]))
     if on_device:
         for table in ("kernels", "copies"):
@@ -133,7 +134,7 @@ def _add_times(trace: Trace, root: CallNode, of_row: list[CallNode], kept: np.nd
 
 
 def _per_step(node: CallNode, steps: int, *, inclusive: bool) -> None:
-    """Times and calls of all nodes per step; a node has at least what those below it have."""
+    """Divide times and calls of all nodes by the steps; a node has at least the time of those below it."""
     for child in node.below.values():
         _per_step(child, steps, inclusive=inclusive)
     below = sum(child.ns for child in node.below.values())
@@ -174,7 +175,7 @@ def tree_change(base: Trace, head: Trace) -> Tree | None:
 
 
 def _flame(base: CallNode, head: CallNode, moved: Set[tuple[str, ...]], least: float) -> Iterator[TreeNode]:
-    """The nodes of either tree that last for ``least`` ns or longer; ``moved``: paths of subtrees on either side."""
+    """Yield the nodes of either tree of ``least`` ns or more. ``moved``: paths of subtrees on either side."""
     waiting: list[tuple[CallNode | None, CallNode | None, int, tuple[str, ...], bool]] = [(base, head, -1, (), False)]
     for number, (mine, theirs, parent, path, elsewhere) in enumerate(waiting):
         node = theirs or mine or base
@@ -205,7 +206,7 @@ def _flame(base: CallNode, head: CallNode, moved: Set[tuple[str, ...]], least: f
 
 
 def _differences(base: CallNode, head: CallNode, path: tuple[str, ...]) -> Iterator[TreeRow]:
-    """A row for each node of both, and one for each subtree that one side has."""
+    """Yield a row for each node of both trees, and one for each subtree of one side only."""
     delta = head.ns - base.ns
     for name in dict.fromkeys((*base.below, *head.below)):
         mine, theirs = base.below.get(name), head.below.get(name)
@@ -241,7 +242,7 @@ def _alone(base: CallNode | None, head: CallNode | None, path: tuple[str, ...]) 
 
 
 def _moved(rows: list[TreeRow], base: CallNode, head: CallNode) -> list[TreeRow]:
-    """Subtrees of one shape that went and came, as one row; of several the largest went where the largest came."""
+    """Merge subtrees of one shape that went and came into one row; the largest are merged first."""
     alike: dict[object, tuple[list[TreeRow], list[TreeRow]]] = defaultdict(lambda: ([], []))
     for row in rows:
         if row.change == "removed":

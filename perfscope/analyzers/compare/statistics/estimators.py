@@ -1,8 +1,8 @@
-"""The one number that stands for a launch, and which one to take on this machine.
+"""Estimators: the one number that represents a launch, and the choice of estimator for this machine.
 
-On a machine of its own the median of the steady steps is best. Where others use it too, most steps are disturbed and a
-low quantile repeats better: on two shared cores the spread between launches was a third. Which it is, launches
-of the base against itself tell before the head has been looked at, so the choice cannot favour a verdict.
+On an exclusive machine, the median of the steady steps is best. On a shared machine most steps are disturbed, and a low
+quantile repeats better: on two shared cores the spread between launches was a third. Launches of the base against
+itself decide before the head is inspected, so the choice cannot favour a verdict.
 """
 
 from __future__ import annotations
@@ -17,35 +17,47 @@ from msgspec import Struct
 MEAN = "mean"
 QUANTILES: Mapping[str, float] = {"fastest": 0.0, "p10": 0.10, "p25": 0.25, "median": 0.50, "p90": 0.90, "p99": 0.99}
 CANDIDATES = ("median", "p25", "p10", "fastest")
-"""What may stand for a launch, the one that is preferred first."""
+"""Estimators of a launch, the preferred one first."""
 BUSY = "fastest"
-"""Where others use the machine: they can only make a step longer, so the least disturbed one repeats best."""
+"""Estimator on a shared machine: other programs only make a step longer, so the least disturbed step repeats best."""
 BUSY_SHARE = 0.1
-"""Of the processors' time, used by other programs while the base was calibrated: above, five pairs cannot tell the
-estimators apart (they took the worse one in a third of the simulated comparisons), and `BUSY` is taken outright."""
+"""Share of the processors' time used by other programs during calibration above which `BUSY` is used at once: five
+pairs cannot tell the estimators apart (they chose the worse one in a third of the simulated comparisons).
+"""
 TAILS = ("mean", "p90", "p99")
-"""Shown beside it: what happens in every tenth step only, a median does not see."""
+"""Estimators that are shown too, because a median does not see effects in every tenth step only."""
 LEAST_STEPS = {"p90": 20, "p99": 200}
-"""Steady steps for a quantile to be more than the worst one or two of them."""
+"""Smallest number of steady steps for a quantile to be more than the worst one or two of them."""
 
 CLEARLY_LESS = 0.7
-"""Spread, relative to the preferred one's, at which another is taken: from five pairs a ratio of standard deviations
-below it is seldom luck, and half as many pairs are then needed."""
+"""Spread relative to the preferred estimator at which another one is used. From five pairs, a ratio of standard
+deviations below it is seldom luck, and half as many pairs are then needed.
+"""
 LEAST_PAIRS = 4
-"""Base/base pairs for a choice; with fewer the preferred one is taken."""
+"""Smallest number of base/base pairs for a choice; with fewer, the preferred estimator is used."""
+
+MOST_TERMS = 300
+"""Maximum number of terms of the continued fraction; it converges in a few dozen for all arguments used here."""
+
+PRECISION = 1e-14
+
+_TINY = 1e-300
 
 
 class Chosen(Struct, frozen=True, kw_only=True):
-    """An estimator and why. ``spread``: standard deviation of the log ratio of base/base pairs by estimator."""
+    """An estimator and the reason for it.
+
+    ``spread``: standard deviation of the log ratio of base/base pairs by estimator.
+    """
 
     name: str
     pairs: int
     spread: Mapping[str, float]
     others_share: float | None = None
-    """Of the processors' time that other programs used, where it decided."""
+    """Share of the processors' time used by other programs, if it decided."""
 
     def reason(self) -> str:
-        """One line for a report."""
+        """Return one line for a report."""
         if not self.spread:
             return f"{self.name} of the steady steps of a launch (not calibrated: {self.pairs} base/base pairs)"
         spreads = ", ".join(f"{name} {100 * value:.1f}%" for name, value in self.spread.items())
@@ -57,9 +69,9 @@ class Chosen(Struct, frozen=True, kw_only=True):
 
 
 def location(times: Sequence[float] | np.ndarray, estimator: str) -> float | None:
-    """The estimator of a launch's steady steps, in their unit; ``None`` if they are too few for it.
+    """Return the estimate from a launch's steady steps, in their unit; ``None`` if they are too few.
 
-    ``estimator``: ``mean`` or a name in ``QUANTILES``; ``ValueError`` for others, or where a time is not positive.
+    ``estimator``: ``mean`` or a name in ``QUANTILES``; ``ValueError`` for others, or if a time is not positive.
     """
     values = np.asarray(times, float)
     if values.size and (not np.all(np.isfinite(values)) or np.any(values <= 0)):
@@ -74,9 +86,9 @@ def location(times: Sequence[float] | np.ndarray, estimator: str) -> float | Non
 
 
 def choose(pairs: Sequence[tuple[Sequence[float], Sequence[float]]], *, others_share: float | None = None) -> Chosen:
-    """The estimator to use, from pairs of launches of the same program: steady step times of both.
+    """Return the estimator to use, from the steady step times of pairs of launches of the same program.
 
-    ``others_share``: of the processors' time, what other programs used meanwhile; ``None``: not known.
+    ``others_share``: share of the processors' time used by other programs meanwhile; ``None`` if unknown.
     """
     usable = [pair for pair in pairs if len(pair[0]) and len(pair[1])]
     if len(usable) < LEAST_PAIRS:
@@ -90,7 +102,7 @@ def choose(pairs: Sequence[tuple[Sequence[float], Sequence[float]]], *, others_s
 
 
 def _spread(pairs: Sequence[tuple[Sequence[float], Sequence[float]]], estimator: str) -> float:
-    """Of the log ratios around zero, which is their true mean: one degree of freedom more than around their own."""
+    """Return the spread of log ratios around zero, their true mean, which has one more degree of freedom."""
     ratios = np.array([_located(second, estimator) / _located(first, estimator) for first, second in pairs])
     return float(np.sqrt(np.mean(np.log(ratios) ** 2)))
 
@@ -101,20 +113,14 @@ def _located(times: Sequence[float], estimator: str) -> float:
     return typical
 
 
-# Student's t distribution from the standard library: probabilities, quantiles.
+# Student's t distribution from the standard library: probabilities and quantiles.
 #
-# A comparison works after a plain installation, and loading scipy's statistics takes longer than a whole
-# comparison; what is needed of them is this one distribution. The tests hold it to scipy's.
-
-
-MOST_TERMS = 300
-"""Of the continued fraction; it converges in a few dozen for every argument used here."""
-PRECISION = 1e-14
-_TINY = 1e-300
+# A comparison works after a plain installation, and loading scipy's statistics takes longer than a whole comparison.
+# This is the only distribution that is needed; the tests compare it with scipy's.
 
 
 def two_sided_p(t: float, freedom: int) -> float:
-    """Probability of a value as far from zero as ``t`` or farther, with ``freedom`` >= 1 degrees of freedom.
+    """Return the probability of a value at least as far from zero as ``t``, with ``freedom`` >= 1 degrees of freedom.
 
     P(T >= |t| or T <= -|t|) = I_x(v/2, 1/2) with x = v / (v + t^2) (Abramowitz & Stegun 26.7.1).
     """
@@ -127,20 +133,20 @@ def two_sided_p(t: float, freedom: int) -> float:
 
 
 def upper_p(t: float, freedom: int) -> float:
-    """Probability of a value of ``t`` or above."""
+    """Return the probability of a value of ``t`` or more."""
     half = two_sided_p(t, freedom) / 2
     return half if t >= 0 else 1 - half
 
 
 @lru_cache(maxsize=1024)
 def quantile(probability: float, freedom: int) -> float:
-    """The value that lies above ``probability`` (0 < it < 1) of the distribution, by bisection of `upper_p`.
+    """Return the value above ``probability`` (0 < it < 1) of the distribution, by bisection of `upper_p`.
 
-    Kept, because a comparison asks for the same few levels of confidence for each of its metrics.
+    Cached, because a comparison uses the same few levels of confidence for each of its metrics.
     """
     _check(freedom)
     if not 0 < probability < 1:
-        raise ValueError(f"a probability between 0 and 1 is needed, not {probability}")
+        raise ValueError(f"the probability must be between 0 and 1, not {probability}")
     if probability == 0.5:
         return 0.0
     if probability < 0.5:
@@ -159,13 +165,13 @@ def quantile(probability: float, freedom: int) -> float:
 
 
 def regularized_beta(x: float, a: float, b: float) -> float:
-    """I_x(a, b) for 0 <= x <= 1, by its continued fraction (Lentz; Abramowitz & Stegun 26.5.8)."""
+    """Return I_x(a, b) for 0 <= x <= 1 by its continued fraction (Lentz; Abramowitz & Stegun 26.5.8)."""
     if x <= 0:
         return 0.0
     if x >= 1:
         return 1.0
     front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
-    if x < (a + 1) / (a + b + 2):  # where the fraction converges fast
+    if x < (a + 1) / (a + b + 2):  # The fraction converges fast here.
         return front * _fraction(x, a, b) / a
     return 1 - front * _fraction(1 - x, b, a) / b
 
@@ -193,4 +199,4 @@ def _away_from_zero(value: float) -> float:
 
 def _check(freedom: int) -> None:
     if freedom < 1:
-        raise ValueError(f"at least one degree of freedom is needed, not {freedom}")
+        raise ValueError(f"degrees of freedom must be 1 or more, not {freedom}")

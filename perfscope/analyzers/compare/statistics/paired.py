@@ -1,7 +1,7 @@
 """The effect of a change from pairs of launches: log ratios, their mean, interval and probability.
 
-The unit is a launch: steps of one launch share its memory layout, its clocks and its neighbours, so a test on steps
-takes their number for evidence that they are not (docs/compare.md has the false alarms).
+The unit is a launch. Steps of one launch share its memory layout, its clocks and its neighbours, so a test on steps
+would count dependent values as independent evidence (docs/compare.md has the false alarms).
 """
 
 from __future__ import annotations
@@ -18,23 +18,55 @@ from msgspec.structs import replace
 from perfscope.analyzers.compare.statistics import estimators
 
 MOST_EXACT = 16
-"""Pairs up to which all sign flips are gone through (65,536 sums)."""
+"""Number of pairs up to which all sign flips are computed (65,536 sums)."""
 RANDOM_FLIPS = 20_000
-"""Above: random ones, with a fixed seed."""
+"""Random sign flips for more pairs, with a fixed seed."""
 LEAST_FOR_MODES = 8
 TWO_MODES = ((8, 7.0), (10, 6.1), (15, 5.0), (20, 4.5), (30, 3.9))
-"""Pairs, and the distance of the means of two groups in their pooled spread at which they are two: the best split of
-as many normal values stays below it in 99 of 100 samples (simulated; heavier tails, t with 3 degrees: 97)."""
+"""Number of pairs, and the distance of two groups' means in units of their pooled spread from which they are two
+groups. The best split of as many normal values stays below it in 99 of 100 samples (simulated; heavier tails, t with 3
+degrees: 97).
+"""
 LEAST_IN_MODE = 2
 LEAST_APART = 0.005
-"""In log ratio: nearer groups concern nobody, and values that differ in their last digits are no groups."""
+"""Smallest separation (log ratio) at which two groups are reported; values that differ in their last digits are closer.
+"""
+
+Verdict = Literal["regression", "improvement", "no change", "inconclusive"]
+
+Better = Literal["lower", "higher"]
+
+LOOKS = (6, 10, 15, 20, 30, 45, 60)
+"""Number of pairs at each look; fewer than six cannot reach the level with a usual spread."""
+
+MOST_PAIRS = LOOKS[-1]
+
+LEVELS = (0.05, 0.028, 0.021, 0.0174, 0.0144, 0.0124, 0.0109)
+"""Level of each look by the number of looks; 5% of comparisons without a change show one at some look. From a million
+simulated comparisons of t tests at ``LOOKS``, rounded down. Pocock's own constants (0.0158 for five) are for normal
+values and equal steps; with t and these looks, 0.0158 has 5.4% false alarms.
+"""
+
+ASK_LEVEL = 0.1
+"""Level of a look from which a possible change needs a second batch, which decides."""
+
+CONFIRM_LEVEL = 0.0125
+"""Level of both batches together. A simulation over recorded launches (``benchmarks/compare_power.py``,
+docs/compare.md) chose it with ``ASK_LEVEL``: at most 2% false alarms. The second batch need not be significant by
+itself; that condition cost half of the power if pairs differ by a third.
+"""
+
+LEAST_CONFIRMING = 6
+
+MOST_NEEDED = 10_000
+"""Maximum number of further pairs that is worth reporting."""
 
 
 class Effect(Struct, frozen=True, kw_only=True):
-    """Head against base over ``pairs`` pairs. Ratios are given less one: 0.03 is 3% more than the base.
+    """Head against base over ``pairs`` pairs. Ratios are given minus one: 0.03 is 3% more than the base.
 
-    ``low``/``high``: the interval of level 1 - ``alpha``; ``None`` with fewer than two pairs, as are the
-    probabilities, against which ``effect`` alone says nothing.
+    ``low``/``high``: the interval of level 1 - ``alpha``; ``None`` with fewer than two pairs, as are the probabilities,
+    so that ``effect`` alone proves nothing.
     """
 
     pairs: int
@@ -45,16 +77,16 @@ class Effect(Struct, frozen=True, kw_only=True):
     low: float | None
     high: float | None
     p: float | None
-    """Two-sided, by Student's t on the log ratios; by sign flips where all ratios are equal."""
+    """Two-sided, by Student's t on the log ratios; by sign flips if all ratios are equal."""
     p_sign_flip: float | None
-    """The same without assuming a distribution: share of sign flips of the log ratios whose mean is as far from 0."""
+    """The same without an assumed distribution: share of sign flips of the log ratios whose mean is as far from 0."""
     robust: float
-    """Hodges-Lehmann: exp(median of the means of all two) - 1."""
+    """Hodges-Lehmann: exp(median of the means of all pairs of ratios) - 1."""
     two_groups: tuple[float, float] | None
-    """Effects of the two groups that the pairs fall into, or ``None``."""
+    """Effects of the two groups of pairs, or ``None`` if there is one group."""
 
     def interval(self, alpha: float) -> tuple[float, float] | None:
-        """The interval of level 1 - ``alpha``, or ``None`` with fewer than two pairs."""
+        """Return the interval of level 1 - ``alpha``, or ``None`` with fewer than two pairs."""
         if self.spread is None:
             return None
         half = estimators.quantile(1 - alpha / 2, self.pairs - 1) * self.spread / math.sqrt(self.pairs)
@@ -63,10 +95,10 @@ class Effect(Struct, frozen=True, kw_only=True):
 
 
 def log_ratios(base: Sequence[float], head: Sequence[float]) -> np.ndarray:
-    """ln(head / base) pair by pair. ``ValueError`` if they are not pairs, or not positive finite numbers."""
+    """Return ln(head / base) per pair. ``ValueError`` unless they are pairs of positive finite numbers."""
     before, after = np.asarray(base, float), np.asarray(head, float)
     if before.shape != after.shape or before.ndim != 1:
-        raise ValueError(f"pairs are needed, not {before.size} and {after.size} launches")
+        raise ValueError(f"both sides must have equally many launches, not {before.size} and {after.size}")
     for values in (before, after):
         if not np.all(np.isfinite(values)) or np.any(values <= 0):
             raise ValueError("a launch's time is not a positive number")
@@ -74,7 +106,7 @@ def log_ratios(base: Sequence[float], head: Sequence[float]) -> np.ndarray:
 
 
 def effect_of(ratios: np.ndarray, *, alpha: float = 0.05) -> Effect:
-    """The effect from log ratios, at least one of them."""
+    """Return the effect of one or more log ratios."""
     count = ratios.size
     if not count:
         raise ValueError("there is no pair")
@@ -83,7 +115,7 @@ def effect_of(ratios: np.ndarray, *, alpha: float = 0.05) -> Effect:
     if count > 1:
         spread = float(ratios.std(ddof=1))
         flipped = sign_flip_p(ratios)
-        # Equal to the last digit: there is no spread to divide by, and certainty would be too much.
+        # All ratios are equal: there is no spread to divide by, and a certain result would claim too much.
         p = estimators.two_sided_p(mean / (spread / math.sqrt(count)), count - 1) if spread > 0 else flipped
         half = estimators.quantile(1 - alpha / 2, count - 1) * spread / math.sqrt(count)
         low, high = math.expm1(mean - half), math.expm1(mean + half)
@@ -101,7 +133,7 @@ def effect_of(ratios: np.ndarray, *, alpha: float = 0.05) -> Effect:
 
 
 def sign_flip_p(ratios: np.ndarray) -> float:
-    """Two-sided probability under the hypothesis that each ratio could as well have the other sign; exact if few."""
+    """Return the two-sided probability if each ratio could as well have the other sign; exact for few pairs."""
     count = ratios.size
     if count <= MOST_EXACT:
         sums = np.zeros(1)
@@ -110,7 +142,7 @@ def sign_flip_p(ratios: np.ndarray) -> float:
         extra = 0
     else:
         sums = _signs(count) @ ratios
-        extra = 1  # the flip that was observed is one of those that could be
+        extra = 1  # The observed flip is one of the possible flips.
     observed = abs(float(ratios.sum()))
     tolerance = 1e-12 * float(np.abs(ratios).sum())
     return float((np.count_nonzero(np.abs(sums) >= observed - tolerance) + extra) / (sums.size + extra))
@@ -122,15 +154,18 @@ def _signs(count: int) -> np.ndarray:
 
 
 def hodges_lehmann(ratios: np.ndarray) -> float:
-    """Median of the means of all two, each with itself too (Walsh averages): one odd pair moves it little."""
+    """Return the median of the means of all pairs of ratios, also with themselves (Walsh averages).
+
+    Robust to outliers.
+    """
     row, column = np.triu_indices(ratios.size)
     return float(np.median((ratios[row] + ratios[column]) / 2))
 
 
 def two_groups(ratios: np.ndarray) -> tuple[float, float] | None:
-    """The effects of two groups of pairs that lie far apart, lower first: another algorithm was picked, perhaps.
+    """Return the effects of two separate groups of pairs, lower first: perhaps another algorithm was picked.
 
-    The split into two with the least squares within; they are two if their means are farther apart than in `TWO_MODES`.
+    The split has the least squares within the groups. They count if their means are farther apart than in `TWO_MODES`.
     """
     if ratios.size < LEAST_FOR_MODES:
         return None
@@ -150,54 +185,35 @@ def two_groups(ratios: np.ndarray) -> tuple[float, float] | None:
     return math.expm1(below), math.expm1(above)
 
 
-# When to look, what level each look may use, when the answer is settled, and how many more pairs would settle it.
+# When to look, the level of each look, when the answer is settled, and how many more pairs would settle it.
 #
 # Looking after every pair and stopping at the first p < 0.05 finds a change in a quarter of all comparisons of a
-# program with itself. Few looks, each at a lower level that is the same for all (Pocock, Biometrika 64, 1977), keep the
-# 5%.
-
-
-Verdict = Literal["regression", "improvement", "no change", "inconclusive"]
-Better = Literal["lower", "higher"]
-
-LOOKS = (6, 10, 15, 20, 30, 45, 60)
-"""Pairs after which the answer is looked at: fewer than six cannot reach the level with a usual spread."""
-MOST_PAIRS = LOOKS[-1]
-LEVELS = (0.05, 0.028, 0.021, 0.0174, 0.0144, 0.0124, 0.0109)
-"""Level of each look by the number of looks: with it, 5% of comparisons without a change show one at some look. From
-a million simulated comparisons of t tests at ``LOOKS``, rounded down. Pocock's own constants (0.0158 for five) are for
-normal values and equal steps; with t and these looks 0.0158 lets 5.4% through."""
-
-ASK_LEVEL = 0.1
-"""Of a look: a change that may be one is worth a second batch, which decides."""
-CONFIRM_LEVEL = 0.0125
-"""Of both batches together. With ``ASK_LEVEL`` it is the choice of a simulation over recorded launches
-(``benchmarks/compare_power.py``, docs/compare.md): at most 2% false alarms. The second batch need not be significant by
-itself, which cost half of the power where pairs differ by a third."""
-LEAST_CONFIRMING = 6
-
-MOST_NEEDED = 10_000
-"""More pairs than this are not worth a number."""
+# program with itself. A few looks, each at the same lower level (Pocock, Biometrika 64, 1977), keep the 5%.
 
 
 def looks_for(pairs: int) -> tuple[int, ...]:
-    """The looks of a comparison of at most ``pairs`` pairs; the last is at ``pairs``. ``ValueError`` unless 2 to 60."""
+    """Return the looks of a comparison of at most ``pairs`` pairs, the last at ``pairs``.
+
+    ``ValueError`` unless 2 to 60.
+    """
     if not 2 <= pairs <= MOST_PAIRS:
-        raise ValueError(f"between 2 and {MOST_PAIRS} pairs can be compared, not {pairs}")
+        raise ValueError(f"pairs must be 2 to {MOST_PAIRS}, not {pairs}")
     return (*(look for look in LOOKS if look < pairs), pairs)
 
 
 def level_for(looks: int) -> float:
-    """The level of each of ``looks`` looks."""
+    """Return the level of each of ``looks`` looks."""
     if not 1 <= looks <= len(LEVELS):
-        raise ValueError(f"1 to {len(LEVELS)} looks are provided for, not {looks}")
+        raise ValueError(f"looks must be 1 to {len(LEVELS)}, not {looks}")
     return LEVELS[looks - 1]
 
 
 def judge(effect: Effect, *, alpha: float, least: float, better: Better = "lower") -> Verdict:
-    """The verdict of one look at level ``alpha``. ``least``: the smallest relative change that matters, such as 0.02.
+    """Return the verdict of one look at level ``alpha``.
 
-    A regression or improvement is significant and at least ``least`` large. No change is shown, not assumed: two
+    ``least``: the smallest relative change that matters, such as 0.02.
+
+    A regression or improvement is significant and at least ``least`` large. "No change" is shown, not assumed: two
     one-sided tests (Schuirmann 1987) at ``alpha`` each put the effect within ``least``.
     """
     if not least > 0:
@@ -213,7 +229,7 @@ def judge(effect: Effect, *, alpha: float, least: float, better: Better = "lower
 
 
 def is_equivalent(effect: Effect, *, alpha: float, least: float) -> bool:
-    """Whether the interval of level 1 - 2 ``alpha`` lies within ``least``, in either direction the same factor."""
+    """Return whether the interval of level 1 - 2 ``alpha`` is within ``least``, the same factor in both directions."""
     interval = effect.interval(2 * alpha)
     if interval is None:
         return False
@@ -222,10 +238,10 @@ def is_equivalent(effect: Effect, *, alpha: float, least: float) -> bool:
 
 
 def pairs_needed(effect: Effect, *, least: float, alpha: float = 0.05) -> int | None:
-    """Pairs in all after which the interval is no wider than ``least``; ``None`` if that is unknown.
+    """Return the number of pairs after which the interval is no wider than ``least``; ``None`` if unknown.
 
-    The least n with t_{n-1} s / sqrt(n) <= ln(1 + least) / 2, from the spread s of the pairs so far, which is a guess
-    itself: with ten pairs it is off by a quarter as a rule. ``None`` also where more than ``MOST_NEEDED`` would be.
+    The least n with t_{n-1} s / sqrt(n) <= ln(1 + least) / 2, from the spread s of the pairs so far. The spread is
+    itself an estimate: with ten pairs it is usually off by a quarter. ``None`` also for more than ``MOST_NEEDED``.
     """
     if effect.spread is None:
         return None
@@ -237,18 +253,18 @@ def pairs_needed(effect: Effect, *, least: float, alpha: float = 0.05) -> int | 
     if not enough(MOST_NEEDED):
         return None
     low, high = 2, MOST_NEEDED
-    while low < high:  # the quantile falls with the count, so what is enough stays enough
+    while low < high:  # The quantile falls with the count, so a sufficient number stays sufficient.
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle + 1, high)
     return low
 
 
 def could_settle(effect: Effect, *, pairs: int, alpha: float, least: float) -> bool:
-    """Whether ``pairs`` pairs in all may give an answer at level ``alpha``.
+    """Return whether ``pairs`` pairs in total may give an answer at level ``alpha``.
 
-    Were the pairs to come like those so far, or their mean one standard error to either side: with the mean alone one
-    in six gains of a quarter was given up that all pairs would have shown (docs/try.md). A comparison may end early
-    where they would not: an answer that is never given is no false alarm.
+    It assumes that further pairs are like those so far, or that their mean is one standard error away in either
+    direction. With the mean alone, one in six gains of a quarter was given up that all pairs would have shown
+    (docs/try.md). A comparison may end early if the answer is no: an answer that is never given is not a false alarm.
     """
     if effect.spread is None:
         return True
@@ -265,13 +281,13 @@ def could_settle(effect: Effect, *, pairs: int, alpha: float, least: float) -> b
 
 
 def is_promising(effect: float | None, p: float | None, *, least: float) -> bool:
-    """Whether a look is worth a second batch: ``p`` below ``ASK_LEVEL``, and at least ``least`` large."""
+    """Return whether a look justifies a second batch: ``p`` below ``ASK_LEVEL``, and the effect at least ``least``."""
     return effect is not None and p is not None and p < ASK_LEVEL and abs(math.log1p(effect)) >= math.log1p(least)
 
 
 def agrees(first: float, second: float, pooled_p: float, *, least: float) -> bool:
-    """Whether a second batch confirms the first: same direction, large enough by itself, both together significant.
+    """Return whether a second batch confirms the first: same direction, large enough, and both together significant.
 
-    Effects are relative; ``pooled_p``: of both batches as one.
+    Effects are relative; ``pooled_p``: probability of both batches as one.
     """
     return first * second > 0 and abs(math.log1p(second)) >= math.log1p(least) and pooled_p < CONFIRM_LEVEL

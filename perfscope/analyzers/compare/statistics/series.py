@@ -1,6 +1,7 @@
-"""A metric over runs that were kept: one series a machine, where its level changed, and between which commits.
+"""A metric over stored runs: one series per machine, where its level changed, and between which commits.
 
-Times need statistics (`history`); what does not depend on chance changed where it differs. Nothing here gates.
+Times need statistics (`history`). Metrics that do not depend on chance changed wherever they differ. Nothing here fails
+a build.
 """
 
 from __future__ import annotations
@@ -18,42 +19,68 @@ from perfscope.analyzers.compare.statistics import estimators
 from perfscope.analyzers.compare.statistics.verdict import LEAST, STEP_LEAST, Least
 from perfscope.model.documents.stored_run import StoredMetric, StoredRun
 
-# One run per commit: is the newest out of line, and where did the series change level? Reports, never gates.
-#
-# A hundred benchmarks at 2% false alarms each are two a commit, and runs days apart differ in more than the code.
-#
-# Change points: the energy statistic of E-divisive (Matteson & James 2014) proposes where, Student's t decides
-# whether (as Hunter does, Fleming et al. 2023), and what is smaller than what matters is left out.
-
-
 WINDOW = 30
-"""Commits that the fence is made from, the last ones."""
+"""Number of latest commits that determine the fence."""
 LEAST_HISTORY = 6
-"""Points below which quartiles of their differences mean nothing."""
+"""Smallest number of points for quartiles of their differences."""
 FENCE_FLOOR = 0.002
-"""A quiet series still has this much: below, a difference is ignored."""
+"""Smallest bound of a quiet series; smaller differences are ignored."""
 REACH = 3.0
-"""Interquartile ranges above the third quartile; both as in rustc's performance triage."""
+"""Interquartile ranges above the third quartile, as in rustc's performance triage."""
 LEVEL = 0.001
-"""Of a change point: there is one chance for it at every commit of a series."""
+"""Level of a change point. Each commit of a series is a possible change point."""
 LEAST_SEGMENT = 4
 """Points on either side of a change, for a spread of their own."""
 MOST_POINTS = 500
-"""Of a series, the last ones: the statistic costs the square of them."""
+"""Maximum number of latest points of a series: the statistic takes quadratic time."""
+
+ANY = Least(relative=0.0, absolute=0.0)
+
+UNSTEADY = 0.5
+"""Share of neighbours that differ above which a count is not a property of the commit (threads, or a cache)."""
+
+LEAST_UNSTEADY = 6
+"""Smallest number of points for that share."""
+
+Ordered = Literal["commits", "time"]
+
+BATCH = 5
+"""Steps per batch, as in MSER-5, so that a single odd step decides nothing."""
+
+LEAST_BATCHES = 4
+"""Smallest number of batches; with fewer than twenty values the end of a warm-up is unknown, and the floor is dropped.
+"""
+
+FLOOR = 3
+"""Number of values that are always dropped: allocator pools and caches fill in the first steps."""
+
+WARMUP_UNSTEADY = 0.10
+"""Fall of the level within the kept values at which a launch is still warming up. Halves of thirty steps that resemble
+their neighbours differ by 5%; compilation or an autotuner multiplies the first steps.
+"""
+
+
+# One run per commit: is the newest an outlier, and where did the level of the series change? Reports only, no gates.
+#
+# A hundred benchmarks at 2% false alarms each are two alarms per commit, and runs days apart differ in more than the
+# code.
+#
+# Change points: the energy statistic of E-divisive (Matteson & James 2014) proposes them, Student's t accepts them (as
+# in Hunter, Fleming et al. 2023), and changes smaller than the least that matters are dropped.
 
 
 class FenceResult(Struct, frozen=True, kw_only=True):
-    """The newest point against the one before. ``outside``: it differs by more than neighbours here do."""
+    """The newest point against the point before it. ``outside``: it differs by more than neighbours usually do."""
 
     change: float
-    """Relative to the point before."""
+    """Change relative to the point before."""
     bound: float
-    """What neighbours differ by at most, as a rule."""
+    """Largest usual difference of neighbours."""
     outside: bool
 
 
 class ChangePoint(Struct, frozen=True, kw_only=True):
-    """The level changed at ``index``: the first point of the new level. ``change``: relative to the level before."""
+    """The level changed at ``index``, the first point of the new level. ``change``: relative to the level before."""
 
     index: int
     change: float
@@ -61,7 +88,7 @@ class ChangePoint(Struct, frozen=True, kw_only=True):
 
 
 def fence(series: Sequence[float], *, least: float = STEP_LEAST) -> FenceResult | None:
-    """Whether the last of ``series`` lies outside; ``None`` with too short a history. Values are positive.
+    """Return whether the last of ``series`` is outside; ``None`` if the history is too short. Values are positive.
 
     The bound is Q3 + 3 IQR of the absolute relative differences of neighbours before it.
     """
@@ -76,13 +103,16 @@ def fence(series: Sequence[float], *, least: float = STEP_LEAST) -> FenceResult 
 
 
 def change_points(series: Sequence[float], *, least: float = STEP_LEAST, level: float = LEVEL) -> list[ChangePoint]:
-    """Where the level of ``series`` (positive values; the last 500 count) changed by at least ``least``, in order."""
+    """Return where the level of ``series`` (positive values.
+
+    The last 500 count) changed by at least ``least``, in order.
+    """
     values = _checked(series)
     skipped = max(0, values.size - MOST_POINTS)
     logs = np.log(values[skipped:])
     distances = np.abs(logs[:, None] - logs[None, :])
     cuts = sorted(_split(logs, distances, 0, logs.size, level))
-    while True:  # a level between two cuts may turn out too near to the next: the weakest goes first
+    while True:  # A level between two cuts may be too near to the next one: drop the weakest first.
         edges = [0, *cuts, logs.size]
         steps = [
             (_step(logs[start:cut], logs[cut:end]), cut)
@@ -96,7 +126,7 @@ def change_points(series: Sequence[float], *, least: float = STEP_LEAST, level: 
 
 
 def _split(logs: np.ndarray, distances: np.ndarray, start: int, end: int, level: float) -> list[int]:
-    """Cuts of one segment, found again in both halves of it."""
+    """Return the cuts of one segment, and recursively of both halves."""
     cut = _best_cut(distances[start:end, start:end])
     if cut is None:
         return []
@@ -111,12 +141,12 @@ def _split(logs: np.ndarray, distances: np.ndarray, start: int, end: int, level:
 
 
 def _best_cut(distances: np.ndarray) -> int | None:
-    """argmax of Q(m) = mn/(m+n) [2/(mn) sum d(x,y) - 1/C(m,2) sum d(x,x') - 1/C(n,2) sum d(y,y')]."""
+    """Return argmax of Q(m) = mn/(m+n) [2/(mn) sum d(x,y) - 1/C(m,2) sum d(x,x') - 1/C(n,2) sum d(y,y')]."""
     count = len(distances)
     if count < 2 * LEAST_SEGMENT:
         return None
     upper = np.triu(distances, 1)
-    ends_before = np.concatenate(([0.0], np.cumsum(upper.sum(axis=0))))  # pairs whose later point comes before a cut
+    ends_before = np.concatenate(([0.0], np.cumsum(upper.sum(axis=0))))  # Pairs whose later point comes before a cut.
     starts_after = np.concatenate((np.cumsum(upper.sum(axis=1)[::-1])[::-1], [0.0]))
     first = np.arange(LEAST_SEGMENT, count - LEAST_SEGMENT + 1)
     second = count - first
@@ -130,7 +160,7 @@ def _best_cut(distances: np.ndarray) -> int | None:
 
 
 def _step(before: np.ndarray, after: np.ndarray) -> tuple[float, float]:
-    """Change of the mean of logs and its two-sided probability by Student's t with a common spread."""
+    """Return the change of the mean of logs and its two-sided probability by Student's t with a common spread."""
     change = float(after.mean() - before.mean())
     freedom = before.size + after.size - 2
     within = float(((before - before.mean()) ** 2).sum() + ((after - after.mean()) ** 2).sum())
@@ -147,21 +177,11 @@ def _checked(series: Sequence[float]) -> np.ndarray:
     return values
 
 
-ANY = Least(relative=0.0, absolute=0.0)
-
-UNSTEADY = 0.5
-"""Share of neighbours that differ, above which a count is no property of the commit: threads, or a cache."""
-LEAST_UNSTEADY = 6
-"""Points below which that share says nothing."""
-
-Ordered = Literal["commits", "time"]
-
-
 class Point(Struct, frozen=True, kw_only=True):
     """One run in a series."""
 
     run: str
-    """Its id."""
+    """Id of the run."""
     created_utc: str
     branch: str | None
     commit: str | None
@@ -170,36 +190,36 @@ class Point(Struct, frozen=True, kw_only=True):
 
 
 class Change(Struct, frozen=True, kw_only=True):
-    """The level changed between two neighbours of a series: ``index`` is the first point of the new level."""
+    """Change of level between two neighbours of a series: ``index`` is the first point of the new level."""
 
     index: int
     before: Point
     after: Point
     old: float
-    """Level before: the median of times, the value of what is exact."""
+    """Level before: the median of times, the value of exact metrics."""
     new: float
     change: float | None
-    """Relative; ``None`` from zero."""
+    """Relative change; ``None`` from zero."""
     p: float | None
-    """Of chance alone; ``None`` for what is exact."""
+    """Probability of chance alone; ``None`` for exact metrics."""
     software: tuple[str, ...]
     """Versions that changed at the same point: ``torch 2.12.0 -> 2.13.0``."""
 
     @property
     def same_commit(self) -> bool:
-        """Whether both neighbours ran the same code: then it was not the code."""
+        """Whether both neighbours ran the same code, so that the code did not cause the change."""
         alike = self.before.commit is not None and self.before.commit == self.after.commit
         return alike and not self.before.dirty and not self.after.dirty
 
 
 class Series(Struct, frozen=True, kw_only=True):
-    """One metric of one program on one kind of machine. Other arguments are another program."""
+    """One metric of one program on one kind of machine. Other arguments count as another program."""
 
     metric: str
     unit: str
     known: str
     name: str
-    """Of the runs."""
+    """Name of the runs."""
     command: tuple[str, ...]
     machine: str
     """Key of the hardware."""
@@ -207,28 +227,28 @@ class Series(Struct, frozen=True, kw_only=True):
     points: tuple[Point, ...]
     changes: tuple[Change, ...]
     newest: FenceResult | None
-    """The last point against how neighbours differ; ``None``: too short, or exact."""
+    """The last point against the usual difference of neighbours; ``None`` if too short or exact."""
     ordered: Ordered
     remarks: tuple[str, ...] = ()
 
 
 class History(Struct, frozen=True, kw_only=True):
-    """All series that were asked for, and what is not in them."""
+    """All requested series, and the runs that are not in them."""
 
     series: tuple[Series, ...]
     runs: int
     left_out: tuple[str, ...]
-    """Why runs are no points, one sentence a reason."""
+    """Reasons for leaving out runs, one sentence each."""
     notes: tuple[str, ...]
 
 
 def history(
     runs: Iterable[StoredRun], *, metrics: Collection[str] | None = None, order: Mapping[str, int] | None = None
 ) -> History:
-    """Series over ``runs``; of the ``metrics`` of these names, or of all.
+    """Return series over ``runs``, of the given ``metrics`` or all.
 
-    ``order``: commits and how far each stands behind the newest. Runs are ordered by it where it knows all commits
-    of a series, else by time.
+    ``order``: commits and their distance to the newest. Runs are ordered by it if it has all commits of a series, else
+    by time.
     """
     stored_runs = sorted(runs, key=lambda run: (run.created_utc, run.id))
     usable = [run for run in stored_runs if run.finished]
@@ -289,10 +309,10 @@ def _series(members: list[tuple[StoredRun, StoredMetric]], order: Mapping[str, i
 
 
 def _timed(points: Sequence[Point], runs: Sequence[StoredRun]) -> tuple[tuple[Change, ...], tuple[str, ...]]:
-    """By the statistic; between two changes the level is the median."""
+    """Find changes by the statistic; between two changes the level is the median."""
     values = [point.value for point in points]
     if min(values) <= 0:
-        return (), ("a time that is not positive: no changes are looked for",)
+        return (), ("a time is not positive, so no changes were searched",)
     steps = change_points(values, least=STEP_LEAST)
     edges = [0, *(change_point.index for change_point in steps), len(values)]
     levels = [_median(values[start:end]) for start, end in itertools.pairwise(edges)]
@@ -303,15 +323,17 @@ def _timed(points: Sequence[Point], runs: Sequence[StoredRun]) -> tuple[tuple[Ch
 
 
 def _exact(points: Sequence[Point], runs: Sequence[StoredRun], unit: str) -> tuple[tuple[Change, ...], tuple[str, ...]]:
-    """Where neighbours differ by what counts; nowhere if it differs from run to run all the time."""
-    least = LEAST.get(unit, ANY)  # a later perfscope may have more units
+    """Find neighbours that differ by a significant amount; none if they differ from run to run all the time."""
+    least = LEAST.get(unit, ANY)  # A later perfscope may have more units.
     values = [point.value for point in points]
     cuts = []
     for index, (old, new) in enumerate(itertools.pairwise(values), start=1):
         if new != old and abs(new - old) >= max(least.absolute, least.relative * abs(old)):
             cuts.append(index)
     if len(values) >= LEAST_UNSTEADY and len(cuts) > UNSTEADY * (len(values) - 1):
-        return (), (f"it differs between {len(cuts)} of {len(values) - 1} neighbours: no property of a commit here",)
+        return (), (
+            f"it differs between {len(cuts)} of {len(values) - 1} neighbours, so it is not a property of a commit",
+        )
     return tuple(_change(points, runs, cut, old=values[cut - 1], new=values[cut], p=None) for cut in cuts), ()
 
 
@@ -342,21 +364,10 @@ def _median(values: Sequence[float]) -> float:
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
-# Where the warm-up of a launch ends: MSER-5, and launches that never reach a steady state.
+# The end of a launch's warm-up: MSER-5, and launches that never reach a steady state.
 #
 # White, "An effective truncation heuristic for bias reduction in simulation output", Simulation 69 (1997): of all
-# truncations the one after which the standard error of the mean of batches of five is least.
-
-
-BATCH = 5
-"""Steps of a batch, as in MSER-5: a single odd step decides nothing."""
-LEAST_BATCHES = 4
-"""Below twenty values nothing can be said of where a warm-up ends; only the floor is dropped."""
-FLOOR = 3
-"""Values dropped always: allocator pools and caches fill in the first steps, whatever the times say."""
-WARMUP_UNSTEADY = 0.10
-"""Fall of the level within what is kept at which a launch is still warming up. Halves of thirty steps that resemble
-their neighbours differ by 5% by themselves; compilation or an autotuner makes of the first steps a multiple."""
+# truncations, take the one with the least standard error of the mean of batches of five.
 
 
 class Steady(Struct, frozen=True, kw_only=True):
@@ -368,11 +379,11 @@ class Steady(Struct, frozen=True, kw_only=True):
 
 
 def steady_part(times: Sequence[float], *, floor: int = FLOOR) -> Steady:
-    """Where the steady part of a launch begins.
+    """Return the steady part of a launch.
 
-    ``times``: per step, in order, any unit. ``floor``: values dropped whatever they are (less where there are few:
-    never more than a quarter). A launch is rejected if the best truncation is the last one allowed, half of the
-    values, and the times still fall behind it.
+    ``times``: per step, in order, any unit. ``floor``: values that are always dropped (at most a quarter of all). A
+    launch is rejected if the best truncation is the last allowed one, half of the values, and the times still fall
+    after it.
     """
     values = np.asarray(times, float)
     if not values.size:
@@ -390,15 +401,15 @@ def steady_part(times: Sequence[float], *, floor: int = FLOOR) -> Steady:
             dropped=dropped,
             kept=0,
             problem=f"no steady state in {values.size} timed steps: the last quarter is still {fall:.0%} "
-            "faster than the one before; give it more steps",
+            "faster than the one before; run more steps",
         )
     return Steady(dropped=dropped, kept=values.size - dropped)
 
 
 def truncation(batches: np.ndarray) -> int:
-    """How many of the batch means to drop: argmin over d <= n/2 of sum_{i>d} (z_i - mean)^2 / (n - d)^2."""
+    """Return how many batch means to drop: argmin over d <= n/2 of sum_{i>d} (z_i - mean)^2 / (n - d)^2."""
     count = batches.size
-    centred = batches - batches.mean()  # sums of squares of large numbers would lose what is looked for
+    centred = batches - batches.mean()  # Sums of squares of large numbers would lose precision.
     sums = np.cumsum(centred[::-1])[::-1]
     squares = np.cumsum((centred * centred)[::-1])[::-1]
     candidates = np.arange(count // 2 + 1)
@@ -408,7 +419,7 @@ def truncation(batches: np.ndarray) -> int:
 
 
 def _fall(values: np.ndarray) -> float:
-    """By what part of it the level of the first half lies above that of the second."""
+    """Return the relative fall of the level from the first half to the second."""
     middle = values.size // 2
     first, second = float(np.median(values[:middle])), float(np.median(values[middle:]))
     return 1 - second / first

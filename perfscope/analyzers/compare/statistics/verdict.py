@@ -1,4 +1,4 @@
-"""The result of comparing one metric: values, effect, interval, verdict, and how that is known."""
+"""The result of comparing one metric: values, effect, interval, verdict, and its evidence."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ from perfscope.analyzers.compare.statistics.paired import (
 from perfscope.model.documents.comparison import Kernel, MetricValues
 
 Known = Literal["paired launches", "exact", "single captures", "sets of runs"]
-"""How a verdict is known. ``single captures``, ``sets of runs`` (launches that are no pairs, or too few of them): low
-confidence, and it never fails a build."""
+"""Evidence for a verdict. ``single captures`` and ``sets of runs`` (launches without pairs, or too few of them) have
+low confidence and never fail a build.
+"""
 
 STEP_LEAST = 0.02
 """Change of the step time that matters: twice the usual 1% between launches of one program."""
 KERNEL_LEAST = 0.05
-"""Of one kernel: there are hundreds, and a step holds what matters of them."""
+"""Change of one kernel that matters; a step has hundreds, and the step time has the sum."""
 
 
 class MetricResult(MetricValues, frozen=True, kw_only=True):
@@ -46,7 +47,7 @@ class MetricResult(MetricValues, frozen=True, kw_only=True):
         return self.known in ("paired launches", "exact")
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values; a number that is not finite is ``None``."""
+        """Return plain values; a number that is not finite is ``None``."""
         values = asdict(self)
         return {
             key: None if isinstance(value, float) and not math.isfinite(value) else value
@@ -65,9 +66,12 @@ def from_pairs(
     unit: str = "ns",
     better: Better = "lower",
 ) -> MetricResult:
-    """A metric from one number a launch, ``base[i]`` and ``head[i]`` being a pair; ``alpha``: the level of this look.
+    """Return a metric from one number per launch; ``base[i]`` and ``head[i]`` are a pair.
 
-    Without a pair the verdict is inconclusive. ``ValueError`` where a number is not positive, or pairs are not pairs.
+    ``alpha``: level of this look.
+
+    Without a pair the verdict is inconclusive. ``ValueError`` if a number is not positive, or the sides differ in
+    length.
     """
     ratios = log_ratios(base, head)
     empty = MetricResult(
@@ -88,7 +92,7 @@ def from_pairs(
     verdict = judge(effect, alpha=alpha, least=least, better=better)
     needed = pairs_needed(effect, least=least, alpha=alpha) if verdict == "inconclusive" else None
     if needed is not None and needed <= effect.pairs:
-        needed = None  # the interval is narrow enough: it lies across the bound, and a few more may not move it
+        needed = None  # The interval is narrow enough but crosses the bound, so a few more pairs may not move it.
     before, after = levels(base, head, effect.effect)
     return replace(
         empty,
@@ -108,10 +112,10 @@ def from_pairs(
 
 
 def levels(base: Sequence[float], head: Sequence[float], effect: float | None) -> tuple[float | None, float | None]:
-    """Typical values of both sides that differ by the ``effect`` that was judged.
+    """Return typical values of both sides that differ by the ``effect`` that was judged.
 
-    Medians of the sides alone drift with the machine, and may even say that a faster head is slower: what they share
-    gives the level, the effect the difference.
+    Medians of the sides alone drift with the machine, and a faster head may even have the larger median. The level
+    comes from both sides, the difference from the effect.
     """
     before, after = _median(base), _median(head)
     if before is None or after is None or effect is None:
@@ -121,10 +125,10 @@ def levels(base: Sequence[float], head: Sequence[float], effect: float | None) -
 
 
 def confirmed(first: MetricResult, second: MetricResult, pooled: MetricResult) -> MetricResult:
-    """What stands after a second batch: the direction of both with the numbers of both, or inconclusive.
+    """Return the result after a second batch: the direction of both with the numbers of both, or inconclusive.
 
-    ``pooled``: both batches as one, at ``CONFIRM_LEVEL``. Its interval leans a little toward the first batch, which was
-    chosen for its size.
+    ``pooled``: both batches as one, at ``CONFIRM_LEVEL``. Its interval leans slightly toward the first batch, which was
+    selected for its size.
     """
     if first.effect is None or second.effect is None or pooled.effect is None or pooled.p is None:
         return replace(pooled, verdict="inconclusive", confirmed=False)
@@ -158,7 +162,7 @@ def _remarks(effect: Effect, verdict: Verdict, *, alpha: float, least: float, ne
             remarks.append(f"sign flips, which assume no distribution, give p {effect.p_sign_flip:.2g}")
         return remarks
     if effect.p is None:
-        remarks.append("one pair says nothing of the spread: take at least six")
+        remarks.append("one pair has no spread: take at least six")
     elif effect.p < alpha:
         remarks.append(f"it changed, but by less than the {least:.1%} that matters, or it cannot be told")
     if needed is not None and needed > MOST_PAIRS:
@@ -174,8 +178,8 @@ def _median(values: Sequence[float]) -> float | None:
 
 # Metrics that do not depend on chance: peak memory, FLOPs, launches, syncs, graph breaks, fingerprints.
 #
-# They are compared as they are, without statistics: one value on each side is enough. Where launches of one side do
-# not agree among themselves the metric was not deterministic after all, and only ranges that lie apart say something.
+# They are compared as they are, without statistics: one value on each side is enough. If launches of one side differ,
+# the metric was not deterministic after all, and only ranges that do not overlap count.
 
 
 class Least(Struct, frozen=True, kw_only=True):
@@ -189,12 +193,12 @@ LEAST = {
     # An allocator rounds to 512 bytes or 2 MiB, and the order of two frees moves a peak by one block.
     "bytes": Least(relative=0.001, absolute=1 << 20),
     "FLOP": Least(relative=0.001, absolute=1),
-    # One host sync or graph break more in a step is what is looked for. Of what happens in every step a recording may
-    # lack the first or the last (59 reads in 60 steps); what happens in every other step, or in two of the three steps
-    # that are recorded, depends on which steps those are.
+    # One more host sync or graph break per step is the change to find. A recording may lack the first or the last event
+    # of those in every step (59 reads in 60 steps). An event in every other step, or in two of the three recorded
+    # steps, depends on which steps were recorded.
     "count": Least(relative=0.0, absolute=0.75),
 }
-"""By unit."""
+"""Least change by unit."""
 
 
 def compare_exact(
@@ -205,9 +209,9 @@ def compare_exact(
     unit: str,
     better: Better = "lower",
 ) -> MetricResult:
-    """A deterministic metric; ``base`` and ``head``: its value in each launch, one is enough.
+    """Compare a deterministic metric. ``base`` and ``head``: its value in each launch; one is enough.
 
-    ``unit``: a key of ``LEAST``, else ``ValueError``. A side without a value, or with one that is no finite number, is
+    ``unit``: a key of ``LEAST``, else ``ValueError``. A side without a value, or with a value that is not finite, is
     inconclusive: not evaluated.
     """
     if unit not in LEAST:
@@ -245,7 +249,7 @@ def compare_exact(
 
 
 def compare_text(name: str, base: str | None, head: str | None) -> MetricResult:
-    """A fingerprint: equal is no change; different says neither better nor worse, so it is inconclusive."""
+    """Compare fingerprints: equal is no change; different is neither better nor worse, so it is inconclusive."""
     remarks: tuple[str, ...] = ()
     verdict: Verdict = "no change"
     if base is None or head is None:
@@ -269,7 +273,7 @@ def _named(sides: Sequence[list[float]]) -> list[tuple[str, list[float]]]:
 
 
 def _verdict(base: list[float], head: list[float], least: Least, better: Better) -> Verdict:
-    """By the gap between the ranges: of single values, their difference."""
+    """Return the verdict from the gap between the ranges; for single values, from their difference."""
     if min(head) > max(base):
         gap, larger = min(head) - max(base), True
     elif max(head) < min(base):
@@ -283,22 +287,23 @@ def _verdict(base: list[float], head: list[float], least: Least, better: Better)
     return "regression" if larger is (better == "lower") else "improvement"
 
 
-# Hundreds of kernels at once: Benjamini-Hochberg keeps the share of false ones among those named at 5%.
+# Hundreds of kernels at once: Benjamini-Hochberg keeps the share of false positives among the named kernels at 5%.
 #
-# Benjamini & Hochberg, "Controlling the false discovery rate", JRSS B 57 (1995). The probabilities are of paired t
-# tests: a rank test of ten pairs cannot go low enough to survive the correction for a hundred kernels.
+# Benjamini & Hochberg, "Controlling the false discovery rate", JRSS B 57 (1995). The probabilities are from paired t
+# tests: a rank test of ten pairs cannot reach the values that the correction for a hundred kernels needs.
 
 
 LEVEL = 0.05
-"""Expected share of false ones among the kernels that are named."""
+"""Expected share of false positives among the named kernels."""
 LEAST_SHARE = 0.005
-"""Of the step: a kernel below it on both sides cannot explain a change that matters, and each that is tested makes the
-others harder to tell."""
+"""Share of the step: a kernel below it on both sides cannot explain a change that matters, and each tested kernel makes
+the others harder to detect.
+"""
 LEAST_PAIRS = 4
 
 
 def corrected(p: Sequence[float]) -> np.ndarray:
-    """q_i = min over j with p_j >= p_i of p_j n / rank_j, at most 1. ``ValueError`` if one is not in [0, 1]."""
+    """Return q_i = min over j with p_j >= p_i of p_j n / rank_j, at most 1. ``ValueError`` if one is not in [0, 1]."""
     values = np.asarray(p, float)
     if values.size and not (np.all(values >= 0) and np.all(values <= 1)):
         raise ValueError("a probability is not between 0 and 1")
@@ -315,10 +320,10 @@ def judge_many(
     *,
     least: float = KERNEL_LEAST,
 ) -> list[Kernel]:
-    """Kernels that matter, the largest contribution to the step's change first.
+    """Return kernels that matter, the largest contribution to the step's change first.
 
-    ``kernels``: name -> (base, head), each the kernel's time per step in every launch, pair by pair, 0 where it did not
-    run; ``step``: the same of the step. ``ValueError`` if the lengths differ or a time is negative or not finite.
+    ``kernels``: name -> (base, head), each the kernel's time per step in every launch, pair by pair, 0 if it did not
+    run; ``step``: the same for the step. ``ValueError`` if the lengths differ or a time is negative or not finite.
     """
     step_time = max(float(np.median(side)) if len(side) else 0.0 for side in step)
     rows: list[tuple[str, np.ndarray, np.ndarray, float | None, float | None]] = []

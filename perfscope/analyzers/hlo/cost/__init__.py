@@ -1,1 +1,1 @@
-"""FLOPs, memory traffic and bytes on the wire of HLO instructions and modules."""
+"""Modelled cost of HLO programs."""

@@ -1,7 +1,7 @@
-"""Bytes that collectives put on the wire, each device of a group the same.
+"""Bytes that collectives send, equal for each device of a group.
 
-Factors are those of nccl-tests (``PERFORMANCE.md``, bus bandwidth): what any algorithm must send at least
-over the links of one device, n devices taking part.
+Factors are those of nccl-tests (``PERFORMANCE.md``, bus bandwidth): the minimum that any algorithm must send over the
+links of one of n devices.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ COLLECTIVES = frozenset(
 
 
 def is_collective(opcode: str) -> bool:
-    """True for a collective, whether it blocks or is the start of one that does not."""
+    """Whether the opcode is a collective, blocking or the start of an asynchronous one."""
     return opcode.removesuffix("-start") in COLLECTIVES
 
 
 def group_size(module: HloModule, instruction: Instruction) -> int:
-    """Devices in one group of a collective: the largest, where groups differ; all devices where none are written.
+    """Return the devices in one group of a collective: the largest group, or all devices if none are written.
 
-    Without groups, a collective with a channel goes over all partitions (and over all replicas too if its
-    ids are global), one without a channel over all replicas.
+    Without groups, a collective with a channel covers all partitions (and all replicas too if its ids are global), one
+    without a channel covers all replicas.
     """
     if instruction.replica_groups:
         return max(len(group) for group in instruction.replica_groups)
@@ -37,7 +37,7 @@ def group_size(module: HloModule, instruction: Instruction) -> int:
 
 
 def wire_bytes(opcode: str, operands: Sequence[Shape], result: Shape, devices: int) -> int:
-    """Bytes one device sends. ``opcode`` without ``-start``; ``result`` is what comes out in the end.
+    """Return the bytes one device sends. ``opcode`` is without ``-start``; ``result`` is the final result.
 
     all-reduce ``2(n-1)/n`` of the operands, all-gather ``(n-1)/n`` of the result, reduce-scatter and all-to-all
     ``(n-1)/n`` of the operands (ragged: of its whole first operand, an upper bound), permute and broadcast all.
@@ -47,7 +47,10 @@ def wire_bytes(opcode: str, operands: Sequence[Shape], result: Shape, devices: i
 
 
 def sent_bytes(opcode: str, whole: int, devices: int) -> int:
-    """Bytes one of ``devices`` sends, rounded up. ``whole``: what `wire_bytes` takes its share of."""
+    """Return the bytes that one of ``devices`` sends, rounded up.
+
+    ``whole``: the bytes that the factor of `wire_bytes` applies to.
+    """
     if opcode in ("collective-permute", "collective-broadcast"):
         return whole
     if devices < 2:

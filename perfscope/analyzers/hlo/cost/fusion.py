@@ -1,9 +1,9 @@
-"""What a fusion reads and writes: only what its body demands of each operand, and only what it overwrites.
+"""Bytes that a fusion reads and writes: the parts of each operand that its body needs, and the overwritten parts.
 
-Demand is carried from the body's results back to its parameters. An elementwise op demands of its operands
-what is demanded of it, a slice or gather only what it yields, wherever bitcasts, tuples or copies stand between
-it and the parameter. A ``dynamic-update-slice`` or ``scatter`` whose operand is a parameter and whose value is
-a result (through bitcasts and further updates) works in place: it touches its updates and nothing else.
+Demand is propagated from the body's results back to its parameters. An elementwise op needs the same elements of its
+operands, a slice or gather only those it yields, through any bitcasts, tuples or copies. A ``dynamic-update-slice`` or
+``scatter`` whose operand is a parameter and whose value is a result (through bitcasts and further updates) works in
+place: it touches only its updates.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ _WHOLE = frozenset(
         "select-and-scatter", "sort", "topk", "triangular-solve", "while", "call", "conditional", "map", "fusion",
     }
 )  # fmt: skip
-"""Opcodes that need all of their operands for any of their result."""
+"""Opcodes that need all of their operands for any part of their result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BodyTraffic:
-    """Elements a fusion's body touches in memory, once."""
+    """Elements that a fusion's body touches in memory, each once."""
 
     read: tuple[tuple[int, ...], ...]
-    """By parameter number: elements read of each array in it (one, unless the parameter is a tuple)."""
+    """By parameter number: elements read of each array in it (one array, unless the parameter is a tuple)."""
     written: tuple[int, ...]
-    """By result array: elements written. A result that is updated in place: the updates."""
+    """By result array: elements written. For a result that is updated in place, the updates."""
 
 
 @dataclass(slots=True)
 class _Demand:
-    """Elements demanded of each value of a body, by array of the value."""
+    """Elements needed of each value of a body, by array of the value."""
 
     body: Computation
     arrays: Mapping[str, Sequence[Shape]]
@@ -51,7 +51,7 @@ class _Demand:
         return demanded
 
     def start(self, name: str, part: int) -> int:
-        """Place of the first array of a part of a tuple among all arrays of the tuple."""
+        """Return the index of a tuple part's first array among all arrays of the tuple."""
         starts = self.starts.get(name)
         if starts is None:
             lengths = (len(arrays_of(part)) for part in self.body.by_name[name].shape.parts)
@@ -59,7 +59,7 @@ class _Demand:
         return starts[part] if part < len(starts) else starts[-1]
 
     def add(self, name: str, elements: int, array: int = 0) -> None:
-        """Demand more of a value, at most all of it."""
+        """Add to the needed elements of a value, at most all of it."""
         demanded, arrays = self.of(name), self.arrays[name]
         if array < len(arrays):
             demanded[array] = min(arrays[array].elements, demanded[array] + elements)
@@ -68,7 +68,7 @@ class _Demand:
         self.elements[name] = [array.elements for array in self.arrays[name]]
 
     def add_slice(self, name: str, elements: int, at: tuple[str, ...], extent: str) -> None:
-        """Demand a slice; the same slice demanded twice is read once."""
+        """Add a slice; a slice that is needed twice is read once."""
         key = (name, at, extent)
         before = self.by_slice.get(key, 0)
         if elements > before:
@@ -77,14 +77,14 @@ class _Demand:
 
 
 def arrays_of(shape: Shape) -> tuple[Shape, ...]:
-    """The arrays of a value, in order; those of nested tuples too."""
+    """Return the arrays of a value, in order, including nested tuples."""
     if shape.dtype != "tuple":
         return (shape,)
     return tuple(array for part in shape.parts for array in arrays_of(part))
 
 
 def body_traffic(body: Computation, nested: Mapping[str, BodyTraffic]) -> BodyTraffic:
-    """Traffic of a fusion's body; ``nested``: that of the fusions inside it. Linear in the body's size."""
+    """Return the traffic of a fusion's body; ``nested``: that of the fusions inside it. Linear in the body's size."""
     arrays = {instruction.name: arrays_of(instruction.shape) for instruction in body.instructions}
     demand = _Demand(body, arrays)
     in_place: set[str] = set()
@@ -97,7 +97,7 @@ def body_traffic(body: Computation, nested: Mapping[str, BodyTraffic]) -> BodyTr
     demand.add_all(body.root.name)
     for instruction in reversed(body.instructions):
         demanded = demand.elements.get(instruction.name)
-        # an update in place is made even where the next one needs nothing of what it leaves
+        # an update in place takes place even if the next one needs none of its result
         if instruction.name in in_place or (demanded is not None and any(demanded)):
             _pass_on(instruction, demand.of(instruction.name), demand, in_place, nested)
     parameters = sorted(
@@ -114,9 +114,9 @@ def _pass_on(
     in_place: set[str],
     nested: Mapping[str, BodyTraffic],
 ) -> None:
-    """Demand of an instruction's operands what is needed for what is demanded of it."""
+    """Propagate an instruction's needed elements to its operands."""
     operands, opcode = instruction.operands, instruction.opcode
-    if not operands or not demanded:  # a damaged program may give a result without arrays
+    if not operands or not demanded:  # a damaged program may have a result without arrays
         return
     wanted = demanded[0]
     if opcode == "tuple":
@@ -146,7 +146,7 @@ def _pass_on(
     elif opcode in _WHOLE:
         _all_of(operands, demand)
     else:
-        # elementwise, a reduction, or pointwise: the same share of the operand as of the result
+        # elementwise, reduction or pointwise: the same share of operand and result
         result = demand.arrays[instruction.name][0].elements
         for operand in operands:
             for array, shape in enumerate(demand.arrays[operand]):
@@ -165,7 +165,7 @@ def _element_of(instruction: Instruction, demanded: list[int], demand: _Demand) 
 
 
 def _updates(instruction: Instruction, arrays: Mapping[str, Sequence[Shape]]) -> bool:
-    """True for an update of a buffer by an array, with all the operands it needs."""
+    """Whether it updates a buffer with an array, with all required operands."""
     operands = instruction.operands
     if instruction.opcode == "dynamic-update-slice":
         return len(operands) > 1 and bool(arrays[operands[1]])
@@ -186,7 +186,7 @@ def _update(instruction: Instruction, demanded: list[int], demand: _Demand, in_p
             kept = 0 if instruction.opcode == "scatter" else touched
             demand.add(target, max(0, demanded[min(array, len(demanded) - 1)] - kept))
         elif instruction.opcode == "scatter":
-            demand.add(target, touched)  # combined with what is there
+            demand.add(target, touched)  # combined with the old value
 
 
 def _all_of(operands: Sequence[str], demand: _Demand) -> None:
@@ -195,7 +195,7 @@ def _all_of(operands: Sequence[str], demand: _Demand) -> None:
 
 
 def _results(body: Computation) -> list[tuple[str, int]]:
-    """The arrays a body yields, as (value, array in it), right through its root tuple."""
+    """Return the arrays that a body yields, as (value, array in it), through its root tuple."""
     root = body.root
     if root.opcode != "tuple":
         return [(root.name, array) for array in range(len(arrays_of(root.shape)))]
@@ -208,10 +208,10 @@ def _results(body: Computation) -> list[tuple[str, int]]:
 def _updates_in_place(
     body: Computation, name: str, arrays: Mapping[str, Sequence[Shape]], in_place: set[str], computed: set[str]
 ) -> int | None:
-    """Elements of the updates that make a result of a parameter; ``None`` if it is not made that way.
+    """Return the elements of the updates that make a result from a parameter; ``None`` if it is made in another way.
 
-    Marks the updates as ``in_place``, and those of a value that is ``computed``. Those marked for another result
-    are neither walked nor counted again.
+    Adds the updates to ``in_place``, and those of a ``computed`` value. Updates already marked for another result are
+    not counted again.
     """
     chain: list[Instruction] = []
     instruction = body.by_name[name]

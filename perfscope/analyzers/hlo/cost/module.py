@@ -1,8 +1,8 @@
-"""Cost of an HLO program, instruction by instruction, as often as each runs.
+"""Cost of an HLO program by instruction, multiplied by the number of runs.
 
-Modelled from the program alone: arithmetic by documented formulas, memory traffic as if nothing stayed in a cache
-between two instructions and each instruction read what it needs once. Loops count as often as they run, which
-XLA's own cost analysis does not do. What has no formula is unknown, never 0.
+Modelled from the program alone: arithmetic by documented formulas, memory traffic as if no cache kept data between two
+instructions and each instruction read its inputs once. Loops count for each turn, unlike in XLA's own cost analysis.
+Arithmetic without a formula is unknown, not 0.
 """
 
 from __future__ import annotations
@@ -23,42 +23,59 @@ from perfscope.analyzers.hlo.views import MOVES_NOTHING
 from perfscope.model.errors import DataError
 from perfscope.model.trace import Trace
 
-# Bytes an instruction moves through device memory: operands and results, or what of them it touches.
-
-
 _HBM = 0
 _HOST = 5
 """Memory space of the host on every target (``S(5)``)."""
 
+CONTROL = frozenset({"while", "conditional", "call"})
+
+ASYNC = frozenset({"async-start", "call-start", "custom-call-start", "fusion-start"})
+"""Starts of work that another computation describes."""
+
+CONTAINERS = CONTROL | ASYNC | {"fusion"}
+"""Opcodes whose arithmetic is that of the instructions in the computations they call."""
+
+FREE = Cost()
+
+MAX_AMOUNT = 1 << 128
+"""Limit on operations, bytes or runs of a module: 10^38, a million exaFLOP/s machines for a million years, within the
+range of floats.
+"""
+
+Place = Literal["launched", "control", "inside"]
+
+
+# Bytes that an instruction moves through device memory: operands and results, or the touched parts of them.
+
 
 def in_device_memory(shape: Shape, platform: Platform | None) -> bool:
-    """True if an array lies in the device's large memory.
+    """Whether an array is in the device's large memory.
 
-    On TPU only space 0 is HBM (1 is VMEM, 2 flags). On GPU every space but the host's is: ``S(1)`` there is
-    memory that collectives can use directly.
+    On TPU only space 0 is HBM (1 is VMEM, 2 flags). On GPU it is every space except the host's: ``S(1)`` is memory that
+    collectives can use directly.
     """
     return shape.memory_space == _HBM or (platform != "tpu" and shape.memory_space != _HOST)
 
 
 def memory_bytes(shape: Shape, platform: Platform | None) -> int:
-    """Bytes of a value that lie in device memory."""
+    """Return the bytes of a value in device memory."""
     return sum(array.bytes for array in arrays_of(shape) if in_device_memory(array, platform))
 
 
 def host_bytes(shapes: Iterable[Shape]) -> int:
-    """Bytes of values that lie in the host's memory."""
+    """Return the bytes of values in the host's memory."""
     return sum(array.bytes for shape in shapes for array in arrays_of(shape) if array.memory_space == _HOST)
 
 
 def elements_bytes(elements: int, array: Shape, platform: Platform | None) -> int:
-    """Bytes that some elements of an array take in device memory."""
+    """Return the bytes of some elements of an array in device memory."""
     return -(-elements * ITEM_BITS.get(array.dtype, 0) // 8) if in_device_memory(array, platform) else 0
 
 
 def fusion_traffic(
     instruction: Instruction, operands: Sequence[Shape], body: BodyTraffic, platform: Platform | None
 ) -> Traffic:
-    """A fusion: what its body reads of each operand and writes of each result."""
+    """Return the traffic of a fusion: the parts that its body reads of each operand and writes of each result."""
     read = sum(
         elements_bytes(elements, array, platform)
         for shape, touched in zip(operands, body.read, strict=False)
@@ -72,7 +89,10 @@ def fusion_traffic(
 
 
 def op_traffic(instruction: Instruction, operands: Sequence[Shape], platform: Platform | None) -> Traffic:
-    """An instruction that calls nothing, or only an operator. An operand used twice is read once."""
+    """Return the traffic of an instruction without calls, or with an operator only.
+
+    An operand used twice is read once.
+    """
     opcode = instruction.opcode
     if opcode in MOVES_NOTHING:
         return NOTHING
@@ -85,7 +105,7 @@ def op_traffic(instruction: Instruction, operands: Sequence[Shape], platform: Pl
     if opcode == "scatter" and len(operands) > 2:
         sets = len(operands) // 2
         updates = operands[sets + 1 :]
-        # in place: what is updated is read, combined and written
+        # in place: the updated part is read, combined and written
         touched = sum(
             elements_bytes(update.elements, target, platform)
             for target, update in zip(operands[:sets], updates, strict=False)
@@ -100,7 +120,7 @@ def op_traffic(instruction: Instruction, operands: Sequence[Shape], platform: Pl
 
 
 def copy_traffic(instruction: Instruction, operands: Sequence[Shape], platform: Platform | None) -> Traffic:
-    """A ``copy-start``: its result is (destination, source, context)."""
+    """Return the traffic of a ``copy-start``, whose result is (destination, source, context)."""
     target = instruction.shape.parts[0] if instruction.shape.parts else instruction.shape
     return Traffic(
         read=_sum(operands[:1], platform),
@@ -114,15 +134,6 @@ def _sum(shapes: Iterable[Shape], platform: Platform | None) -> int:
 
 
 # Cost of running each computation and instruction of a module once, callees before callers.
-
-
-CONTROL = frozenset({"while", "conditional", "call"})
-ASYNC = frozenset({"async-start", "call-start", "custom-call-start", "fusion-start"})
-"""Starts of what another computation describes."""
-CONTAINERS = CONTROL | ASYNC | {"fusion"}
-"""Opcodes whose arithmetic is that of the instructions in the computations they call."""
-
-FREE = Cost()
 
 
 class OnceCosts:
@@ -141,7 +152,7 @@ class OnceCosts:
         self._started = _started_channels(module)
 
     def count(self, computation: Computation) -> None:
-        """Count a computation whose callees are counted."""
+        """Count a computation after its callees."""
         inside = computation.name in self._fused
         costs = []
         total = FREE
@@ -160,7 +171,7 @@ class OnceCosts:
         if opcode in CONTROL:
             return self._control(computation, instruction)
         if opcode.endswith(("-done", "-update")) or opcode in MOVES_NOTHING:
-            return FREE  # a start has the cost of what it starts
+            return FREE  # a start has the cost of the started operation
         operands = [computation.by_name[name].shape for name in instruction.operands]
         if opcode in ASYNC and instruction.called and opcode != "fusion-start":
             return self.sums[instruction.called[0]]
@@ -190,7 +201,7 @@ class OnceCosts:
         return op_work(instruction, operands, lambda number: self._operator(instruction, number))
 
     def _operator(self, instruction: Instruction, number: int) -> Work | None:
-        """Work of applying an instruction's operator once."""
+        """Return the work of applying an instruction's operator once."""
         if number >= len(instruction.called):
             return None
         cost = self.sums[instruction.called[number]]
@@ -219,7 +230,7 @@ class OnceCosts:
     def _wire(
         self, computation: Computation, instruction: Instruction, operands: Sequence[Shape], *, inside: bool
     ) -> int:
-        # the TPU compiler repeats a collective in each fusion that works beside it: the one that starts it counts
+        # the TPU compiler repeats a collective in each fusion that overlaps it; only the start counts
         start = self._started.get(instruction.channel_id)
         if inside and start is not None and start != computation.name:
             return 0
@@ -239,10 +250,10 @@ def _with_traffic(cost: Cost, traffic: Traffic) -> Cost:
 
 
 def _blocking(instruction: Instruction) -> Instruction:
-    """The op that an asynchronous start begins, with the shape of what it yields in the end.
+    """Return the op that an asynchronous start begins, with the shape of its final result.
 
-    A start's shape is (operands, results, ...), except for ``all-reduce-start``, whose is the result alone,
-    and copies, which have a rule of their own.
+    A start's shape is (operands, results, ...), except for ``all-reduce-start``, whose shape is the result alone, and
+    copies, which have a separate rule.
     """
     opcode = instruction.opcode
     shape = instruction.shape
@@ -254,7 +265,7 @@ def _blocking(instruction: Instruction) -> Instruction:
 
 
 def _started_channels(module: HloModule) -> dict[int | None, str]:
-    """Computation in which the TPU compiler starts an asynchronous collective, by channel."""
+    """Return, by channel, the computation in which the TPU compiler starts an asynchronous collective."""
     result: dict[int | None, str] = {}
     for computation in module.computations.values():
         for instruction in computation.instructions:
@@ -272,12 +283,12 @@ def branch_cost(cost: Cost) -> tuple[int, int]:
 
 
 def trips(instruction: Instruction) -> int:
-    """Turns of a loop; 1 where they are not known."""
+    """Return the turns of a loop; 1 if unknown."""
     return 1 if instruction.trip_count is None else instruction.trip_count
 
 
 def callees_first(module: HloModule) -> list[str]:
-    """Computations that the entry reaches, each after those it calls; walked with a stack of our own."""
+    """Return the computations reachable from the entry, callees first; iterative, so that depth is not limited."""
     finished: dict[str, bool] = {}
     waiting = [(module.entry, False)]
     order = []
@@ -298,32 +309,28 @@ def callees_first(module: HloModule) -> list[str]:
     return order
 
 
-MAX_AMOUNT = 1 << 128
-"""Operations, bytes or runs in a module: 10^38, a million exaFLOP/s machines for a million years; floats hold it."""
-
-Place = Literal["launched", "control", "inside"]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstructionCost:
-    """What one instruction costs each time it runs, and how often it runs in one run of the module."""
+    """Cost of each run of an instruction, and its number of runs in one run of the module."""
 
     computation: str
     instruction: Instruction
     place: Place
-    """``launched``: runs by itself, all traffic is here. ``control``: a loop, branch or call, with the cost of what
-    it runs. ``inside``: part of a fusion or of an asynchronous op, which has its traffic."""
+    """``launched``: runs by itself and has all of its traffic. ``control``: a loop, branch or call, with the cost of
+    the code it runs. ``inside``: part of a fusion or of an asynchronous op, which has its traffic.
+    """
     once: Cost
     runs: int
-    """In totals only the costliest branch of a conditional runs; instructions of the others have 0 here."""
+    """Number of runs. Totals include only the costliest branch of a conditional; instructions of other branches have 0.
+    """
     runs_exact: bool
-    """False: around it is a loop whose trip count is not known; counted once."""
+    """False if it is in a loop with an unknown trip count, which counts once."""
     branches: tuple[Cost, ...] = ()
-    """Of a conditional: every branch, in written order."""
+    """For a conditional: every branch, in written order."""
 
     @property
     def flops(self) -> int | None:
-        """FLOPs each time; ``None`` if nothing in it can be counted. At least this many unless ``once.exact``."""
+        """FLOPs per run; ``None`` if none of its arithmetic can be counted. A lower bound unless ``once.exact``."""
         return None if self.once.unknown and not self.once.flops else self.once.flops
 
     @property
@@ -345,18 +352,18 @@ class ModuleCost:
     module: HloModule
     total: Cost
     rows: tuple[InstructionCost, ...]
-    """Every instruction that runs, operators of reductions aside; callers first."""
+    """Every instruction that runs, except operators of reductions; callers first."""
     by_name: Mapping[tuple[str, str], InstructionCost] = field(repr=False)
     """By computation and instruction."""
 
     @cached_property
     def launched(self) -> tuple[InstructionCost, ...]:
-        """Instructions that run by themselves and do or move anything: their costs add up to the total."""
+        """Instructions that are launched on their own; their costs sum to the program's."""
         return tuple(row for row in self.rows if row.place == "launched" and row.once != FREE)
 
     @cached_property
     def phases(self) -> Mapping[Phase, Cost]:
-        """The total by phase: arithmetic by what each op inside a fusion is for, traffic by the fusion's own name."""
+        """Total by phase: arithmetic by the purpose of each op inside a fusion, traffic by the fusion's own name."""
         result: dict[Phase, Cost] = {}
         for row in self.rows:
             if row.place == "control" or not row.runs:
@@ -370,16 +377,16 @@ class ModuleCost:
         return result
 
     def recompute_share(self) -> float:
-        """Share of the FLOPs that compute again what forward computed; 0 if there are none."""
+        """Share of the FLOPs that recompute the forward pass; 0 if there are none."""
         again = self.phases.get("recompute")
         return again.flops / self.total.flops if again is not None and self.total.flops else 0.0
 
 
 def module_cost(module: HloModule) -> ModuleCost:
-    """The cost of a module. Time and memory are linear in its instructions.
+    """Return the cost of a module. Time and memory are linear in its instructions.
 
-    ``DataError``, one line, for sizes and trip counts that no machine could run; ``ValueError`` if computations
-    call one another in a circle, which readers refuse.
+    ``DataError``, one line, for unrealistic sizes and trip counts; ``ValueError`` for cyclic calls, which readers
+    reject.
     """
     order = callees_first(module)
     model = OnceCosts(module)
@@ -388,7 +395,7 @@ def module_cost(module: HloModule) -> ModuleCost:
     rows = _placed(module, model, order)
     total = model.sums[module.entry]
     if max(total.flops, total.transcendentals, total.bytes, total.wire_bytes, *(row.runs for row in rows)) > MAX_AMOUNT:
-        raise DataError(f"{module.source}: a program that would never end: sizes or trip counts are not real")
+        raise DataError(f"{module.source}: sizes or trip counts are unrealistic: the program would never end")
     return ModuleCost(
         module=module,
         total=total,
@@ -398,20 +405,20 @@ def module_cost(module: HloModule) -> ModuleCost:
 
 
 def _arithmetic(cost: Cost) -> Cost:
-    """A cost without its traffic."""
+    """Return a cost without its traffic."""
     if not (cost.bytes or cost.wire_bytes or cost.host_bytes):
         return cost
     return dataclasses.replace(cost, bytes_read=0, bytes_written=0, wire_bytes=0, host_bytes=0)
 
 
 def _placed(module: HloModule, model: OnceCosts, order: list[str]) -> tuple[InstructionCost, ...]:
-    """Rows of all computations that run, callers first, with how often they run."""
+    """Return rows of all computations that run, callers first, with their number of runs."""
     runs: dict[str, tuple[int, bool]] = {module.entry: (1, True)}
     inside: set[str] = set()
     rows = []
     for name in reversed(order):
         if name not in runs:
-            continue  # an operator of a reduction, or a computation only operators call
+            continue  # an operator of a reduction, or a computation called only by operators
         times, exact = runs[name]
         for instruction, once in zip(module.computations[name].instructions, model.costs[name], strict=True):
             control = instruction.opcode in CONTROL
@@ -428,7 +435,7 @@ def _placed(module: HloModule, model: OnceCosts, order: list[str]) -> tuple[Inst
                 )
             )
             if instruction.opcode not in CONTAINERS:
-                continue  # what it calls is an operator that it applies to elements
+                continue  # it calls only an operator, applied to elements
             costliest = max(range(len(branches)), key=lambda index: branch_cost(branches[index])) if branches else None
             loop = instruction.opcode == "while"
             for index, called in enumerate(instruction.called if control else instruction.called[:1]):
@@ -444,5 +451,5 @@ def _placed(module: HloModule, model: OnceCosts, order: list[str]) -> tuple[Inst
 
 
 def hlo_costs(trace: Trace) -> tuple[ModuleCost, ...]:
-    """Cost of one run of each program in ``trace.hlo``, in the same order; modelled, nothing is measured."""
+    """Return the modelled cost of one run of each program in ``trace.hlo``, in the same order."""
     return tuple(module_cost(module) for module in trace.hlo)

@@ -1,4 +1,4 @@
-"""Arithmetic of every opcode that is neither a library call nor runs other computations as a program."""
+"""Arithmetic of every opcode that is not a library call and does not run other computations as a program."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ARITHMETIC = frozenset(
         "shift-right-logical", "sign", "stochastic-convert", "subtract", "xor", "complex",
     }
 )  # fmt: skip
-"""One operation an element of the result."""
+"""Opcodes with one operation per element of the result."""
 
 TRANSCENDENTAL = frozenset(
     {
@@ -40,7 +40,7 @@ TRANSCENDENTAL = frozenset(
         "tanh",
     }
 )  # fmt: skip
-"""One transcendental an element of the result."""
+"""Opcodes with one transcendental per element of the result."""
 
 NO_ARITHMETIC = MOVES_NOTHING | {
     "bitcast-convert", "broadcast", "concatenate", "copy", "copy-done", "copy-start", "dynamic-reshape",
@@ -48,14 +48,34 @@ NO_ARITHMETIC = MOVES_NOTHING | {
     "slice", "transpose", "recv", "recv-done", "send", "send-done", "collective-permute", "all-gather", "all-to-all",
     "ragged-all-to-all", "collective-broadcast",
 }  # fmt: skip
-"""They name, place or move values."""
+"""Opcodes that name, place or move values."""
 
 Applied = Callable[[int], "Work | None"]
-"""Work of running the instruction's n-th called computation once."""
+"""Returns the work of running the instruction's n-th called computation once."""
+
+_NONE = Work()
+
+Formula = Callable[[Instruction, Sequence[Shape], Applied], "Work | None"]
+
+NO_WORK = frozenset(
+    {
+        "AllocateBuffer", "AssumeGatherIndicesInBound", "AsyncCollectiveDone", "AsyncCollectiveStart", "ConcatBitcast",
+        "LayoutConstraint", "SPMDFullToShardShape", "SPMDShardToFullShape", "Sharding", "annotate_device_placement",
+    }
+)  # fmt: skip
+"""Compiler marks and views: they neither compute nor move anything."""
+
+MOVES = frozenset({"MoveToDevice", "MoveToHost"})
+"""Copies between host and device."""
+
+BACKWARD_PRODUCTS = 5
+"""Matrix products in the backward pass of fused attention: scores again, and the gradients of the scores' weights, of
+values, queries and keys. Forward has two.
+"""
 
 
 def op_work(instruction: Instruction, operands: Sequence[Shape], applied: Applied) -> Work | None:
-    """Arithmetic of an instruction whose operands have the shapes given; ``None`` if there is no formula for it."""
+    """Return the arithmetic of an instruction with operands of these shapes; ``None`` without a formula."""
     opcode = instruction.opcode
     if opcode in NO_ARITHMETIC:
         return _NONE
@@ -68,7 +88,7 @@ def op_work(instruction: Instruction, operands: Sequence[Shape], applied: Applie
 
 
 def _reduce(instruction: Instruction, operands: Sequence[Shape], applied: Applied) -> Work | None:
-    """Elements that go in less those that come out, times the operator."""
+    """Return input elements minus result elements, times the operator."""
     work = applied(0)
     if work is None or len(operands) < 2:
         return None
@@ -77,7 +97,7 @@ def _reduce(instruction: Instruction, operands: Sequence[Shape], applied: Applie
 
 
 def _reduce_window(instruction: Instruction, operands: Sequence[Shape], applied: Applied) -> Work | None:
-    """Window positions on the input less one an output, times the operator: a naive cumulative sum is O(n^2)."""
+    """Return window positions on the input minus one per output, times the operator (a naive cumsum is O(n^2))."""
     work, window = applied(0), window_dims(instruction.attributes.get("window", ""))
     result = _first(instruction.shape)
     if work is None or window is None or not operands or len(window) != len(result.dims):
@@ -94,7 +114,7 @@ def _reduce_window(instruction: Instruction, operands: Sequence[Shape], applied:
 
 
 def _select_and_scatter(instruction: Instruction, operands: Sequence[Shape], applied: Applied) -> Work | None:
-    """A comparison for each further element of every window, one update for each window."""
+    """Return one comparison for each further element of every window, and one update per window."""
     compare, update = applied(0), applied(1)
     window = window_dims(instruction.attributes.get("window", ""))
     if compare is None or update is None or window is None or len(operands) < 2:
@@ -108,7 +128,7 @@ def _select_and_scatter(instruction: Instruction, operands: Sequence[Shape], app
 
 
 def _scatter(instruction: Instruction, operands: Sequence[Shape], applied: Applied) -> Work | None:
-    """The operator once an element of the updates."""
+    """Return one operator per element of the updates."""
     work = applied(0)
     sets = len(operands) // 2  # n operands, the indices, n updates
     if work is None or len(operands) < 3:
@@ -122,7 +142,7 @@ def _map(instruction: Instruction, operands: Sequence[Shape], applied: Applied) 
 
 
 def _sort(instruction: Instruction, operands: Sequence[Shape], applied: Applied) -> Work | None:
-    """``rows * n * ceil(log2 n)`` comparisons along the sorted dimension, as a merge sort makes at most."""
+    """Return ``rows * n * ceil(log2 n)`` comparisons along the sorted dimension, the maximum of a merge sort."""
     work = applied(0)
     axes = dims_of(instruction.attributes.get("dimensions", ""))
     if work is None or not operands or len(axes) != 1 or axes[0] >= len(operands[0].dims):
@@ -132,39 +152,39 @@ def _sort(instruction: Instruction, operands: Sequence[Shape], applied: Applied)
 
 
 def _top_k(instruction: Instruction, operands: Sequence[Shape], applied: Applied) -> Work | None:
-    """One comparison an element at the very least: a lower bound."""
+    """Return one comparison per element, a lower bound."""
     return Work(flops=operands[0].elements, exact=False) if operands else None
 
 
 def _fft(instruction: Instruction, operands: Sequence[Shape], applied: Applied) -> Work | None:
-    """``5 N log2 N`` complex, ``2.5 N log2 N`` with real input or output, as FFTW's benchmarks count."""
+    """Return ``5 N log2 N`` for complex data, ``2.5 N log2 N`` for real input or output, as FFTW's benchmarks do."""
     lengths = dims_of(instruction.attributes.get("fft_length", ""))
     kind = instruction.attributes.get("fft_type", "")
     if not operands or not lengths or 0 in lengths or kind not in ("FFT", "IFFT", "RFFT", "IRFFT"):
         return None
     points = math.prod(lengths)
-    # the real side of a real transform has as many elements as points; its complex side about half
+    # the real side of a real transform has one element per point; its complex side about half as many
     side = instruction.shape if kind == "IRFFT" else operands[0]
     transforms = side.elements // points
     return Work(flops=round((5.0 if kind in ("FFT", "IFFT") else 2.5) * points * math.log2(points)) * transforms)
 
 
 def _triangular_solve(instruction: Instruction, operands: Sequence[Shape], applied: Applied) -> Work | None:
-    """``n`` for each element of the right-hand sides, n the order of the matrix (LAPACK's ``trsm``: n^2 m)."""
+    """Return ``n`` per element of the right-hand sides, n the order of the matrix (LAPACK's ``trsm``: n^2 m)."""
     if len(operands) < 2 or not operands[0].dims:
         return None
     return Work(flops=operands[0].dims[-1] * operands[1].elements)
 
 
 def _cholesky(instruction: Instruction, operands: Sequence[Shape], applied: Applied) -> Work | None:
-    """``n^3 / 3`` a matrix (LAPACK's ``potrf``, leading term)."""
+    """Return ``n^3 / 3`` per matrix (LAPACK's ``potrf``, leading term)."""
     if not operands or not operands[0].dims:
         return None
     return Work(flops=operands[0].elements * operands[0].dims[-1] // 3)
 
 
 def _all_reduce(instruction: Instruction, operands: Sequence[Shape], applied: Applied) -> Work | None:
-    """The operator once an element that comes out: what one device of a ring applies, to within ``1/n``."""
+    """Return one operator per result element: the work of one device of a ring, to within ``1/n``."""
     work = applied(0)
     return None if work is None else work.times(instruction.shape.elements)
 
@@ -172,10 +192,6 @@ def _all_reduce(instruction: Instruction, operands: Sequence[Shape], applied: Ap
 def _first(shape: Shape) -> Shape:
     return shape.parts[0] if shape.parts else shape
 
-
-_NONE = Work()
-
-Formula = Callable[[Instruction, Sequence[Shape], Applied], "Work | None"]
 
 FORMULAS: Mapping[str, Formula] = {
     "all-reduce": _all_reduce,
@@ -195,31 +211,16 @@ FORMULAS: Mapping[str, Formula] = {
     "topk": _top_k,
     "triangular-solve": _triangular_solve,
 }
-"""Opcodes whose arithmetic is more than one operation an element. What is in none of the four tables is unknown
-(``batch-norm-*``, ``rng*`` and opcodes yet to come)."""
+"""Opcodes with more than one operation per element. Opcodes that are in none of the four tables have unknown work
+(``batch-norm-*``, ``rng*`` and future opcodes).
+"""
 
 
 # Arithmetic of the library calls that are known. A custom call that is in no table here is unknown.
 
 
-NO_WORK = frozenset(
-    {
-        "AllocateBuffer", "AssumeGatherIndicesInBound", "AsyncCollectiveDone", "AsyncCollectiveStart", "ConcatBitcast",
-        "LayoutConstraint", "SPMDFullToShardShape", "SPMDShardToFullShape", "Sharding", "annotate_device_placement",
-    }
-)  # fmt: skip
-"""Marks for the compiler and views: they neither compute nor move anything."""
-
-MOVES = frozenset({"MoveToDevice", "MoveToHost"})
-"""Copies between host and device."""
-
-BACKWARD_PRODUCTS = 5
-"""Products in the backward pass of fused attention: scores again, and the gradients of scores' weights, of values,
-queries and keys. Forward has two."""
-
-
 def custom_call_work(instruction: Instruction, operands: Sequence[Shape]) -> Work | None:
-    """Arithmetic of a custom call, from its target, configuration and shapes; ``None`` if that does not tell."""
+    """Return the arithmetic of a custom call from its target, configuration and shapes; ``None`` if unknown."""
     target = instruction.custom_call_target or ""
     if target in NO_WORK or target in MOVES:
         return Work()
@@ -228,7 +229,7 @@ def custom_call_work(instruction: Instruction, operands: Sequence[Shape]) -> Wor
 
 
 def result_of(instruction: Instruction) -> Shape:
-    """The first array a call yields: libraries append scratch memory and flags to it."""
+    """Return the first array that a call yields; libraries append scratch memory and flags."""
     shape = instruction.shape
     while shape.parts:
         shape = shape.parts[0]
@@ -236,7 +237,7 @@ def result_of(instruction: Instruction) -> Shape:
 
 
 def without_scratch(instruction: Instruction) -> Shape:
-    """The shape of a library call's results without the bytes it asks for as scratch memory, its last part."""
+    """Return the shape of a library call's results without its scratch memory, the last part."""
     shape, target = instruction.shape, instruction.custom_call_target or ""
     last = shape.parts[-1] if shape.parts else shape
     if len(shape.parts) > 1 and target.startswith("__cu") and last.dtype in ("s8", "u8") and len(last.dims) == 1:
@@ -245,7 +246,10 @@ def without_scratch(instruction: Instruction) -> Shape:
 
 
 def _gemm(instruction: Instruction, operands: Sequence[Shape]) -> Work | None:
-    """cuBLAS and cuBLASLt, FP8 included; scales, bias and activation of an epilogue are not counted."""
+    """Return the work of cuBLAS and cuBLASLt, including FP8.
+
+    Scales, bias and activation of an epilogue are not counted.
+    """
     config = instruction.backend_config.get("gemm_backend_config", instruction.backend_config)
     numbers = _mapping(config, "dot_dimension_numbers")
     if len(operands) < 2 or not numbers:
@@ -257,7 +261,7 @@ def _gemm(instruction: Instruction, operands: Sequence[Shape]) -> Work | None:
 
 
 def _convolution(instruction: Instruction, operands: Sequence[Shape]) -> Work | None:
-    """cuDNN. The labels and the window are those of the forward convolution in all three directions."""
+    """Return the work of cuDNN. Labels and window are those of the forward convolution in all three directions."""
     if len(operands) < 2:
         return None
     first, second, result = operands[0], operands[1], result_of(instruction)
@@ -272,10 +276,10 @@ def _convolution(instruction: Instruction, operands: Sequence[Shape]) -> Work | 
 
 
 def _attention(instruction: Instruction, operands: Sequence[Shape]) -> Work | None:
-    """cuDNN's fused attention: two products forward, five backward, each ``2 * scores * head size``.
+    """Return the work of cuDNN's fused attention: two products forward, five backward, ``2 * scores * head size`` each.
 
-    Scores masked by causality or a sliding window are not counted where queries and keys are as many; masks whose
-    values only the run knows (padding) count in full.
+    Scores masked by causality or a sliding window are excluded if there are as many queries as keys; masks whose values
+    are known only at run time (padding) count in full.
     """
     config = _mapping(instruction.backend_config, "cudnn_fmha_backend_config")
     scores = _ints(_mapping(config, "intermediate_tensor_shape"), "dimensions")
@@ -285,12 +289,12 @@ def _attention(instruction: Instruction, operands: Sequence[Shape]) -> Work | No
     query = operands[0]
     backward = "Backward" in (instruction.custom_call_target or "")
     if contracting is None or len(contracting) != 1 or contracting[0] >= len(query.dims):
-        # backward is configured by the products of the gradients; the head size is queries' last dimension
+        # backward is configured by the products of the gradients; the head size is the last dimension of the queries
         contracting = (len(query.dims) - 1,)
     batch, heads, queries, keys = scores
     pairs = queries * keys
     if "CAUSAL" in str(config.get("mask_type", "")) and queries == keys:
-        # query i sees i keys and itself, of them at most the window's
+        # query i attends to i keys and itself, at most to the window's
         window = min(_number(config.get("sliding_window_length")) or keys, keys)
         pairs = window * (window + 1) // 2 + (queries - window) * window
     each = 2 * batch * heads * pairs * query.dims[contracting[0]]
@@ -298,12 +302,12 @@ def _attention(instruction: Instruction, operands: Sequence[Shape]) -> Work | No
 
 
 def _top_k_cost_custom_calls(instruction: Instruction, operands: Sequence[Shape]) -> Work | None:
-    """One comparison an element at the very least: a lower bound."""
+    """Return one comparison per element, a lower bound."""
     return Work(flops=operands[0].elements, exact=False) if operands else None
 
 
 def _stated(instruction: Instruction, operands: Sequence[Shape]) -> Work | None:
-    """A Pallas kernel for TPU: the author's own ``pl.CostEstimate``, where there is one."""
+    """Return the work of a Pallas kernel for TPU from the author's ``pl.CostEstimate``, if there is one."""
     estimate = _mapping(_mapping(instruction.backend_config, "custom_call_config"), "cost_estimate")
     flops, transcendentals = _number(estimate.get("flops")), _number(estimate.get("transcendentals"))
     if flops is None:
@@ -340,7 +344,10 @@ def _mapping(config: object, key: str) -> Mapping[str, Any]:
 
 
 def _ints(config: Mapping[str, Any], key: str) -> tuple[int, ...] | None:
-    """A list of sizes (JSON of protos writes 64-bit numbers as strings); ``None`` if it is none."""
+    """Return a list of sizes (JSON of protos writes 64-bit numbers as strings).
+
+    ``None`` if it is not a list of sizes.
+    """
     result = config.get(key)
     if not isinstance(result, list):
         return None

@@ -1,4 +1,4 @@
-"""FLOPs of matrix products and convolutions: two for each multiply-add, eight for complex numbers."""
+"""FLOPs of matrix products and convolutions: two per multiply-add, eight for complex numbers."""
 
 from __future__ import annotations
 
@@ -14,31 +14,35 @@ from perfscope.analyzers.hlo.module import ITEM_BITS, Instruction, Shape
 PRODUCTS = frozenset({"convolution", "dot", "ragged-dot", "scaled-dot"})
 """Opcodes of matrix products. On TPU they are convolutions; on GPU library calls (``custom-call``) may be products."""
 
-# Windows of convolutions and window reductions: which positions fall on the input at all.
-
 
 MAX_WINDOW_STEPS = 1 << 16
-"""Window positions that are gone through one by one. Kernels have tens; a batch dimension that the TPU
-compiler writes as a window has thousands."""
+"""Maximum number of window positions that are enumerated. Kernels have tens; a batch dimension that the TPU compiler
+writes as a window has thousands.
+"""
 
 _FIELD = re.compile(r"(size|stride|pad|lhs_dilate|rhs_dilate)=([-\dx_]+)")
+
+_ORDER = ("default", "high", "highest")
+
+
+# Windows of convolutions and window reductions: which positions fall on the input at all.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowDim:
-    """One dimension of a window, as XLA defines it."""
+    """One dimension of a window, in XLA's definition."""
 
     size: int
     stride: int = 1
     pad_low: int = 0
     lhs_dilate: int = 1
-    """Input elements lie this far apart (holes between them are zero)."""
+    """Distance between input elements (holes between them are zero)."""
     rhs_dilate: int = 1
-    """Window elements lie this far apart."""
+    """Distance between window elements."""
 
 
 def window_dims(text: str) -> tuple[WindowDim, ...] | None:
-    """Dimensions of ``{size=3x3 stride=2x2 pad=1_1x1_1}``; none for blank text, ``None`` if it cannot be read."""
+    """Parse ``{size=3x3 stride=2x2 pad=1_1x1_1}``; empty for blank text, ``None`` for invalid text."""
     fields = {key: value.split("x") for key, value in _FIELD.findall(text)}
     sizes = fields.get("size", [])
     try:
@@ -58,13 +62,13 @@ def window_dims(text: str) -> tuple[WindowDim, ...] | None:
 
 @lru_cache(maxsize=4096)
 def valid_positions(window: WindowDim, inputs: int, outputs: int) -> int | None:
-    """Pairs of (output, window element) that fall on an input element, not on padding or between two of them.
+    """Return the pairs (output, window element) that are on an input element, not on padding or in a hole.
 
-    Output ``o`` and window element ``k`` meet input position ``o*stride + k*rhs_dilate - pad_low`` of the
-    dilated input. ``None`` if there are too many window elements to go through.
+    Output ``o`` and window element ``k`` meet input position ``o*stride + k*rhs_dilate - pad_low`` of the dilated
+    input. ``None`` if there are too many window elements to enumerate.
     """
     if window.size > MAX_WINDOW_STEPS and outputs <= MAX_WINDOW_STEPS:
-        # the same pairs, counted the other way round
+        # the same pairs with the roles exchanged
         swapped = WindowDim(
             size=outputs,
             stride=window.rhs_dilate,
@@ -92,7 +96,7 @@ def valid_positions(window: WindowDim, inputs: int, outputs: int) -> int | None:
 
 
 def _first_on_input(stride: int, dilate: int, offset: int) -> int | None:
-    """Smallest ``o >= 0`` with ``(o*stride + offset) % dilate == 0``; ``None`` if no ``o`` does it."""
+    """Return the smallest ``o >= 0`` with ``(o*stride + offset) % dilate == 0``; ``None`` if there is none."""
     shared = math.gcd(stride, dilate)
     if offset % shared:
         return None
@@ -102,16 +106,13 @@ def _first_on_input(stride: int, dilate: int, offset: int) -> int | None:
     return (-offset // shared) * pow(stride // shared, -1, step) % step
 
 
-_ORDER = ("default", "high", "highest")
-
-
 def dims_of(text: str) -> tuple[int, ...]:
-    """``{0,2}`` -> ``(0, 2)``; none for text that holds no numbers."""
+    """Return ``(0, 2)`` for ``{0,2}``; empty for text without numbers."""
     return tuple(int(number) for number in re.findall(r"\d{1,18}", text))
 
 
 def precision_of(instruction: Instruction) -> str:
-    """The precision a product was asked for: its algorithm, else the higher one of its two operands'."""
+    """Return the requested precision of a product: its algorithm, else the higher precision of its two operands."""
     algorithm = instruction.attributes.get("algorithm", "")
     if algorithm:
         return algorithm.lower()
@@ -120,7 +121,7 @@ def precision_of(instruction: Instruction) -> str:
 
 
 def wider(lhs: Shape, rhs: Shape) -> str:
-    """The element type of the two operands that takes more bits."""
+    """Return the element type of the operand with more bits per element."""
     return lhs.dtype if ITEM_BITS.get(lhs.dtype, 0) >= ITEM_BITS.get(rhs.dtype, 0) else rhs.dtype
 
 
@@ -129,14 +130,14 @@ def _multiply_add(dtype: str) -> int:
 
 
 def dot_flops(result: Shape, lhs: Shape, contracting: Sequence[int], dtype: str) -> int | None:
-    """``2 * elements of the result * product of the contracted sizes``; batch dimensions are in the result."""
+    """Return ``2 * elements of the result * product of the contracted sizes``; the result includes batch dimensions."""
     if dtype == "tuple" or any(axis >= len(lhs.dims) for axis in contracting):
         return None
     return _multiply_add(dtype) * result.elements * math.prod(lhs.dims[axis] for axis in contracting)
 
 
 def dot_work(instruction: Instruction, operands: Sequence[Shape]) -> Work | None:
-    """A ``dot`` (or ``scaled-dot``, whose scales are not counted)."""
+    """Return the work of a ``dot`` (or ``scaled-dot``, without its scales)."""
     if len(operands) < 2 or instruction.shape.dtype == "tuple":
         return None
     dtype = wider(operands[0], operands[1])
@@ -146,10 +147,10 @@ def dot_work(instruction: Instruction, operands: Sequence[Shape]) -> Work | None
 
 
 def ragged_dot_work(instruction: Instruction, operands: Sequence[Shape]) -> Work | None:
-    """A ``ragged-dot``: every row meets the matrix of its own group only.
+    """Return the work of a ``ragged-dot``: every row is multiplied only with the matrix of its group.
 
-    Ragged rows ``[m,k] x [g,k,n]`` and ragged batches: as a dot of the result's size. Ragged contraction
-    ``[m,k] x [k,n] -> [g,m,n]``: the groups share ``k``, so a dot of one group's result.
+    Ragged rows ``[m,k] x [g,k,n]`` and ragged batches: as a dot of the result's size. Ragged contraction ``[m,k] x
+    [k,n] -> [g,m,n]``: the groups share ``k``, so a dot of one group's result.
     """
     if len(operands) < 3 or instruction.shape.dtype == "tuple":
         return None
@@ -167,7 +168,10 @@ def ragged_dot_work(instruction: Instruction, operands: Sequence[Shape]) -> Work
 
 
 def convolution_work(instruction: Instruction, operands: Sequence[Shape]) -> Work | None:
-    """A ``convolution``; on TPU also what was a dot, with batch dimensions written as window dimensions."""
+    """Return the work of a ``convolution``.
+
+    On TPU also of a former dot, whose batch dimensions are window dimensions.
+    """
     if len(operands) < 2 or instruction.shape.dtype == "tuple":
         return None
     flops = convolution_flops(instruction, operands[0], operands[1], instruction.shape)
@@ -176,11 +180,11 @@ def convolution_work(instruction: Instruction, operands: Sequence[Shape]) -> Wor
 
 
 def convolution_flops(instruction: Instruction, lhs: Shape, rhs: Shape, result: Shape) -> int | None:
-    """``2 * batch * output features * input features of the kernel * valid positions`` of a forward convolution.
+    """Return ``2 * batch * output features * input features of the kernel * valid positions`` of a forward convolution.
 
-    The kernel's input features are those of one group already, and the result's batch is the input's
-    divided by ``batch_group_count``. Window positions that fall on padding or into the holes of a
-    dilated input are not counted. ``None`` if the labels or the window cannot be read.
+    The kernel's input features are those of one group, and the result's batch is the input's divided by
+    ``batch_group_count``. Window positions on padding or in the holes of a dilated input are not counted. ``None`` if
+    the labels or the window are invalid.
     """
     labels = re.fullmatch(r"(\w+)_(\w+)->(\w+)", instruction.attributes.get("dim_labels", "").replace("?", "z"))
     window = window_dims(instruction.attributes.get("window", ""))

@@ -1,4 +1,4 @@
-"""What a piece of an HLO program costs: arithmetic, memory traffic, bytes on the wire."""
+"""Cost of a piece of an HLO program: arithmetic, memory traffic, bytes sent to other devices."""
 
 from __future__ import annotations
 
@@ -10,32 +10,33 @@ from perfscope.analyzers.hlo.scope import scope_of
 
 NO_PRODUCTS: Mapping[Product, int] = {}
 
+Phase = Literal["forward", "backward", "recompute", "unnamed"]
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Product:
-    """Kind of a matrix product or convolution: what decides which peak of a device it can reach."""
+    """Kind of a matrix product or convolution, which determines the peak that it can reach."""
 
     dtype: str
-    """Element type of the operands as HLO spells it (the wider one of two)."""
+    """Element type of the operands in HLO's notation (the wider type of the two)."""
     precision: str = "default"
-    """``default``, ``high`` or ``highest`` as the program asked, or an algorithm (``dot_bf16_bf16_f32_x3``)."""
+    """``default``, ``high`` or ``highest`` as in the program, or an algorithm (``dot_bf16_bf16_f32_x3``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """Arithmetic of running something once. What cannot be counted is ``None`` instead of a ``Work``."""
+    """Arithmetic of one run. Uncountable arithmetic is ``None`` instead of a ``Work``."""
 
     flops: int = 0
-    """One for each element an arithmetic op yields, whatever its type, as XLA counts; a multiply-add is two.
-
-    Transcendentals are not in it.
+    """FLOPs without transcendentals: one per element that an arithmetic op yields, of any type, as XLA counts; two per
+    multiply-add.
     """
     transcendentals: int = 0
-    """Results of ``exponential``, ``tanh``, ``rsqrt`` and their like."""
+    """Results of ``exponential``, ``tanh``, ``rsqrt`` and similar."""
     products: Mapping[Product, int] = field(default_factory=lambda: NO_PRODUCTS)
-    """The part of ``flops`` that is in matrix products and convolutions, by kind."""
+    """Part of ``flops`` in matrix products and convolutions, by kind."""
     exact: bool = True
-    """False: the true number is at least this."""
+    """False if the numbers are lower bounds."""
 
     def times(self, count: int) -> Work:
         """The work of ``count`` repetitions."""
@@ -54,14 +55,14 @@ def product_work(flops: int, dtype: str, precision: str = "default") -> Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Bytes that running something once moves."""
+    """Bytes moved by one run."""
 
     read: int = 0
     """From device memory (HBM)."""
     written: int = 0
     """To device memory."""
     wire: int = 0
-    """Sent to other devices by each device that takes part."""
+    """Sent to other devices by each participating device."""
     host: int = 0
     """Read from or written to the host's memory."""
 
@@ -71,7 +72,7 @@ NOTHING = Traffic()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Work and traffic together, and how much of the work could not be counted."""
+    """Work and traffic, with the amount of uncountable work."""
 
     flops: int = 0
     transcendentals: int = 0
@@ -81,9 +82,9 @@ class Cost:
     wire_bytes: int = 0
     host_bytes: int = 0
     unknown: int = 0
-    """Instructions that were run and whose arithmetic is unknown (0 in ``flops``)."""
+    """Number of executed instructions with unknown arithmetic (0 in ``flops``)."""
     exact: bool = True
-    """False: the true numbers are at least these: something is unknown, or a loop's trip count is."""
+    """False if the numbers are lower bounds, because some work or a trip count is unknown."""
 
     @property
     def bytes(self) -> int:
@@ -110,7 +111,7 @@ class Cost:
         )
 
     def times(self, count: int, *, exact: bool = True) -> Cost:
-        """The cost of ``count`` repetitions; ``exact=False`` if there may be more of them."""
+        """Return the cost of ``count`` repetitions; ``exact=False`` if the count is a lower bound."""
         return Cost(
             flops=self.flops * count,
             transcendentals=self.transcendentals * count,
@@ -125,7 +126,7 @@ class Cost:
 
 
 def cost_of(work: Work | None, traffic: Traffic) -> Cost:
-    """One instruction's cost from its parts."""
+    """Return one instruction's cost from its parts."""
     known = work if work is not None else Work(exact=False)
     return Cost(
         flops=known.flops,
@@ -140,16 +141,13 @@ def cost_of(work: Work | None, traffic: Traffic) -> Cost:
     )
 
 
-# Which phase of a training step an op belongs to, by the path JAX gives it.
-
-
-Phase = Literal["forward", "backward", "recompute", "unnamed"]
+# Phase of a training step, by the path that JAX gives an op.
 
 
 def phase_of(op_name: str) -> Phase:
-    """Phase of an op by its path; ops that XLA adds have none.
+    """Return the phase of an op by its path; ops added by XLA have none.
 
-    Everything outside the backward pass, the optimizer included, counts as forward: without gradients there is
-    nothing else. What XLA itself computes again keeps the phase of its original.
+    Everything outside the backward pass, including the optimizer, counts as forward. Ops that XLA itself recomputes
+    keep the phase of their original.
     """
     return scope_of(op_name).phase if op_name else "unnamed"

@@ -1,1 +1,1 @@
-"""Parsers of compiled XLA programs: HLO text, protocol buffers, thunks and fusion dumps."""
+"""Parsers of HLO text and protos, and of XLA's dumps next to them."""

@@ -19,16 +19,19 @@ from perfscope.analyzers.hlo.module import HloModule, Instruction
 
 _FIELD = re.compile(r'\s*(producer_name|consumer_name|fusion_name|reason): "((?:[^"\\]|\\.)*)"\s*$')
 _COPY = re.compile(r"(.*\.\d+)\.\d+$")
-"""``select.35.1``: what ``select.35.0`` of the dump is called inside of a fusion."""
+"""Name inside a fusion: ``select.35.1`` for ``select.35.0`` of the dump."""
 
 MAX_REFUSALS = 1 << 20
-"""More than any program has kernels; a file that claims more is not read to its end."""
+"""Maximum number of entries, more than any program has kernels; reading stops there."""
 
 
 def refusals(lines: Iterable[str]) -> dict[str, str]:
-    """Producer -> why XLA did not fuse it into its readers; the last word counts, the pass asks repeatedly.
+    """Map producers to XLA's reason for not fusing them into their readers.
 
-    What is said of a fusion that the pass made is also said of the op whose result it gives: fusions are renamed later.
+    The last reason counts, because the pass asks repeatedly.
+
+    A reason for a fusion made by the pass also applies to the op whose result it yields, because fusions are renamed
+    later.
     """
     result: dict[str, str] = {}
     results: dict[str, str] = {}
@@ -56,7 +59,7 @@ def refusals(lines: Iterable[str]) -> dict[str, str]:
 
 
 def refusal_of(module: HloModule, kernel: Instruction) -> str | None:
-    """Why XLA did not fuse a kernel into its readers: by its name, or by that of the op whose result it gives."""
+    """Return why XLA did not fuse a kernel into its readers, by its name or that of the op whose result it yields."""
     refused = module.fusion_refusals
     if not refused or kernel.name in refused:
         return refused.get(kernel.name)

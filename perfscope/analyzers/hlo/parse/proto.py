@@ -30,16 +30,16 @@ from perfscope.analyzers.hlo.structure import computation_of, linked
 from perfscope.model.errors import DataError
 
 HEAD_BYTES = 8192
-"""Enough to tell what a file begins with."""
+"""Bytes sufficient to identify a file's format."""
 """``xla.Kind``: 1 is may-alias."""
 _ASYNC = ("async-start", "async-update", "async-done")
 
 
 def module_of_proto(data: bytes | memoryview, source: str) -> HloModule:
-    """The module in the bytes of an ``HloProto``, or of an ``HloModuleProto`` alone.
+    """Return the module in the bytes of an ``HloProto``, or of an ``HloModuleProto`` alone.
 
-    ``DataError``, one line that begins with ``source``, for bytes that are neither, are cut off, claim
-    impossible sizes or are more than ``MAX_PROTO_BYTES``.
+    ``DataError``, one line that begins with ``source``, for bytes that are neither, are truncated, contain impossible
+    sizes or exceed ``MAX_PROTO_BYTES``.
     """
     if len(data) > MAX_PROTO_BYTES:
         raise DataError(f"{source}: an HLO proto of {len(data):,} bytes: refused")
@@ -59,7 +59,7 @@ def module_of_proto(data: bytes | memoryview, source: str) -> HloModule:
 
 
 class _Conversion:
-    """One module on its way from proto to model."""
+    """Conversion of one module from proto to model."""
 
     def __init__(self, proto: Any, source: str) -> None:
         self._proto = proto
@@ -72,11 +72,11 @@ class _Conversion:
             raise ValueError("two computations have the same id")
         self._wrapped = self._lone_operations()
         self._started: dict[tuple[int, int], Any] = {}
-        """Computation and instruction of an ``async-...`` -> the lone operation that it runs."""
+        """Computation and instruction of an ``async-...`` -> the single operation that it runs."""
         self._order = {entry.key: entry.value.instruction_ids for entry in proto.schedule.sequences}
 
     def module(self, assignment: Any | None) -> HloModule:
-        """The module, with its buffers where ``assignment`` has any."""
+        """Return the module, with its buffers if ``assignment`` has any."""
         proto = self._proto
         dropped = set(self._wrapped)
         computations = [
@@ -122,7 +122,7 @@ class _Conversion:
         )
 
     def _lone_operations(self) -> dict[int, Any]:
-        """Computation id -> its root, for what ``async-start`` calls and text writes as ``<root>-start``."""
+        """Map the computations of ``async-start`` that text writes as ``<root>-start`` to their roots."""
         called = {
             instruction.called_computation_ids[0]
             for computation in self._proto.computations
@@ -152,7 +152,10 @@ class _Conversion:
         return computation_of(proto.name, [self._instruction(item, names, proto) for item in arranged])
 
     def _operation_of(self, proto: Any, computation: int) -> Any | None:
-        """What an ``async-...`` runs, if it is one operation. A done may name it only through its start."""
+        """Return the operation of an ``async-...``, if it is a single one.
+
+        A done may refer to it only through its start.
+        """
         called = proto.called_computation_ids
         result = self._wrapped.get(called[0]) if len(called) == 1 else None
         if result is None and not called and proto.operand_ids:
@@ -166,7 +169,7 @@ class _Conversion:
         called = list(proto.called_computation_ids)
         wrapped = self._operation_of(proto, computation.id) if opcode in _ASYNC else None
         if wrapped is not None:
-            # the text shows the wrapped operation's attributes on its start alone
+            # text has the wrapped operation's attributes only on its start
             opcode = wrapped.opcode + opcode.removeprefix("async")
             called = []
             if opcode.endswith("-start"):
@@ -202,7 +205,7 @@ class _Conversion:
         )
 
     def _config(self, proto: Any) -> bytes:
-        """The text of a configuration: in the instruction, or (newer XLA) in the module's list of them."""
+        """Return a configuration's text, from the instruction or (newer XLA) from the module's list."""
         if proto.backend_config or not proto.HasField("backend_config_payload"):
             own: bytes = proto.backend_config
             return own
@@ -266,7 +269,7 @@ def _frame_table(index: Any) -> FrameTable:
 
 
 def _integer(proto: Any) -> int | None:
-    """The value of a constant that is a single 32-bit integer."""
+    """Return the value of a constant that is a single 32-bit integer."""
     if proto.shape.dimensions or proto.shape.tuple_shapes:
         return None
     values = proto.literal.s32s or proto.literal.u32s
@@ -274,7 +277,10 @@ def _integer(proto: Any) -> int | None:
 
 
 def _literal(proto: Any) -> str:
-    """A digest of a constant's value, with fields that our trimmed proto does not name; empty where it has none."""
+    """Return a digest of a constant's value, including fields that our trimmed proto does not name.
+
+    Empty without a value.
+    """
     data: bytes = proto.literal.SerializeToString(deterministic=True)
     return hashlib.blake2b(data, digest_size=16).hexdigest() if data else ""
 
@@ -288,4 +294,4 @@ def _is_zero(proto: Any) -> bool:
     if len(numbers) == 1:
         return bool(numbers[0] == 0)
     packed: bytes = literal.bf16s or literal.f16s
-    return packed in (b"\0\0", b"\0\x80")  # of either sign, little-endian
+    return packed in (b"\0\0", b"\0\x80")  # either sign, little-endian

@@ -1,6 +1,7 @@
-"""Attributes of ``HloInstructionProto`` as HLO text spells them, so that both sources say the same.
+"""Attributes of ``HloInstructionProto`` in the notation of HLO text, so that both sources give equal models.
 
-What is not here is not in our trimmed proto either (literals, named shardings, result accuracy, statistics).
+Attributes that are missing here are also missing in our trimmed proto (literals, named shardings, result accuracy,
+statistics).
 """
 
 from __future__ import annotations
@@ -20,9 +21,7 @@ from perfscope.analyzers.hlo.module import (
 )
 
 MOST_ALLOCATED = 1 << 61
-"""Bytes of all allocations of a program: sums of a few of them still fit 64 bits."""
-
-# Shapes of ``ShapeProto``, and their text where an attribute spells one.
+"""Maximum bytes of all allocations of a program; sums of a few still fit 64 bits."""
 
 
 ELEMENT_TYPES = {
@@ -31,18 +30,45 @@ ELEMENT_TYPES = {
     20: "f8e4m3fn", 21: "s4", 22: "u4", 23: "f8e4m3b11fnuz", 24: "f8e5m2fnuz", 25: "f8e4m3fnuz", 26: "s2", 27: "u2",
     28: "f8e4m3", 29: "f8e3m4", 30: "s1", 31: "u1", 32: "f4e2m1fn", 33: "f8e8m0fnu", 35: "f6e3m2fn", 36: "f6e2m3fn",
 }  # fmt: skip
-"""``xla.PrimitiveType``: number -> how HLO text spells it."""
+"""``xla.PrimitiveType``: number -> name in HLO text."""
+
+_REPLICATED, _MAXIMAL, _TUPLE, _TILED, _MANUAL, _UNKNOWN, _UNREDUCED = range(7)
+"""``xla.OpSharding.Type``."""
+
+_NAMES = {_REPLICATED: "replicated", _MANUAL: "manual", _UNKNOWN: "unknown", _UNREDUCED: "unreduced"}
+
+_DEEPEST = 8
+"""Maximum depth; tuples of shardings are flat, and XLA rejects others."""
+
+_DIMENSIONAL = frozenset(
+    {
+        "broadcast", "concatenate", "transpose", "reduce", "reverse", "map", "sort", "all-gather", "all-gather-start",
+        "reduce-scatter", "get-dimension-size", "set-dimension-size", "fft-dimensions",
+    }
+)  # fmt: skip
+"""Opcodes whose ``dimensions`` are written even if empty."""
+
+_PRECISIONS = {0: "default", 1: "high", 2: "highest"}
+
+_FLAGS = (
+    "is_stable", "indices_are_sorted", "unique_indices", "use_global_device_ids", "custom_call_has_side_effect",
+)  # fmt: skip
+
+_KINDS: tuple[Literal["alloc", "free", "share_with"], ...] = ("alloc", "free", "share_with")
+
+
+# Shapes of ``ShapeProto``, and their text for attributes.
 
 
 class ShapeProtoReader:
-    """Converts shapes, each once. ``tiled`` tells whether a layout with tiles was seen (TPU)."""
+    """Converts shapes, each once. ``tiled``: whether a layout with tiles was found (TPU)."""
 
     def __init__(self) -> None:
         self.tiled = False
         self._known: dict[bytes, Shape] = {}
 
     def read(self, proto: Any) -> Shape:
-        """The shape; ``ValueError`` if it is none."""
+        """Return the shape; ``ValueError`` for an invalid one."""
         key = proto.SerializeToString(deterministic=True)
         shape = self._known.get(key)
         if shape is None:
@@ -69,7 +95,7 @@ class ShapeProtoReader:
 
 
 def shape_text(proto: Any) -> str:
-    """A shape as HLO text spells it, with its layout; ``ValueError`` for tuples (no attribute spells one)."""
+    """Return a shape in the notation of HLO text, with its layout; ``ValueError`` for tuples (no attribute has one)."""
     dtype = ELEMENT_TYPES.get(proto.element_type)
     if dtype is None or dtype == "tuple":
         raise ValueError(f"a shape of element type {proto.element_type} in an attribute")
@@ -83,18 +109,11 @@ def shape_text(proto: Any) -> str:
     return f"{text}{{{order}{':' if marks else ''}{marks}}}"
 
 
-# ``OpSharding`` as HLO text spells it: ``{replicated}``, ``{devices=[1,8]<=[8] last_tile_dim_replicate}``.
-
-
-_REPLICATED, _MAXIMAL, _TUPLE, _TILED, _MANUAL, _UNKNOWN, _UNREDUCED = range(7)
-"""``xla.OpSharding.Type``."""
-_NAMES = {_REPLICATED: "replicated", _MANUAL: "manual", _UNKNOWN: "unknown", _UNREDUCED: "unreduced"}
-_DEEPEST = 8
-"""Tuples of shardings are flat; XLA refuses others."""
+# ``OpSharding`` in the notation of HLO text: ``{replicated}``, ``{devices=[1,8]<=[8] last_tile_dim_replicate}``.
 
 
 def sharding_text(proto: Any, depth: int = 0) -> str | None:
-    """The text; ``None`` for a kind that is newer than this (named shardings: their mesh is not in our proto)."""
+    """Return the text; ``None`` for an unknown kind (the mesh of named shardings is not in our proto)."""
     if proto.HasField("named_sharding") or depth > _DEEPEST:
         return None
     if proto.type == _TUPLE:
@@ -119,7 +138,7 @@ def _devices(proto: Any) -> str:
         turned = transpose != sorted(transpose)
         return f"<=[{_listed(reshape)}]" + (f"T({_listed(transpose)})" if turned else "")
     devices = list(proto.tile_assignment_devices)
-    # a list that counts up is written as the count that it is
+    # an ascending list is written as its count
     return f"<=[{len(devices)}]" if devices == list(range(len(devices))) else _listed(devices)
 
 
@@ -135,21 +154,8 @@ def _listed(numbers: Iterable[int]) -> str:
     return ",".join(map(str, numbers))
 
 
-_DIMENSIONAL = frozenset(
-    {
-        "broadcast", "concatenate", "transpose", "reduce", "reverse", "map", "sort", "all-gather", "all-gather-start",
-        "reduce-scatter", "get-dimension-size", "set-dimension-size", "fft-dimensions",
-    }
-)  # fmt: skip
-"""Opcodes whose ``dimensions`` are written even where they are empty."""
-_PRECISIONS = {0: "default", 1: "high", 2: "highest"}
-_FLAGS = (
-    "is_stable", "indices_are_sorted", "unique_indices", "use_global_device_ids", "custom_call_has_side_effect",
-)  # fmt: skip
-
-
 def attributes_of(proto: Any, names: Mapping[int, str]) -> dict[str, str]:
-    """Every attribute we know of an instruction; ``names``: names of the computation's instructions by id."""
+    """Return every known attribute of an instruction; ``names``: names of the computation's instructions by id."""
     result: dict[str, str] = {}
     for field, write in _MESSAGES.items():
         if proto.HasField(field):
@@ -184,12 +190,12 @@ def attributes_of(proto: Any, names: Mapping[int, str]) -> dict[str, str]:
 
 
 def braced(numbers: Iterable[int]) -> str:
-    """``{0,2,1}``."""
+    """Return ``{0,2,1}``."""
     return "{" + ",".join(map(str, numbers)) + "}"
 
 
 def _structure(proto: Any, names: Mapping[int, str]) -> dict[str, str]:
-    """What ties an instruction to others: control edges, aliases, layouts of operands, the thread it runs on."""
+    """Return attributes that connect instructions: control edges, aliases, layouts of operands, execution thread."""
     result = {}
     sharding = sharding_text(proto.sharding) if proto.HasField("sharding") else None
     if sharding is not None:
@@ -268,7 +274,7 @@ def _window(window: Any, _: Any) -> dict[str, str]:
 
 
 def _labels(numbers: Any, _: Any) -> dict[str, str]:
-    """``b01f_01io->b01f``: which dimension of input, kernel and output is batch, feature and space."""
+    """Return ``b01f_01io->b01f``: the roles (batch, feature, spatial) of the dimensions of input, kernel and output."""
     return {
         "dim_labels": _label(
             {"b": numbers.input_batch_dimension, "f": numbers.input_feature_dimension},
@@ -328,7 +334,7 @@ def _frontend(attributes: Any, _: Any) -> dict[str, str]:
     if not attributes.map:
         return {}
     pairs = sorted((part.key, part.value) for part in attributes.map)
-    # a value in braces (an MLIR attribute) stands without quotes
+    # a value in braces (an MLIR attribute) is written without quotes
     shown = (f"{key}={value}" if value.startswith("{") else f'{key}="{_escaped(value)}"' for key, value in pairs)
     return {"frontend_attributes": "{" + ",".join(shown) + "}"}
 
@@ -348,20 +354,17 @@ _MESSAGES: dict[str, Callable[[Any, Any], dict[str, str]]] = {
     "scatter_dimension_numbers": _scatter,
     "window": _window,
 }
-"""Field that holds a message -> its attributes."""
+"""Message field -> its attributes."""
 
 
-# ``BufferAssignmentProto`` into the model: where buffers lie, and the heap simulator's trace of their lives.
-
-
-_KINDS: tuple[Literal["alloc", "free", "share_with"], ...] = ("alloc", "free", "share_with")
+# ``BufferAssignmentProto`` into the model: location of buffers, and the heap simulator's trace of their lifetimes.
 
 
 def buffer_assignment_of(proto: Any, names: Mapping[int, str]) -> BufferAssignment:
-    """The assignment; ``names``: instructions of the module by id, for files that refer to them by id.
+    """Return the assignment; ``names``: instructions of the module by id, for files that refer to them by id.
 
-    ``ValueError`` for sizes that are negative or more than any memory, or a buffer that is named twice. The allocation
-    index that a heap trace carries is left out: it was written before allocations were renumbered, and is stale.
+    ``ValueError`` for sizes that are negative or exceed any memory, or for a duplicate buffer. The allocation index of
+    a heap trace is ignored because it is stale: it was written before allocations were renumbered.
     """
     placed: dict[int, tuple[int, int, int]] = {}
     allocations = []

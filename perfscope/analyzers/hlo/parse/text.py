@@ -39,22 +39,64 @@ from perfscope.analyzers.hlo.scope import FrameTable
 from perfscope.analyzers.hlo.structure import computation_of, linked
 from perfscope.model.errors import DataError
 
-# Donation as the head of HLO text spells it.
-#
+_INDEX = r"\{([\d, ]{0,200})\}"
+_PARAMETER = rf"\((\d{{1,9}}), {_INDEX}"
+_ALIAS = re.compile(rf"{_INDEX}: {_PARAMETER}(?:, (?:may|must)-alias)?\)")
+_DONOR = re.compile(rf"{_PARAMETER}\)")
+
+_STEP = re.compile(r'"(?:[^"\\]++|\\.)*+"|["()\[\]{},]', re.DOTALL)
+"""A whole quoted string (or a quote that is not closed), a bracket, or a comma."""
+
+_ESCAPE = re.compile(rb"\\([0-7]{1,3}|x[0-9a-fA-F]{1,2}|.)", re.DOTALL)
+
+_NAMED_ESCAPES = {b"n": b"\n", b"t": b"\t", b"r": b"\r"}
+
+_START = re.compile(r"\s*+(ROOT\s++)?%?([^\s=%]++)\s*+=\s*+")
+
+_ARRAY = re.compile(r"[^\s({]+(?:\{(?:[^{}]++|\{[^{}]*+\})*+\})?")
+
+_OPCODE = re.compile(r"\s*+([a-zA-Z][\w\-]*+)\(")
+
+_COMMENT = re.compile(r"/\*[^*]*+\*/")
+
+_ATTRIBUTE = re.compile(r"([\w\-]+)\s*=\s*", re.ASCII)
+
+_METADATA = re.compile(r'\b(\w++)=(?:("(?:[^"\\]++|\\.)*+")|([^\s}"]++))')
+
+_INTEGER = re.compile(r"-?[0-9]{1,10}")
+
+_CALLS = (
+    "condition", "body", "calls", "to_apply", "select", "scatter", "true_computation", "false_computation",
+    "branch_computations", "called_computations",
+)  # fmt: skip
+"""Attributes that name computations."""
+
+_LITERAL = frozenset({"constant", "parameter"})
+"""Opcodes whose brackets do not contain operands."""
+
+_MOST_LITERAL = 40
+"""Maximum number of characters of a constant that are kept unchanged."""
+
+_FLOATS = frozenset({"f16", "bf16", "f32", "f64"})
+
+_HEADER = re.compile(r"\s*+(ENTRY\s++)?%?([^\s(={%]++)\s*+(?:\(.*)?\{\s*+$", re.DOTALL)
+
+_TABLES = frozenset({"FileNames", "FunctionNames", "FileLocations", "StackFrames"})
+
+_ROW = re.compile(r"(\d{1,9})\s++(.+)")
+
+_FIELD = re.compile(r"\b(\w++)=(\d{1,9})")
+
+
+# Donation in the header of HLO text.
 # ```
 # input_output_alias={ {0}: (1, {}, may-alias), {1}: (2, {0}, must-alias) }
 # buffer_donor={ (3, {}), (4, {1}) }
 # ```
 
 
-_INDEX = r"\{([\d, ]{0,200})\}"
-_PARAMETER = rf"\((\d{{1,9}}), {_INDEX}"
-_ALIAS = re.compile(rf"{_INDEX}: {_PARAMETER}(?:, (?:may|must)-alias)?\)")
-_DONOR = re.compile(rf"{_PARAMETER}\)")
-
-
 def aliases_of(text: str) -> tuple[Alias, ...]:
-    """The entries of ``input_output_alias``; ``ValueError`` for what is not spelled like one."""
+    """Parse the entries of ``input_output_alias``; ``ValueError`` for invalid text."""
     return tuple(
         Alias(output=_index(entry[1]), parameter=int(entry[2]), part=_index(entry[3]))
         for entry in _entries(_ALIAS, text)
@@ -62,7 +104,7 @@ def aliases_of(text: str) -> tuple[Alias, ...]:
 
 
 def donors_of(text: str) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """The entries of ``buffer_donor``: parameter, part of it. ``ValueError`` as in ``aliases_of``."""
+    """Parse the entries of ``buffer_donor``: parameter, part of it. ``ValueError`` as in ``aliases_of``."""
     return tuple((int(entry[1]), _index(entry[2])) for entry in _entries(_DONOR, text))
 
 
@@ -72,7 +114,7 @@ def _entries(pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
     while index < len(inner):
         match = pattern.match(inner, index)
         if match is None:
-            raise ValueError(f"donated parameters are not spelled like this: {inner[index : index + 40]!r}")
+            raise ValueError(f"invalid donated parameters: {inner[index : index + 40]!r}")
         result.append(match)
         index = match.end()
         while index < len(inner) and inner[index] in ", ":
@@ -84,17 +126,9 @@ def _index(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(",") if part.strip())
 
 
-# Finds its way in a line of HLO text: matching brackets, pieces between commas, quoted strings.
-#
-# Every function passes over its text once and keeps a depth, not a recursion: hostile nesting costs
-# time in proportion to its length and no stack.
-
-
-_STEP = re.compile(r'"(?:[^"\\]++|\\.)*+"|["()\[\]{},]', re.DOTALL)
-"""A whole quoted string (or a quote that nothing closes), a bracket, or a comma."""
-
-_ESCAPE = re.compile(rb"\\([0-7]{1,3}|x[0-9a-fA-F]{1,2}|.)", re.DOTALL)
-_NAMED_ESCAPES = {b"n": b"\n", b"t": b"\t", b"r": b"\r"}
+# Scanner for a line of HLO text: matching brackets, pieces between commas, quoted strings.
+# Every function passes over its text once and keeps a depth instead of recursing: malicious nesting costs time in
+# proportion to its length, and no stack.
 
 
 class OpenBracketError(ValueError):
@@ -102,7 +136,7 @@ class OpenBracketError(ValueError):
 
 
 def closing(text: str, opening: int) -> int:
-    """Index of the bracket that closes the one at ``opening``; ``OpenBracketError`` if there is none."""
+    """Return the index of the bracket that closes the one at ``opening``; ``OpenBracketError`` without one."""
     depth = 0
     for step in _STEP.finditer(text, opening):
         mark = step[0]
@@ -118,7 +152,10 @@ def closing(text: str, opening: int) -> int:
 
 
 def open_brackets(text: str, depth: int = 0) -> int:
-    """Brackets open at the end of ``text``, if ``depth`` were open before it; what follows an open quote is not."""
+    """Return the number of brackets open at the end of ``text``, given ``depth`` before it.
+
+    Text after an open quote is ignored.
+    """
     for step in _STEP.finditer(text):
         if step[0] == '"':
             break
@@ -127,7 +164,7 @@ def open_brackets(text: str, depth: int = 0) -> int:
 
 
 def pieces(text: str, start: int = 0, end: int | None = None) -> list[str]:
-    """``text[start:end]`` between its outermost commas, stripped; none for blank text."""
+    """Split ``text[start:end]`` at its outermost commas, stripped; empty for blank text."""
     end = len(text) if end is None else end
     result = []
     depth, begin = 0, start
@@ -153,7 +190,7 @@ def pieces(text: str, start: int = 0, end: int | None = None) -> list[str]:
 
 
 def unquoted(text: str) -> str:
-    """The string that a quoted one means (C escapes, bytes as octal); text without quotes as it is."""
+    """Return the meaning of a quoted string (C escapes, bytes as octal); text without quotes is returned unchanged."""
     if len(text) < 2 or text[0] != '"' or text[-1] != '"':
         return text
     inner = text[1:-1]
@@ -178,27 +215,9 @@ def _unescaped(escape: re.Match[bytes]) -> bytes:
 # ```
 
 
-_START = re.compile(r"\s*+(ROOT\s++)?%?([^\s=%]++)\s*+=\s*+")
-_ARRAY = re.compile(r"[^\s({]+(?:\{(?:[^{}]++|\{[^{}]*+\})*+\})?")
-_OPCODE = re.compile(r"\s*+([a-zA-Z][\w\-]*+)\(")
-_COMMENT = re.compile(r"/\*[^*]*+\*/")
-_ATTRIBUTE = re.compile(r"([\w\-]+)\s*=\s*", re.ASCII)
-_METADATA = re.compile(r'\b(\w++)=(?:("(?:[^"\\]++|\\.)*+")|([^\s}"]++))')
-
-_INTEGER = re.compile(r"-?[0-9]{1,10}")
-
-_CALLS = (
-    "condition", "body", "calls", "to_apply", "select", "scatter", "true_computation", "false_computation",
-    "branch_computations", "called_computations",
-)  # fmt: skip
-"""Attributes that name computations."""
-_LITERAL = frozenset({"constant", "parameter"})
-"""Opcodes whose brackets hold no operands."""
-
-
 @dataclass(slots=True, kw_only=True)
 class InstructionReader:
-    """Reads the instructions of one module; what is spelt alike is parsed once."""
+    """Parses the instructions of one module; equal notations are parsed once."""
 
     frames: FrameTable
     shapes: ShapeReader = field(default_factory=ShapeReader)
@@ -206,7 +225,10 @@ class InstructionReader:
     _configs: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def read(self, line: str) -> Instruction:
-        """The instruction of a (logical) line; ``OpenBracketError`` if it goes on, ``ValueError`` if it is none."""
+        """Parse the instruction of a (logical) line.
+
+        ``OpenBracketError`` if it continues, ``ValueError`` if it is invalid.
+        """
         start = _START.match(line)
         if start is None:
             raise ValueError("neither an instruction nor the end of a computation")
@@ -273,17 +295,15 @@ class InstructionReader:
         return self._configs[text]
 
 
-_MOST_LITERAL = 40
-"""Characters of a constant that are kept as they are."""
-_FLOATS = frozenset({"f16", "bf16", "f32", "f64"})
-
-
 def _integer(literal: str) -> int | None:
     return int(literal) if _INTEGER.fullmatch(literal) else None
 
 
 def _literal(written: str) -> str:
-    """What tells a constant's value from others: as it is written, or a digest of that; empty where it is left out."""
+    """Return a constant's text, or a digest of it if it is long, as the identity of its value.
+
+    Empty if the text omits it.
+    """
     if "..." in written:
         return ""
     short = len(written) <= _MOST_LITERAL
@@ -310,7 +330,7 @@ def _attributes(line: str, begin: int) -> dict[str, str]:
         key = _ATTRIBUTE.match(piece)
         if key is None:
             raise ValueError(f"an attribute without a value: {piece[:40]!r}")
-        if key[1] == "device_ids" and "replica_groups" in result:  # the second half of a mesh's spelling
+        if key[1] == "device_ids" and "replica_groups" in result:  # the second half of a mesh's notation
             result["replica_groups"] += f", {piece}"
         else:
             result[key[1]] = piece[key.end() :]
@@ -326,14 +346,11 @@ def _metadata(text: str) -> dict[str, str]:
     return {key: unquoted(quoted) if quoted else plain for key, quoted, plain in _METADATA.findall(text)}
 
 
-_HEADER = re.compile(r"\s*+(ENTRY\s++)?%?([^\s(={%]++)\s*+(?:\(.*)?\{\s*+$", re.DOTALL)
-_TABLES = frozenset({"FileNames", "FunctionNames", "FileLocations", "StackFrames"})
-_ROW = re.compile(r"(\d{1,9})\s++(.+)")
-_FIELD = re.compile(r"\b(\w++)=(\d{1,9})")
-
-
 def module_of(lines: Iterable[str], source: str) -> HloModule:
-    """The module that the lines spell; ``DataError``, one line that begins with ``source``, if they spell none."""
+    """Return the module that the lines contain.
+
+    ``DataError``, one line that begins with ``source``, for invalid text.
+    """
     reading = _Reading(source)
     try:
         for line in lines:
@@ -344,7 +361,7 @@ def module_of(lines: Iterable[str], source: str) -> HloModule:
 
 
 class _Reading:
-    """Where the reading of one text stands."""
+    """State of reading one text."""
 
     def __init__(self, source: str) -> None:
         self.number = 0
@@ -359,15 +376,15 @@ class _Reading:
         self._entry = ""
         self._computations: list[Computation] = []
         self._open = ""
-        """Name of the computation being read."""
+        """Name of the current computation."""
         self._instructions: list[Instruction] = []
         self._count_read = 0
         self._pending: list[str] = []
-        """Lines of an instruction or header whose brackets are not closed yet (printed literals)."""
+        """Lines of an instruction or header with open brackets (printed literals)."""
         self._depth = 0
 
     def take(self, line: str) -> None:
-        """The next line."""
+        """Process the next line."""
         self.number += 1
         if self._pending:
             self._continue(line)
@@ -390,7 +407,7 @@ class _Reading:
             self._computation_line(stripped)
 
     def module(self) -> HloModule:
-        """What was read. ``DataError`` where the text ends too early."""
+        """Return the module. ``DataError`` if the text is truncated."""
         read = f"{self._count_read:,} instructions were read"
         if not self._name:
             raise DataError(f"{self._source}: not HLO text, or cut off in its first line")
@@ -478,7 +495,7 @@ class _Reading:
             self._entry = self._open
 
     def _frame_table(self) -> FrameTable:
-        """The tables as read. jaxlib prints a parent's id plus one: a root's is 1, and no 0 occurs."""
+        """Return the tables. jaxlib prints a parent's id plus one: a root has 1, and 0 never occurs."""
         shift = int(all(parent for _, parent in self._frames.values()))
         frames = {key: (location, parent - shift) for key, (location, parent) in self._frames.items()}
         return FrameTable(files=self._files, locations=self._locations, frames=frames)

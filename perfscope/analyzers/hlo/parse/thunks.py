@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction
 
 MAX_THUNKS = 1 << 20
-"""More than any program launches; a file that claims more is not read to its end."""
+"""Maximum number of thunks, more than any program launches; reading stops there."""
 
 _LINE = re.compile(
     r"^(?P<indent> *)(?P<id>\d{1,9}): k(?P<kind>[A-Za-z]{1,40}) *\[(?P<before>[^\]|]{0,80})\|(?P<after>[^\]]{0,80})\]"
@@ -34,43 +34,46 @@ _EDGE = re.compile(r"(\d{1,9}) \(\d{1,9}\)")
 _GRID = re.compile(r"^(?P<name>\S{1,400}) grid: \[(?P<grid>[\d, ]{1,40})\] threads: \[(?P<threads>[\d, ]{1,40})\]")
 _STREAM = re.compile(r"stream=([\w\[\]]{1,80})")
 
+RUNS = frozenset({"while", "conditional", "call"})
+"""Opcodes that run the computations they call, one instruction after another."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thunk:
-    """One launch, or what is around some."""
+    """One launch, or a container of launches."""
 
     id: int
     kind: str
     """``CustomKernel``, ``Copy``, ``While``, ``AsyncStart``, ``AllGather``, ``Gemm`` ..., without the ``k``."""
     depth: int
-    """How many thunks it stands in."""
+    """Number of enclosing thunks."""
     name: str = ""
-    """Of a kernel."""
+    """Name of a kernel."""
     blocks: int | None = None
-    """Of its grid; None where it is no kernel."""
+    """Blocks of a kernel's grid; None for other thunks."""
     threads: int | None = None
-    """Of a block."""
+    """Threads per block."""
     stream: str | None = None
-    """``communication_stream[0]``; None: the stream of kernels."""
+    """``communication_stream[0]``; None for the stream of kernels."""
     before: int | None = None
-    """The last thunk of its sequence that it needs; None: none of it."""
+    """The last thunk of its sequence that it needs; None if it needs none."""
     after: int | None = None
     """The first thunk of its sequence that needs it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thunks:
-    """All of a program, as they are written: what a loop runs stands behind it, one deeper."""
+    """All thunks of a program in file order: the contents of a loop follow it, one level deeper."""
 
     thunks: tuple[Thunk, ...]
 
     @property
     def has_command_buffers(self) -> bool:
-        """Some of it is launched as a recorded graph."""
+        """Whether some of it is launched as a recorded graph."""
         return any(thunk.kind == "CommandBuffer" for thunk in self.thunks)
 
     def blocks(self) -> Mapping[str, int]:
-        """Blocks of each kernel's grid, by its name; of two that share a name the smaller."""
+        """Blocks of each kernel's grid, by name; for a shared name, the smaller number."""
         result: dict[str, int] = {}
         for thunk in self.thunks:
             if thunk.name and thunk.blocks is not None:
@@ -78,9 +81,9 @@ class Thunks:
         return result
 
     def streams_of(self, module: HloModule) -> Mapping[str, str]:
-        """The stream of each asynchronous collective, by its start's name; empty where they cannot be told apart.
+        """Return the stream of each asynchronous collective, by its start's name; empty if they cannot be matched.
 
-        Starts are in both in the order they run; that they are as many on both sides is checked.
+        Both sides list starts in execution order; their numbers must be equal.
         """
         named = [thunk.stream for thunk in self.thunks if thunk.kind == "AsyncStart"]
         starts = [start.name for start in _starts(module, module.entry)]
@@ -90,7 +93,7 @@ class Thunks:
 
 
 def _starts(module: HloModule, name: str) -> Iterable[Instruction]:
-    """Asynchronous collectives in the order in which they run, loops and calls laid out where they stand."""
+    """Yield the asynchronous collectives in execution order, with loops and calls expanded in place."""
     for instruction in module.computations[name].instructions:
         if instruction.opcode in ("while", "conditional", "call"):
             for called in instruction.called:
@@ -102,7 +105,7 @@ def _starts(module: HloModule, name: str) -> Iterable[Instruction]:
 
 
 def read_thunks(lines: Iterable[str]) -> Thunks:
-    """The thunks of a file's lines; lines that are none (``body:``) are left out."""
+    """Parse the thunks of a file's lines; other lines (``body:``) are ignored."""
     thunks: list[Thunk] = []
     indents: list[int] = []
     for line in lines:
@@ -140,25 +143,20 @@ def _product(text: str) -> int:
     return math.prod(int(part) for part in text.replace(" ", "").split(",") if part)
 
 
-# The order in which one run of a program goes through its instructions, loops and branches laid out flat.
-#
-# As in XLA's live ranges: what a loop, a branch or a call runs stands before the instruction that runs it, once.
-
-
-RUNS = frozenset({"while", "conditional", "call"})
-"""Opcodes that run the computations they call, one instruction after another."""
+# Execution order of the instructions in one run of a program, with loops and branches flattened.
+# As in XLA's live ranges, the contents of a loop, a branch or a call come once, before the instruction that runs them.
 
 
 class Schedule:
-    """Positions of the instructions that run. What fusions and reductions hold has none."""
+    """Positions of the instructions that run. Instructions in fusions and reductions have none."""
 
     def __init__(self, module: HloModule) -> None:
-        """Linear in the module; readers refuse calls that go in a circle or too deep."""
+        """Linear in the module; readers reject cyclic or too deep calls."""
         self.computations: dict[str, Computation] = {}
-        """Those that run, each once, callees first."""
+        """Computations that run, each once, callees first."""
         self.positions: dict[str, int] = {}
         self.begins: dict[str, int] = {}
-        """Where what an instruction runs begins: its own position where it runs nothing."""
+        """First position of the instruction's contents: its own position if it runs nothing."""
         self.instructions: dict[str, Instruction] = {}
         self._lay(module, module.entry)
 
@@ -175,6 +173,6 @@ class Schedule:
             self.begins.setdefault(instruction.name, begin)
             self.positions.setdefault(instruction.name, len(self.instructions))
             self.instructions.setdefault(instruction.name, instruction)
-            if instruction.wraps:  # buffers are named after the operation that a start runs
+            if instruction.wraps:  # buffers have the name of the operation that a start runs
                 self.positions.setdefault(instruction.wraps, self.positions[instruction.name])
         self.computations[name] = computation

@@ -1,10 +1,9 @@
-"""Trimmed protocol buffers of XLA and its profiler, in a descriptor pool of our own.
+"""Trimmed protocol buffers of XLA and its profiler, in a private descriptor pool.
 
-No wheel ships these descriptors, and the default pool belongs to TensorFlow where that is installed: two
-files that declare ``xla.HloProto`` there end the process. So each module of this folder declares, in
-``SCHEMA``, the messages we read with only the fields we read, and ``message("hlo.HloProto")`` is a
-class for them, built in a private pool. Field numbers never change once they are public; a test
-compares ours with the descriptors inside the installed jaxlib.
+No wheel has these descriptors, and the default pool belongs to TensorFlow if that is installed: two files that declare
+``xla.HloProto`` in it end the process. So each module of this folder declares in ``SCHEMA`` the messages and fields
+that we read, and ``message("hlo.HloProto")`` returns a class for them, built in a private pool. Published field numbers
+never change; a test compares ours with the descriptors inside the installed jaxlib.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def message(full_name: str) -> Any:
 
 
 def decode(full_name: str, data: bytes | memoryview, shown: str) -> Any:
-    """A message from its bytes; ``DataError``, one line that begins with ``shown``, if they are not one."""
+    """Parse a message; ``DataError``, one line that begins with ``shown``, for invalid bytes."""
     from google.protobuf.message import DecodeError
 
     try:

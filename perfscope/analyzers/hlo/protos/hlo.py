@@ -1,6 +1,6 @@
-"""What we read of ``xla/service/hlo.proto`` and ``xla/xla_data.proto``: numbers and names are XLA's.
+"""The parts of ``xla/service/hlo.proto`` and ``xla/xla_data.proto`` that we read; numbers and names are XLA's.
 
-Of literals 32-bit integers are read, for the trip counts of loops, and floating-point numbers, to know a zero.
+For literals, only 32-bit integers (for the trip counts of loops) and floating-point numbers (to detect zeros) are read.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What we read of ``protos/perfetto/trace``. Names are Perfetto's.
+"""The parts of ``protos/perfetto/trace`` that we read; names are Perfetto's.
 
-Names and texts are ``bytes`` here: Perfetto does not check that they are UTF-8.
+Names and texts are ``bytes``: Perfetto does not check that they are UTF-8.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What we read of pprof's ``profile.proto`` (``perftools.profiles``): numbers and names are pprof's."""
+"""The parts of pprof's ``profile.proto`` (``perftools.profiles``) that we read; numbers and names are pprof's."""
 
 from __future__ import annotations
 

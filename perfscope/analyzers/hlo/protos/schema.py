@@ -1,9 +1,9 @@
-"""From a written schema to a ``FileDescriptorProto``.
+"""Conversion of a written schema to a ``FileDescriptorProto``.
 
-A line without indentation names a message (``Outer.Inner`` for a nested one, after its outer one); the
-indented lines below it are its fields, ``<number> <type> <name>``, with ``*`` before the type of a
-repeated one and ``?`` before those that are alternatives (the ``oneof`` of the name ``value``). ``enum``
-is read as the integer that it is on the wire: new values never break us.
+A line without indentation names a message (``Outer.Inner`` for a nested one, after its outer one); the indented lines
+below it are its fields, ``<number> <type> <name>``, with ``*`` before the type of a repeated field and ``?`` before
+alternatives (the ``oneof`` with the name ``value``). ``enum`` is read as the integer in the data, so that new values
+are accepted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What we read of ``tsl/profiler/protobuf/xplane.proto``: numbers and names are XLA's.
+"""The parts of ``tsl/profiler/protobuf/xplane.proto`` that we read; numbers and names are XLA's.
 
-A map is on the wire a repeated message of key and value, and is declared as that: an entry given twice
-is then seen twice instead of being lost. Host names (``XSpace.hostnames``) are left out on purpose.
+In the data a map is a repeated message of key and value, and it is declared as that, so that duplicate entries are not
+lost. Host names (``XSpace.hostnames``) are omitted on purpose.
 """
 
 from __future__ import annotations

@@ -49,18 +49,20 @@ from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes
 
 MINIMUM_SHARE = 0.1
-"""Of the peak of reserved memory. PyTorch rounds segments of 10 MiB and more up to 2 MiB: up to a tenth of them, on
-average, is lost in a program that fragments nothing."""
+"""Smallest saving as a share of the peak of reserved memory. PyTorch rounds segments of at least 10 MiB up to 2 MiB, so
+that a program without fragmentation loses up to a tenth of them on average.
+"""
 
 MINIMUM_BYTES = 20 << 20
-"""One segment of the size that PyTorch takes for blocks between 1 and 10 MiB (``kLargeBuffer``)."""
+"""One segment of the size that PyTorch reserves for blocks between 1 and 10 MiB (``kLargeBuffer``)."""
 
 MOST_UNMATCHED = 0.01
-"""Of the blocks: with more events that belong to none of them, the history contradicts itself, and what it says of free
-pieces is not to be had. Sound snapshots have none."""
+"""Largest share of events without a block. With more of them the history contradicts itself and has no reliable free
+pieces; valid snapshots have none.
+"""
 
 MANY_SIZES = 4
-"""Different sizes asked for at one line, from which its shapes are said to change."""
+"""Number of different sizes requested at one line from which its shapes count as changing."""
 
 
 EXPANDABLE = "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: segments then grow in place"
@@ -70,17 +72,17 @@ examined = memory_records
 
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """One finding a device whose allocator holds memory that it cannot use."""
+    """Yield one finding per device whose allocator holds unusable memory."""
     timelines = judged_timelines(trace)
     if all(timeline.space == "host" for timeline in timelines):
-        raise AbstainError("the program computes in the host's memory, of which its allocator keeps nothing back")
+        raise AbstainError("the program computes in the host's memory, whose allocator reserves nothing")
     judged = [
         fragmentation
         for fragmentation in (fragmentation_of(trace, timeline) for timeline in timelines)
         if fragmentation is not None
     ]
     if not judged:
-        raise AbstainError("not recorded: what the allocator holds from the driver", ("memory_state",))
+        raise AbstainError("not recorded: the memory that the allocator reserves", ("memory_state",))
     findings, blind = [], []
     for fragmentation in judged:
         if fragmentation.timeline.known_from.startswith(OF_XLA):
@@ -88,7 +90,7 @@ def check(trace: Trace) -> Iterable[Finding]:
             continue
         if fragmentation.timeline.unmatched > MOST_UNMATCHED * len(fragmentation.timeline.blocks):
             blind.append(
-                f"{fragmentation.timeline.unmatched:,} events of {fragmentation.timeline.label} belong to no block: "
+                f"{fragmentation.timeline.unmatched:,} events of {fragmentation.timeline.label} have no block: "
                 "the history contradicts itself"
             )
             continue
@@ -101,10 +103,10 @@ def check(trace: Trace) -> Iterable[Finding]:
 
 
 def _failed(trace: Trace, fragmentation: Fragmentation) -> Finding | None:
-    """An allocation that failed although more than it asked for was free."""
+    """Return an allocation that failed although more than its size was free."""
     for moment in fragmentation.failures:
         asked, unused = moment.failed_bytes, moment.unused_bytes
-        # before it fails the allocator gives back what is free as a whole: what is left are pieces
+        # before it fails, the allocator returns whole free segments: only pieces remain
         least = max(MINIMUM_BYTES, round(MINIMUM_SHARE * moment.reserved_bytes)) if asked is None else asked
         if unused < least:
             continue
@@ -127,7 +129,7 @@ def _failed(trace: Trace, fragmentation: Fragmentation) -> Finding | None:
 
 
 def _grown(trace: Trace, fragmentation: Fragmentation, blind: list[str]) -> Finding | None:
-    """Segments that were taken although free memory would have done."""
+    """Return the segments that were reserved although free memory would have sufficed."""
     timeline = fragmentation.timeline
     reserved = timeline.reserved
     assert reserved is not None
@@ -141,7 +143,7 @@ def _grown(trace: Trace, fragmentation: Fragmentation, blind: list[str]) -> Find
         return None
     if timeline.first == timeline.last:
         blind.append(
-            "one moment without a history: what is free beside blocks in use may be used by the next step; record "
+            "a single moment without a history: the next step may use the free memory between blocks; record "
             "with torch.cuda.memory._record_memory_history()"
         )
         return None
@@ -169,7 +171,7 @@ def _finding(
 ) -> Finding:
     timeline = fragmentation.timeline
     segments = "A segment was" if len(unneeded) == 1 else f"{len(unneeded)} segments were"
-    times = f" {segments} taken while free pieces would have done." if unneeded else ""
+    times = f" {segments} reserved although free pieces would have sufficed." if unneeded else ""
     where = NOWHERE
     if unneeded:
         first = unneeded[0].block
@@ -201,7 +203,7 @@ def _finding(
 
 
 def _causes(timeline: MemoryTimeline, unneeded: Sequence[UnneededReserve]) -> list[str]:
-    """What the recording shows of why the pieces lie apart."""
+    """Return the recorded reasons why the pieces are apart."""
     causes = []
     lines = Counter(line for reserve in unneeded if (line := line_of(timeline, reserve.block)) is not None)
     if lines:
@@ -209,24 +211,24 @@ def _causes(timeline: MemoryTimeline, unneeded: Sequence[UnneededReserve]) -> li
         sizes = {reserve.asked_bytes for reserve in unneeded if line_of(timeline, reserve.block) == line}
         if len(sizes) >= MANY_SIZES:
             causes.append(
-                f"{short_line(line)} asked for {len(sizes)} different sizes: allocate the largest once, or pad to a few"
+                f"{short_line(line)} allocates {len(sizes)} different sizes: allocate the largest once, or pad to a few"
             )
     return causes
 
 
 def _by_pools(fragmentation: Fragmentation) -> str:
-    """What a snapshot shows at its moment of private pools."""
+    """Return the private pools at a snapshot."""
     private = sum(pool.free_bytes for pool in fragmentation.pools if pool.pool is not None)
     if private < MINIMUM_BYTES:
         return ""
     return (
         f"At the snapshot {format_bytes(private)} were free in private pools (CUDA graphs, torch.cuda.MemPool), which "
-        "serve nobody else: let graphs share a pool"
+        "cannot serve other allocations: let graphs share a pool"
     )
 
 
 def _pool_rows(fragmentation: Fragmentation) -> Iterable[dict[str, Cell]]:
-    """The pools at the snapshot, most reserved first."""
+    """Yield the pools at the snapshot, most reserved first."""
     for pool in fragmentation.pools[:MOST_ROWS]:
         yield {
             "pool": pool.pool or "default",

@@ -65,16 +65,22 @@ from perfscope.model.trace.tables import MemoryCategory
 from perfscope.model.units import format_bytes
 
 LEAST_BYTES = 4096
-"""A step. A few scalars, each rounded up to 512 B by CUDA's allocator, are metrics that are kept on purpose."""
+"""Smallest growth per step. A few scalars, each rounded up to 512 B by CUDA's allocator, are metrics that are kept on
+purpose.
+"""
 
 HORIZON_STEPS = 10_000
-"""A short training run. What does not grow by `HORIZON_SHARE` of the peak within it fills no device."""
+"""A short training run. Growth by less than `HORIZON_SHARE` of the peak within it does not fill a device."""
 
 HORIZON_SHARE = 0.1
-"""Of the peak. It is also the room that is left where a device is called nearly full (`oom_near`)."""
+"""Smallest growth within `HORIZON_STEPS`, as a share of the peak; equals the room left on a nearly full device
+(`oom_near`).
+"""
 
 URGENT_STEPS = 1_000
-"""Steps until the device is full from which a leak is high: less than one evaluation or checkpoint apart."""
+"""Steps until the device is full below which a leak has high severity: less than the distance of evaluations or
+checkpoints.
+"""
 
 LEAST_LOOKS = 4
 """At a variable: three that rise are chance more often."""
@@ -82,37 +88,47 @@ LEAST_RUN = 15
 """Steps from the first look to the last: less may be one accumulation of gradients."""
 
 ALIKE = 1.5
-"""Times the growth a step that one place may have left in the step that was recorded: steps differ a little, and a
-place that left more is replaced in the next one."""
+"""Largest ratio of the bytes that one place left in the recorded step to the growth per step: steps differ a little,
+and the next step replaces what a place left beyond that.
+"""
 
 ROW_SHARE = 0.01
-"""Of the growth a step, below which a place is no row of the evidence."""
+"""Smallest share of the growth per step for a row of the evidence."""
 
 
 KEPT = {
-    MemoryCategory.ACTIVATION: "Look for what that line's result is appended or assigned to. If it needs a gradient, "
-    "such as a loss or a metric, it keeps all that its backward pass would read: keep loss.detach(), or loss.item() "
-    "where waiting for the device does not matter",
+    MemoryCategory.ACTIVATION: "Find the variable or list that keeps that line's result. If it needs a gradient, "
+    "such as a loss or a metric, it keeps everything that its backward pass would read: keep loss.detach(), or "
+    "loss.item() where waiting for the device does not matter",
     MemoryCategory.OUTPUT: "Keep only what is read of a step's results, detached, on the host",
     MemoryCategory.INPUT: "Release each batch when its step is over",
     MemoryCategory.GRADIENT: "Set gradients to None after each step, and do not collect them over steps",
 }
-"""What to do, by what the largest block is."""
+"""Advice by category of the largest block."""
 
 OTHERWISE = (
-    "Look for what that line's result is appended or assigned to, and let go of it when the step is over; keep "
+    "Find the variable or list that keeps that line's result, and release it at the end of the step; keep "
     "tensor.detach() where only the value is needed"
 )
 
+_KEEPS: dict[tuple[str, bool], str] = {
+    ("graph", True): "keeps the graph of every step",
+    ("graph", False): "keeps the graph of every step",
+    ("container", True): "keeps tensors with the graph of every step",
+    ("container", False): "keeps arrays of every step",
+    ("array", True): "grows in every step",
+    ("array", False): "is made longer in every step",
+}
+
 
 def examined(trace: Trace) -> Scope:
-    """Allocations in the recording; without any, the readings of the process's memory."""
+    """Count the allocations in the recording; without any, the readings of the process's memory."""
     records = memory_records(trace)
     return records if records.count else Scope(len(trace.rows["run_memory"]), "readings of the process's memory")
 
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """One finding a memory that grows, or a stack of a JAX program."""
+    """Yield one finding per growing memory, or per stack of a JAX program."""
     over_run = trace.fact(run_growth)
     profiles = trace.fact(jax_growth)
     findings: list[Finding] = [] if profiles is None else list(_of_profiles(profiles))
@@ -127,12 +143,12 @@ def check(trace: Trace) -> Iterable[Finding]:
 
 
 def _long(name: GrownName) -> bool:
-    """Whether a variable was seen to grow over enough steps."""
+    """Whether a variable grew over enough steps."""
     return len(name.steps) >= LEAST_LOOKS and name.steps[-1] - name.steps[0] >= LEAST_RUN
 
 
 def _with_name(finding: Finding, names: Sequence[GrownName], steps: int) -> Finding:
-    """A finding on JAX's arrays at the line of the variable that keeps them, where one that grows as much is known."""
+    """Return a finding about JAX's arrays at the line of the variable that keeps them, if one grows as much."""
     per_step = (finding.cost_bytes or 0) / max(1, steps)
     keeper = next((name for name in names if ALIKE * name.bytes_per_step >= per_step > 0), None)
     if keeper is None:
@@ -148,7 +164,7 @@ def _with_name(finding: Finding, names: Sequence[GrownName], steps: int) -> Find
 
 
 def _of_graph(name: GrownName) -> Finding:
-    """A variable whose autograd graph grows, where the memory does not show it yet."""
+    """Return a finding about a variable whose autograd graph grows, if the memory does not show it yet."""
     more = f"{name.size_per_step:.3g} {'nodes' if name.kind == 'graph' else 'tensors'}"
     return Finding(
         subject="growth of a graph",
@@ -163,7 +179,7 @@ def _of_graph(name: GrownName) -> Finding:
 
 
 def _of_recording(trace: Trace, over_run: RunGrowth | None) -> list[Finding]:
-    """By the allocator's events and counters of the recorded steps. `AbstainError` where the run tells nothing else."""
+    """Return findings from the allocator's events and counters of the recorded steps. `AbstainError` without data."""
     findings: list[Finding] = []
     blind: list[str] = []
     looked = over_run is not None
@@ -185,13 +201,13 @@ def _of_recording(trace: Trace, over_run: RunGrowth | None) -> list[Finding]:
 
 
 def _generates(trace: Trace, growth: RunGrowth) -> bool:
-    """Whether the growth is what a loop that generates tokens keeps of them, which ends with the sequence."""
+    """Whether a loop that generates tokens keeps the growth, which then ends with the sequence."""
     names = trace.fact(grown_names) if growth.name is None else (growth.name,)
     return bool(names) and not any(name.keeps_graphs for name in names) and trace.fact(one_generation)
 
 
 def _of_run(trace: Trace, growth: RunGrowth) -> Finding:
-    """By readings over the whole run, with the variable that keeps it, or the place of what a recorded step left."""
+    """Return a finding from readings over the run, with the variable or the place that keeps the memory."""
     name, steps = growth.name, growth.last_step - growth.first_step
     places = () if name is not None else _left_in_step(trace, growth)
     place = places[0] if places else None
@@ -220,18 +236,8 @@ def _of_run(trace: Trace, growth: RunGrowth) -> Finding:
     )  # fmt: skip
 
 
-_KEEPS: dict[tuple[str, bool], str] = {
-    ("graph", True): "keeps the graph of every step",
-    ("graph", False): "keeps the graph of every step",
-    ("container", True): "keeps tensors with the graph of every step",
-    ("container", False): "keeps arrays of every step",
-    ("array", True): "is made longer in every step",
-    ("array", False): "is made longer in every step",
-}
-
-
 def _keep_less(name: GrownName, whose: str) -> str:
-    """The fix for the variable that keeps the memory."""
+    """Return the fix for the variable that keeps the memory."""
     if name.kind == "graph":
         return (
             f"Add values to `{name.name}` without their history: `.detach()` at this line, or `.item()` where waiting "
@@ -240,7 +246,7 @@ def _keep_less(name: GrownName, whose: str) -> str:
     if name.graphs:
         return (
             f"Put detached values into `{name.name}`: `.detach()` at this line. A result that needs a gradient keeps "
-            "all that its backward pass would read"
+            "everything that its backward pass would read"
         )
     if name.kind == "array":
         return f"Give `{name.name}` its final size before the loop and write into it, or keep only what is still read"
@@ -252,7 +258,7 @@ def _keep_less(name: GrownName, whose: str) -> str:
 
 
 def _left_in_step(trace: Trace, growth: RunGrowth) -> tuple[GrowingPlace, ...]:
-    """Places of what the recorded step left behind, those nearest to the growth of a step first."""
+    """Return the places that the recorded step left, closest to the growth per step first."""
     for timeline in trace.fact(memory_timelines):
         windows = timeline.of(trace).fact(step_windows)
         if timeline.space == growth.space and timeline.axis == "ns" and windows.count:
@@ -261,13 +267,13 @@ def _left_in_step(trace: Trace, growth: RunGrowth) -> tuple[GrowingPlace, ...]:
 
 
 def _alike(places: Iterable[GrowingPlace], per_step: float) -> tuple[GrowingPlace, ...]:
-    """Places that may grow by ``per_step``: a step also leaves what the next one replaces."""
+    """Return the places that may grow by ``per_step``; a step also leaves blocks that the next one replaces."""
     alike = [place for place in places if LEAST_BYTES <= place.bytes_per_step <= ALIKE * per_step]
     return tuple(sorted(alike, key=lambda place: abs(place.bytes_per_step - per_step)))
 
 
 def _urgency(growth: RunGrowth) -> Severity:
-    """By when as much again is held as now."""
+    """Return the severity by the number of steps until the memory doubles."""
     if growth.per_step * URGENT_STEPS >= growth.last_bytes:
         return "high"
     return "medium" if growth.per_step * HORIZON_STEPS >= growth.last_bytes else "low"
@@ -308,7 +314,7 @@ def _of_steps(growth: MemoryGrowth) -> Iterator[Finding]:
 
 
 def _left(timeline: MemoryTimeline, growing_places: Iterable[GrowingPlace]) -> npt.NDArray[np.intp]:
-    """Blocks of the places that nobody lets go."""
+    """Return the blocks of the places that are never freed."""
     lines = {growing_place.line for growing_place in growing_places if growing_place.line is not None}
     leaking = [index for index, line in enumerate(timeline.lines) if line in lines]
     blocks = timeline.blocks
@@ -316,7 +322,10 @@ def _left(timeline: MemoryTimeline, growing_places: Iterable[GrowingPlace]) -> n
 
 
 def _counted(trace: Trace, timeline: MemoryTimeline) -> list[Finding] | None:
-    """By the allocator's counters of a run; None where there are none, or too few steps between them."""
+    """Return findings from the allocator's counters of a run.
+
+    None without counters or with too few steps between them.
+    """
     counters = trace.allocator_counters
     if timeline.space != "device" or counters is None or counters.grown_bytes is None:
         return None
@@ -385,8 +394,8 @@ def _of_profiles(growth: JaxGrowth) -> Iterator[Finding]:
             }
             for grown_stack in leaking[:MOST_ROWS]
         ),
-        advice="Look for what that line's result is appended to, or assigned to. Keep numbers, not arrays: "
-        "float(loss) every so many steps, or jax.device_get of a list that is then cleared; donate what a step "
+        advice="Find the variable or list that keeps that line's result. Keep numbers, not arrays: "
+        "float(loss) every so many steps, or jax.device_get of a list that is then cleared; donate arrays that a step "
         "replaces",
     )
 
@@ -398,7 +407,7 @@ def _grows(grown_stack: GrownStack, growth: JaxGrowth) -> bool:
 
 def _why_blind(trace: Trace, timeline: MemoryTimeline) -> str:
     if timeline.first == timeline.last:
-        return "one moment was recorded, and growth takes a history of several steps"
+        return "a single moment was recorded, but growth needs a history of several steps"
     windows = timeline.of(trace).fact(step_windows)
     known = step_ends(trace, timeline)
     if known is not None:

@@ -59,12 +59,12 @@ ADVICE = "perfscope advise memory RUN --budget BYTES lists what to checkpoint, o
 
 
 def examined(trace: Trace) -> Scope:
-    """Planned programs, else allocations."""
+    """Count the planned programs, else the allocations."""
     return plan_records(trace) if trace.torch_plans else memory_records(trace)
 
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """One finding a device: memory that ran out, retries, or no headroom."""
+    """Yield one finding per device: memory that ran out, retries, or too little headroom."""
     findings, unknown, judged = [], [], 0
     for timeline in _devices(trace):
         if timeline.out_of_memory:
@@ -79,19 +79,19 @@ def check(trace: Trace) -> Iterable[Finding]:
             continue
         held_bytes = _held(trace, timeline)
         if timeline.sums_only and not retries and (capacity is None or held_bytes < SCARCE_SHARE * capacity):
-            unknown.append(f"what {timeline.label} held before the recording is not known")
+            unknown.append(f"memory of {timeline.label} from before the recording is unknown")
             continue
         judged += 1
         if retries or (capacity is not None and held_bytes >= SCARCE_SHARE * capacity):
             findings.append(_close(trace, timeline, held_bytes, capacity, retries))
     findings += _failed_unseen(trace, findings)
     if not findings and not judged:
-        raise AbstainError(f"{'; '.join(unknown)}: headroom is not known")
+        raise AbstainError(f"{'; '.join(unknown)}: the headroom is unknown")
     return worst_of_devices(findings)
 
 
 def check_plan(trace: Trace) -> Iterable[Finding]:
-    """The planned peak of a PyTorch program against the memory of the target."""
+    """Yield a finding if the planned peak of a PyTorch program is near or above the memory of the target."""
     from perfscope.model.torch_plan import memory_as_run
 
     findings, judged = [], 0
@@ -104,7 +104,7 @@ def check_plan(trace: Trace) -> Iterable[Finding]:
         if step.peak_bytes >= SCARCE_SHARE * capacity:
             findings.append(_planned(step, capacity, "" if trace.target is None else trace.target.shown))
     if not judged:
-        raise AbstainError("the plan does not say the peak of a step, or its target not how much memory it has")
+        raise AbstainError("the plan lacks the peak of a step, or the memory size of its target")
     return findings
 
 
@@ -151,7 +151,7 @@ def _devices(trace: Trace) -> tuple[MemoryTimeline, ...]:
 
 
 def _held(trace: Trace, timeline: MemoryTimeline) -> int:
-    """Most that was held: of XLA, which reserves its share at once, what was in use."""
+    """Return the most memory held; for XLA, which reserves its share at once, the most in use."""
     counters = trace.allocator_counters
     if counters is not None and counters.limit_bytes is not None:
         return max(counters.peak_bytes or 0, timeline.peak()[1])
@@ -210,7 +210,7 @@ def _close(trace: Trace, timeline: MemoryTimeline, held_bytes: int, capacity: in
         within = None if counters is None else counters.retries_in_window
         during = f", {within} of them within the recorded steps" if within else ""
         titles.append(f"{timeline.label} gave its cache back to the driver {retries:,} times")
-        sentences.append(f"It gave its cache back to the driver {retries:,} times to go on{during}.")
+        sentences.append(f"It gave its cache back to the driver {retries:,} times in order to continue{during}.")
         severity = "high" if within else "medium"
     return _finding(
         trace, timeline, position, holders, title=titles[0], detail=" ".join(sentences), severity=severity, cost=None,
@@ -219,13 +219,13 @@ def _close(trace: Trace, timeline: MemoryTimeline, held_bytes: int, capacity: in
 
 
 def _failed_unseen(trace: Trace, findings: list[Finding]) -> Iterator[Finding]:
-    """Failures that the allocator counted and no recording shows."""
+    """Yield failures that the allocator counted but that are not in a recording."""
     counters = trace.allocator_counters
     if counters is None or not counters.failures or any(finding.severity == "high" for finding in findings):
         return
     yield Finding(
         subject="device memory ran out",
-        title=f"{counters.failures:,} allocations failed and the program went on",
+        title=f"{counters.failures:,} allocations failed and the program continued",
         detail="The allocator counted them. A program that looks for its largest batch does this on purpose.",
         severity="medium",
         basis="measured",
@@ -261,7 +261,7 @@ def _finding(
 
 
 def _rows(holders: PeakHolders) -> Iterator[dict[str, Cell]]:
-    """Who holds it: lines where they are known, else categories."""
+    """Yield the holders: lines if known, else categories."""
     known = [holder for holder in holders.by_line if holder.line is not None]
     by, rows = ("line", known) if known else ("category", list(holders.by_category))
     for holder in rows:
@@ -270,7 +270,7 @@ def _rows(holders: PeakHolders) -> Iterator[dict[str, Cell]]:
 
 
 def _next(holders: PeakHolders) -> str:
-    """What to do, and what the first steps may still add."""
+    """Return the advice, and memory that the first steps may add."""
     sums = {holder.name: holder.bytes for holder in holders.by_category}
     parameters = sums.get(MemoryCategory.PARAMETER.name.lower(), 0)
     more = ""
@@ -294,7 +294,7 @@ def _holders(trace: Trace, timeline: MemoryTimeline, position: int) -> PeakHolde
 
 
 def _asked_at(trace: Trace, timeline: MemoryTimeline) -> SourceLine | None:
-    """The user's line whose allocation failed last, where stacks were recorded."""
+    """Return the user's line of the last failed allocation, if stacks were recorded."""
     recorded = timeline.of(trace)
     events = recorded.rows["memory"]
     rows = memory_rows(recorded, "memory", memory_of(timeline))

@@ -55,13 +55,13 @@ from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_bytes
 
 MINIMUM_SHARE = 0.02
-"""Of the peak, that it must fall by: one more example in a batch of 50."""
+"""Smallest saving as a share of the peak: one more example in a batch of 50."""
 
 MINIMUM_BYTES = 1 << 20
-"""That it must fall by. Smaller programs fit anywhere."""
+"""Smallest saving in bytes. Smaller programs fit into any memory."""
 
 COVERED = 0.9
-"""Of the bytes that a kind holds at the peak, that kinds before it may hold too: what is left is no finding."""
+"""Share of a kind's bytes at the peak that earlier kinds may also cover; beyond it, the rest is not reported."""
 
 Finder = Callable[[Trace, MemoryTimeline], Avoidable | None]
 
@@ -73,19 +73,22 @@ FINDERS: tuple[Finder, ...] = (
     loss_copies,
     attention_scores,
 )
-"""The cheapest to change first: what two of them find is told once."""
+"""Cheapest fix first: a block that two of them find is reported once."""
 
 BY_LIFETIME = frozenset({kept_into_next_step, held_unread})
-"""Finders of values that are held for longer than they are read. In a program that keeps the values of all steps they
-find what `memory_leak` names the cause of."""
+"""Finders of values that are held longer than they are read. If a program keeps the values of all steps, `memory_leak`
+names the cause.
+"""
 
 
 examined = memory_records
 
 
 def check_plan(trace: Trace) -> Iterable[Finding]:
-    """Nothing of a plan is judged: it says who holds the peak, and not who reads what lies there."""
-    raise AbstainError("a plan says who holds the peak (its section has it), not what of it no op reads again: record")
+    """Abstain for a plan: it has the holders of the peak, but not the readers of their blocks."""
+    raise AbstainError(
+        "a plan has the holders of the peak (see its section), but not the blocks that are never read again: record"
+    )
 
 
 def check_rest(trace: Trace, found: Sequence[tuple[str, Finding]]) -> Iterable[Finding]:
@@ -102,32 +105,32 @@ def check_rest(trace: Trace, found: Sequence[tuple[str, Finding]]) -> Iterable[F
 
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """One finding for each kind of holder without which the peak would fall."""
+    """Yield one finding per kind of holder without which the peak would be lower."""
     return _checked(trace, FINDERS)
 
 
 def _checked(trace: Trace, finders: Sequence[Finder]) -> Iterator[Finding]:
     of_programs = (
-        "XLA hands out the memory of whole programs: donation_missed and unfused_attention judge what is in them"
+        "XLA allocates the memory of whole programs; donation_missed and unfused_attention analyze their contents"
     )
     recorded = [timeline for timeline in judged_timelines(trace) if not timeline.known_from.startswith(OF_XLA)]
     timelines = [timeline for timeline in recorded if timeline.first != timeline.last]
     if not recorded or (not timelines and trace.hlo):
         raise AbstainError(of_programs)
     if not timelines:
-        raise AbstainError("one moment was recorded: what else is needed, and when, takes a history of allocations")
+        raise AbstainError("a single moment was recorded, but unneeded blocks require a history of allocations")
     known = [
         timeline
         for timeline in timelines
         if (timeline.blocks["op"] != MISSING).any() or (timeline.blocks["frame"] != MISSING).any()
     ]
     if not known:
-        raise AbstainError("neither ops nor stacks are recorded with the allocations: what blocks are for is not known")
+        raise AbstainError("neither ops nor stacks are recorded with the allocations: the purpose of blocks is unknown")
     yield from worst_of_devices(finding for timeline in known for finding in _of(trace, timeline, finders))
 
 
 def _of(trace: Trace, timeline: MemoryTimeline, finders: Sequence[Finder]) -> Iterator[Finding]:
-    """What one memory need not hold at its peak."""
+    """Yield what one memory need not hold at its peak."""
     named = np.zeros(len(timeline.blocks), bool)
     for finder in finders:
         avoidable = finder(trace, timeline)
@@ -143,7 +146,7 @@ def _of(trace: Trace, timeline: MemoryTimeline, finders: Sequence[Finder]) -> It
 
 
 def _without_leaks(trace: Trace, timeline: MemoryTimeline, avoidable: Avoidable) -> Avoidable:
-    """Without the blocks of lines that `memory_leak` tells of: they are not let go later, but never."""
+    """Remove the blocks of lines that `memory_leak` reports, because they are never freed."""
     growth = growth_of(trace, timeline)
     if growth is None or not growth.growing:
         return avoidable

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from perfscope.model.op_graph import GraphOp, OpGraph
 
 LEAST_SHARE = 0.1
-"""Of the steps: a tenth is what teams schedule work for."""
+"""Smallest share of the steps: teams schedule work for a tenth."""
 
 _MADE = frozenset({"arange", "zeros", "ones", "full", "eye", "linspace", "logspace", "scalar_tensor", "tril_indices",
                    "triu_indices", "empty", "new_zeros", "new_ones", "new_full"})  # fmt: skip
@@ -68,18 +68,18 @@ _WORDS: dict[str, tuple[str, str]] = {
     "other": (
         "tensors that depend on parameters alone are made in every call",
         "Make them once before the loop and keep them as buffers; "
-        "`torch.nn.utils.parametrize.remove_parametrizations` does so for parametrised weights.",
+        "for parametrised weights use `torch.nn.utils.parametrize.remove_parametrizations`.",
     ),
 }  # fmt: skip
 
 
 def examined(trace: Trace) -> Scope:
-    """Ops."""
+    """Count the ops."""
     return op_records(trace)
 
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """Yield a finding for each function of the program with a tenth of the steps in constant work."""
+    """Yield one finding per function of the program with a tenth of the steps in constant work."""
     graph = trace.op_graph
     if graph is None or not graph.parameters:
         raise AbstainError("the op graph of the run names no parameters", ("op_graph",))
@@ -93,7 +93,7 @@ def check(trace: Trace) -> Iterable[Finding]:
 
 
 def constant_ops(trace: Trace) -> tuple[GraphOp, ...]:
-    """Ops of the graph whose result follows from parameters alone, and the backward ops of products among them."""
+    """Return ops of the graph whose result depends only on parameters, and backward ops of products among them."""
     graph = trace.op_graph
     if graph is None or not graph.parameters:
         return ()
@@ -117,7 +117,7 @@ def constant_ops(trace: Trace) -> tuple[GraphOp, ...]:
 
 
 def _follows(op: GraphOp, inputs: set[int], constant: set[int]) -> bool:
-    """Whether the result of an op follows from what is constant."""
+    """Whether the result of an op follows from constant values."""
     if op.phase in ("backward", "optimizer") or _RANDOM.search(op.name) or op.name.startswith(_EXCHANGES):
         return False
     return inputs <= constant if inputs else short_name(op) in _MADE
@@ -168,7 +168,7 @@ def _judged(trace: Trace, graph: OpGraph, ops: list[GraphOp]) -> Iterator[Findin
 
 
 def _kind(graph: OpGraph, ops: list[GraphOp]) -> tuple[str, str]:
-    """What the work is, and the dtype that is converted."""
+    """Return the kind of work, and the dtype that is converted."""
     small = [
         dtype
         for op in ops

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from perfscope.model.documents.run import ProgramFact
 
 LEAST_SHARE = 0.01
-"""Of the step: less drowns in the spread between steps."""
+"""Smallest share of the step; less is within the variation between steps."""
 
 examined = op_records
 
@@ -52,7 +52,7 @@ _STACKS = " Each op of the forward pass keeps a Python stack ({count:,} per step
 
 
 def check(trace: Trace) -> Iterator[Finding]:
-    """One finding for each mode that costs time."""
+    """Yield one finding per mode that costs time."""
     yield from _anomaly(trace)
     yield from _blocking_launches(trace)
     yield from _filled_memory(trace)
@@ -97,7 +97,7 @@ def _switch(fact: ProgramFact) -> Finding:
 
 
 def _jit_disabled(trace: Trace, fact: ProgramFact) -> Finding:
-    """The switch with the time of the host between operations and of compiling each of them."""
+    """Return a finding about the switch, with the host's time between operations and for compiling each of them."""
     finding, accounts = _switch(fact), trace.fact(step_accounts)
     if not accounts:
         return finding

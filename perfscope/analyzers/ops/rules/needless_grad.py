@@ -51,7 +51,7 @@ def check(trace: Trace) -> Iterator[Finding]:
             title=fit_title(f"`{fact.value}` is called with gradients enabled, no backward pass follows", fact.value),
             detail=f"No backward pass reached the output of any of the {fact.count} calls that were sampled. Each call "
             "builds an autograd graph and keeps the activations of its forward pass until the output is released.",
-            severity="medium" if trains else "high",  # without a backward pass it is every call of the program
+            severity="medium" if trains else "high",  # without a backward pass, every call of the program builds graphs
             basis="structural",
             where=Where(file=fact.file, line=fact.line, module=fact.value),
             evidence=({"module": fact.value, "sampled_calls": fact.count, "calls_with_backward": 0},),

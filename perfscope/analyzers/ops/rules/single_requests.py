@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from perfscope.model.op_graph import GraphOp, OpGraph
 
 FEWEST_PROMPTS = 2
-"""Prompts that follow each other."""
+"""Minimum number of prompts in sequence."""
 
 FEWEST_CALLS = 8
-"""Calls of one row: fewer are no loop."""
+"""Minimum number of calls with one row: fewer are not a loop."""
 
 MOST_ROWS_AT_ONCE = 8
-"""Rows that a product computes in about the time of one: below 8 rows memory bounds it on every device."""
+"""Number of rows that a product computes in about the time of one: below 8 rows memory is the limit on every device."""
 
 _PRODUCTS = PRODUCTS - {"bmm", "baddbmm"}
 """A batch of products has several rows for one request too."""
@@ -48,12 +48,12 @@ _ADVICE = (
 
 
 def examined(trace: Trace) -> Scope:
-    """Ops."""
+    """Count the ops."""
     return op_records(trace)
 
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """Yield a finding where several requests are computed one by one."""
+    """Yield a finding if several requests are computed one by one."""
     tokens, graph = [call for call in call_tokens(trace) if call is not None], trace.op_graph
     if not tokens and graph is None:
         raise AbstainError("neither tokens of the model's calls nor an op graph was recorded", ("op_graph",))
@@ -68,7 +68,7 @@ def check(trace: Trace) -> Iterable[Finding]:
 
 
 def _prompts(tokens: Sequence[tuple[int, int]]) -> int:
-    """Prompts of one sequence each that follow each other, with tokens between them; 0 where calls have several."""
+    """Return the number of consecutive prompts with one sequence each; 0 if calls have several sequences."""
     if any(sequences != 1 for sequences, _ in tokens):
         return 0
     prefills = [index for index, (_, length) in enumerate(tokens) if length > 1]
@@ -101,7 +101,7 @@ def _row_finding(trace: Trace, graph: OpGraph) -> Iterable[Finding]:
     yield Finding(
         subject="rows one by one",
         title=f"each call of the model computes one row: {len(products):,} products",
-        detail="Where several inputs are there at once, one call for all of them takes little longer.",
+        detail="If several inputs are available, one call for all of them takes little longer.",
         severity="medium",
         basis="structural",
         advice=_ADVICE,
@@ -116,12 +116,12 @@ def _weight(graph: OpGraph, op: GraphOp) -> bool:
 
 
 def _rows(graph: OpGraph, op: GraphOp) -> int:
-    """Rows of what an op makes."""
+    """Return the rows of an op's result."""
     shape = graph.tensors[op.outputs[0]].shape if op.outputs else ()
     return math.prod(shape[:-1])
 
 
 def _outside(graph: OpGraph | None) -> Where:
-    """The code of the loop around the model, by the first op outside of it."""
+    """Return the code of the loop around the model, by the first op outside of it."""
     op = next((op for op in graph.ops if op.phase == "other" and op.file), None) if graph is not None else None
     return NOWHERE if op is None else Where(file=op.file, line=op.line)

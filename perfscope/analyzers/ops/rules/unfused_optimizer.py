@@ -67,48 +67,51 @@ if TYPE_CHECKING:
     from perfscope.model.op_graph import GraphOp, OpGraph
 
 MIN_SHARE = 0.01
-"""Of the steps' time: what a step's usual spread would hide."""
+"""Smallest saving as a share of the steps: less is within the variation between steps."""
 
 FEWEST_UPDATES = 8
-"""Update ops in a step: below it there is one parameter, and nothing to batch."""
+"""Minimum number of update ops per step: fewer belong to one parameter, so there is nothing to batch."""
 
 HAVE_FUSED = frozenset({"Adagrad", "Adam", "AdamW", "SGD"})
 """torch.optim classes with ``fused=True`` (torch 2.13)."""
 
 
 MOST_OF_THE_STEP = 0.5
-"""Share of the time of the step's ops that is in update ops. An optimizer that mostly multiplies matrices
-(Shampoo, Muon) is no elementwise loop, and fused=True is no answer to it."""
+"""Minimum share of the time of the step's ops in update ops. An optimizer that mostly multiplies matrices (Shampoo,
+Muon) is not an elementwise loop, and fused=True does not help.
+"""
 
 PASSES: dict[str, int] = {
     "add": 3, "add_": 2, "sub_": 3, "mul": 2, "mul_": 2, "div": 2, "div_": 2, "sqrt": 2, "sqrt_": 2, "square": 2,
     "lerp_": 3, "addcmul": 4, "addcmul_": 3, "addcdiv": 4, "addcdiv_": 4, "maximum": 3, "copy_": 2, "neg": 2,
     "sign": 2, "sign_": 2, "abs": 2, "rsqrt": 2, "reciprocal_": 2, "pow": 2, "exp_": 2, "clone": 2, "clamp_": 2,
 }  # fmt: skip
-"""Times an update op moves a parameter's worth of bytes, read and written, as torch's optimizers call it:
-``mul_`` by a number reads and writes (2), ``addcmul_(v, g, g)`` reads two and writes one (3)."""
+"""Number of parameter-sized reads and writes per update op, as torch's optimizers call it: ``mul_`` by a number reads
+and writes (2), ``addcmul_(v, g, g)`` reads two and writes one (3).
+"""
 
 FUSED_PASSES: dict[str, int] = {
     "Adam": 7, "AdamW": 7, "NAdam": 7, "RAdam": 7, "Adamax": 7, "Adagrad": 5, "RMSprop": 5, "SGD": 3,
 }  # fmt: skip
-"""The least a step can move: gradient, parameter and states read; parameter and states written.
-Adam: 4 read, 3 written. SGD: without momentum."""
+"""Minimum reads and writes of a step: gradient, parameter and states read; parameter and states written. Adam: 4 read,
+3 written. SGD: without momentum.
+"""
 
 LEAST_PASSES = 3
-"""Of an optimizer that is not listed: parameter and gradient read, parameter written."""
+"""The same for an unlisted optimizer: parameter and gradient read, parameter written."""
 
 Style = Literal["loop", "foreach", "fused", "other"]
 
 
 def examined(trace: Trace) -> Scope:
-    """Steps of optimizers."""
+    """Count the steps of optimizers."""
     if trace.torch_plans:
         return Scope(sum(len(held.plan.optimizers) for held in trace.torch_plans), "optimizers in the plan")
     return Scope(len(trace.fact(optimizer_steps)), "optimizer steps in the recording")
 
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """One finding for each optimizer class and form whose steps cost at least ``MIN_SHARE``."""
+    """Yield one finding per optimizer class and form whose steps cost at least ``MIN_SHARE``."""
     steps = trace.fact(optimizer_steps)
     if not steps:
         raise AbstainError("no optimizer step in the trace (inference, or steps that torch.optim does not mark)")
@@ -125,7 +128,7 @@ def check(trace: Trace) -> Iterable[Finding]:
 
 
 def check_plan(trace: Trace) -> Iterable[Finding]:
-    """The optimizer of a planned program, with modelled time."""
+    """Yield a finding about the optimizer of a planned program, with modelled time."""
     from perfscope.analyzers.plans import plan_works
 
     if not any(held.plan.optimizers for held in trace.torch_plans):
@@ -195,7 +198,7 @@ def _advice(optimizer: str, loop: bool) -> str:
     )
 
 
-# How a recorded step walks over the parameters.
+# How a recorded step iterates over the parameters.
 
 
 class OptimizerStep(Struct, frozen=True, kw_only=True):
@@ -204,35 +207,36 @@ class OptimizerStep(Struct, frozen=True, kw_only=True):
     row: int
     """Row of ``slices``."""
     optimizer: str
-    """Class name, such as ``AdamW``."""
+    """Class name, for example ``AdamW``."""
     style: Style
     ops: Counter[str]
     """Update ops by name (``mul_``; ``mul_`` also for ``_foreach_mul_``)."""
     time: WorkTime
     """Device work of the update ops; the ops themselves without an accelerator."""
     idle_ns: int
-    """Between the step's first and last device work, nothing ran; without an accelerator: the host
-    was in the step but in no update op. 0 unless the step is a loop: lists and fused steps launch few."""
+    """Time between the step's first and last device work in which nothing ran; without an accelerator, time of the host
+    in the step outside of update ops. 0 unless the step is a loop: lists and fused steps launch few kernels.
+    """
     first_op: int
-    """Row of ``slices``: an update op, or the step itself where there is none."""
+    """Row of ``slices``: an update op, or the step itself without one."""
     longest_ns: int | None = None
-    """What the bytes of the update ops and their launches can take at most; None: bytes are not known."""
+    """Upper bound of the time of the update ops' bytes and launches; None if the bytes are unknown."""
 
     @property
     def fused_share(self) -> float:
-        """Part of the bytes moved now that a fused step would still move; 1 where nothing is known."""
+        """Share of the moved bytes that a fused step would still move; 1 if unknown."""
         return fused_share(self.optimizer, self.ops)
 
     @property
     def saved_ns(self) -> int:
-        """At most, if the step were fused: the bytes it need not move, and the idle between its kernels."""
+        """Upper bound of the saving by a fused step: the avoided bytes, and the idle time between its kernels."""
         spare = 1 - self.fused_share
         work = self.time.exposed_ns if self.longest_ns is None else min(self.time.exposed_ns, self.longest_ns)
         return round(work * spare) + self.idle_ns
 
 
 def fused_share(optimizer: str, ops: Counter[str]) -> float:
-    """Part of the bytes its update ops move that a fused step would still move; 1 where nothing is known."""
+    """Return the share of its update ops' bytes that a fused step would still move; 1 if unknown."""
     if not ops:
         return 1.0
     parameters = min(ops.values())
@@ -263,7 +267,7 @@ def _step(trace: Trace, row: int) -> OptimizerStep:
         if name in PASSES and _updates(trace, int(op), name, optimizer)
     ]
     loop = Counter(name for _, name in single)
-    # FusedAdam (apex, DeepSpeed) counts its steps with add_ and calls a kernel of its own
+    # FusedAdam (apex, DeepSpeed) counts its steps with add_ and calls its own kernel
     fused = any(name.startswith("_fused_") for name in names) or optimizer.startswith("Fused")
     style: Style = "fused" if fused else _style(loop, listed)
     updates = [op for op, _ in single] if style == "loop" else batched
@@ -289,7 +293,7 @@ def _longest(trace: Trace, updates: list[int], time: WorkTime) -> int | None:
 
 
 def _within_batched(trace: Trace) -> npt.NDArray[np.bool_]:
-    """By row of ``slices``: it lies inside a list op, a fused one or an update op, which may call others."""
+    """Mask of the rows of ``slices`` inside a list op, a fused op or an update op, which may call others."""
     batched = named_slices(
         trace,
         lambda name: name.startswith(("aten::_foreach_", "aten::_fused_")) or name.removeprefix("aten::") in PASSES,
@@ -305,13 +309,13 @@ def _style(loop: Counter[str], listed: Counter[str]) -> Style:
 
 
 def _updates(trace: Trace, op: int, name: str, optimizer: str) -> bool:
-    """False for the step counter, a 0-dim tensor on the host."""
+    """Whether it is an update op; False for the step counter, a 0-dim tensor on the host."""
     if len(trace.rows["kernels"]):
         return bool(len(work_inside(trace, "kernels", np.array([op]))))
     tensors = input_tensors(trace, op)
     if tensors:
         return bool(tensors[0].shape)
-    return name != "add_" or optimizer == "SGD"  # without shapes, SGD alone is known to have no counter
+    return name != "add_" or optimizer == "SGD"  # without shapes, only SGD is known to have no counter
 
 
 def _idle(trace: Trace, row: int, updates: WorkTime) -> int:
@@ -332,7 +336,7 @@ def _idle(trace: Trace, row: int, updates: WorkTime) -> int:
 
 
 def _of_plan(trace: Trace, work: PlanWork) -> Iterator[Finding]:
-    """A finding where the optimizer of one plan updates in a loop, or over lists where it could be fused."""
+    """Yield a finding if the optimizer of one plan updates in a loop, or over lists although it could be fused."""
     from perfscope.analyzers.plans import bytes_ns, launches, op_bytes, shortest_ns
 
     graph, target = _graph(work), trace.target
@@ -390,5 +394,5 @@ def _plan_finding(
 
 
 def _graph(work: PlanWork) -> OpGraph | None:
-    """The ops the optimizer is among: compiled or not, it runs outside of graphs unless the program compiles it."""
+    """Return the graph that contains the optimizer: outside of compiled graphs unless the program compiles it."""
     return work.held.outside if work.held.plan.compiled_by == "program" else work.held.eager

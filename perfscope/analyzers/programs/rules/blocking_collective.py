@@ -49,7 +49,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from perfscope.analyzers.hlo.collectives import MOST_SEARCHED, Collective, by_size, collectives, independent_work
-from perfscope.analyzers.hlo.module import HloModule, Instruction
+from perfscope.analyzers.hlo.module import Instruction
 from perfscope.analyzers.hlo.program import where_of
 from perfscope.analyzers.ops import spans_of_parts
 from perfscope.analyzers.programs.collectives import cause_of, collective_time, overlap_parts, remedy, waiting_part
@@ -61,32 +61,33 @@ from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns, format_share
 
 MIN_BYTES = 1 << 20
-"""In one run of the program, for one line of it. 1 MiB passes one direction of an H100's NVLink (450 GB/s) in
-2.3 us, less than it takes to launch the collective: overlapping it gains nothing that shows."""
+"""Smallest number of bytes per run of the program and line. 1 MiB passes one direction of an H100's NVLink (450 GB/s)
+in 2.3 us, less than the launch of the collective, so overlapping it gains little.
+"""
 
 MEDIUM_BYTES_SHARE = 0.25
-"""Of what the program's collectives move, where no time is known: nothing is called high then."""
+"""Share of the collectives' bytes from which severity is medium if no time is known; it is never high then."""
 
 MAX_ROWS = 20
 
 
 def examined(trace: Trace) -> Scope:
-    """Collectives of the programs."""
+    """Count the collectives of the programs."""
     return Scope(len(trace.fact(collectives)), "collectives in the compiled programs")
 
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """One finding for each line and kind of collective that blocks."""
+    """Yield one finding per line and kind of collective that blocks."""
     if not any(module.is_scheduled for module in trace.hlo):
         raise AbstainError("no compiled program among the XLA programs: they have no schedule yet")
     every = [collective for collective in trace.fact(collectives) if collective.module.is_scheduled]
-    judged = [collective for collective in every if _can_judge(collective.module)]
+    judged = [collective for collective in every if collective.module.platform in ("gpu", "tpu")]
     if every and not judged:
         on_cpu = any(module.platform == "cpu" for module in trace.hlo)
         raise AbstainError(
             "compiled for the CPU, where every collective is synchronous"
             if on_cpu
-            else "what the programs were compiled for cannot be told"
+            else "the platform that the programs were compiled for is unknown"
         )
     whole = sum(collective.bytes_a_run for collective in judged)
     places: dict[tuple[Where, str], list[Collective]] = {}
@@ -99,12 +100,8 @@ def check(trace: Trace) -> Iterable[Finding]:
             yield _finding(trace, where, kind, by_size(members), whole)
 
 
-def _can_judge(module: HloModule) -> bool:
-    return module.is_scheduled and module.platform in ("gpu", "tpu")
-
-
 def _where(collective: Collective) -> Where:
-    """The line, not the primitive: one line of the program makes several of them, forward and backward."""
+    """Return the line without the primitive: one line of the program makes several of them, forward and backward."""
     where = where_of(collective.op if collective.op.op_name else collective.start)
     if where.file is not None:
         return Where(file=where.file, line=where.line)
@@ -140,7 +137,7 @@ def _finding(trace: Trace, where: Where, kind: str, members: list[Collective], w
 
 
 def _times(waits: Price | None, saved: Price | None) -> str:
-    """What is known of time, as the end of the title."""
+    """Return the known times, as the end of the title."""
     if waits is None:
         return ""
     took = format_ns(waits.run_ns)
@@ -153,7 +150,7 @@ def _times(waits: Price | None, saved: Price | None) -> str:
 
 
 def _severity(waits: Price | None, moved: int, whole: int) -> Severity:
-    """Where nothing can hide it: by the waiting, and by bytes where no time is known."""
+    """Return the severity if nothing can hide it: by the waiting, or by bytes if no time is known."""
     if waits is not None:
         return "low" if waits.severity == "low" else "medium"
     return "medium" if moved >= MEDIUM_BYTES_SHARE * whole else "low"
@@ -192,9 +189,9 @@ def _rows(
 
 
 def _advice(trace: Trace, kind: str, members: list[Collective], free: dict[int, tuple[Instruction, ...]]) -> str:
-    """What changes each cause, that of the largest first."""
+    """Return the remedy for each cause, that of the largest first."""
     causes = dict.fromkeys(cause_of(trace, member, free[id(member)]) for member in members if id(member) in free)
     texts = [remedy(members[0], cause) for cause in causes]
     if kind in ("all-to-all", "collective-permute"):
-        texts.append("If nobody wrote this exchange, resharding_collective says how to be rid of it.")
+        texts.append("If no line requests this exchange, see resharding_collective.")
     return " ".join(texts)

@@ -80,6 +80,9 @@ MAX_ROWS = 20
 
 examined = program_records
 
+RAGGED = ("ragged_dot", "ragged_dot_general")
+"""Primitives of JAX."""
+
 
 def check(trace: Trace) -> Iterable[Finding]:
     """One finding for each line whose products are ragged and became dense, or only select rows."""
@@ -224,10 +227,6 @@ def _selection_finding(
 # ``select(offset[g] <= i and i < offset[g + 1], rows, 0)``, whatever the product is called (JAX's own rewriting calls
 # it ``dot_general``). Where a product's path says ``ragged_dot`` and the mask is not in sight, the shapes tell the
 # groups: the matrices' leading dimension is also one of the masked rows'.
-
-
-RAGGED = ("ragged_dot", "ragged_dot_general")
-"""Primitives of JAX."""
 
 
 class DenseRagged(Struct, frozen=True, kw_only=True):

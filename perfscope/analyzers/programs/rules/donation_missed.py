@@ -42,18 +42,20 @@ from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes
 
 MIN_SAVED_BYTES = 1 << 20
-"""At the peak. Smaller programs fit anywhere."""
+"""Smallest saving at the peak. Smaller programs fit into any memory."""
 
 MIN_SHARE = 0.01
-"""Of the program's peak: the least by which a batch can grow on most models."""
+"""Smallest saving as a share of the program's peak: the smallest useful increase of a batch on most models."""
 
 MEDIUM_SHARE = 0.05
-"""Of the program's peak. How much of the device is in use is not in the program, so nothing is called high."""
+"""Share of the program's peak from which severity is medium. The use of the device's memory is not in the program, so
+severity is never high.
+"""
 
 MAX_ROWS = 20
 
 _EQUINOX = "dynamic_nodonate"
-"""Name that `equinox.filter_jit` gives all arrays among its arguments that are not donated."""
+"""Name that `equinox.filter_jit` gives to all arrays among its arguments that are not donated."""
 
 _ARGUMENT = re.compile(r"[A-Za-z_]\w*")
 
@@ -62,9 +64,9 @@ examined = program_records
 
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """One finding for each program whose peak would fall."""
+    """Yield one finding per program whose peak would fall."""
     if not any(module.is_scheduled for module in trace.hlo):
-        raise AbstainError("no compiled program among the XLA programs: only there it is known who reads what when")
+        raise AbstainError("no compiled program among the XLA programs: only compiled programs have an order of reads")
     for donation in trace.fact(donations):
         if donation.saved_bytes >= max(MIN_SAVED_BYTES, MIN_SHARE * donation.peak_bytes):
             yield _finding(trace, donation)
@@ -74,7 +76,7 @@ def check(trace: Trace) -> Iterable[Finding]:
 
 
 def _refused(refused: Refused) -> Finding:
-    """Buffers that were given away and that no result took."""
+    """Return a finding about donated buffers that no result used."""
     name = refused.module or "a program"
     count = f"{refused.count:,} donated {'buffer' if refused.count == 1 else 'buffers'}"
     size = f"{'more than ' if refused.count > len(refused.shapes) else ''}{format_bytes(refused.bytes)}"
@@ -90,8 +92,8 @@ def _refused(refused: Refused) -> Finding:
             {"shape": shape, "size_bytes": size, "program": refused.module}
             for shape, size in refused.sizes()[:MAX_ROWS]
         ),
-        advice="Return the new state with the shape and type it came in with, or do not donate what only goes in. A "
-        "donated buffer becomes a result of the same shape, type and layout; a changed dtype is the usual reason "
+        advice="Return the new state with the shape and type it came in with, or do not donate unreturned inputs. "
+        "A donated buffer becomes a result of the same shape, type and layout; a changed dtype is the usual reason "
         "(x.astype(old.dtype)).",
     )
 
@@ -109,9 +111,8 @@ def _finding(trace: Trace, donation: Donation) -> Finding:
             shown,
             label,
         ),
-        detail=f"It keeps {shown} beside the new values ({new}, {format_bytes(donation.bytes)}). Donated, its {peak} "
-        "of "
-        f"{format_bytes(donation.peak_bytes)} falls by about {format_bytes(donation.saved_bytes)}.",
+        detail=f"It keeps {shown} in addition to the new values ({new}, {format_bytes(donation.bytes)}). Donated, its "
+        f"{peak} of {format_bytes(donation.peak_bytes)} falls by about {format_bytes(donation.saved_bytes)}.",
         severity="medium" if donation.saved_bytes >= MEDIUM_SHARE * donation.peak_bytes else "low",
         basis="structural",
         cost_bytes=donation.saved_bytes,
@@ -125,7 +126,10 @@ def _finding(trace: Trace, donation: Donation) -> Finding:
 
 
 def _arguments(donation: Donation) -> tuple[str, ...]:
-    """Names of the function's arguments that hold the arrays, the largest first; empty where the program has none."""
+    """Return the names of the function's arguments that hold the arrays, largest first.
+
+    Empty if the program has none.
+    """
     sizes: dict[str, int] = {}
     for update in donation.updates:
         path = update.parameter.op_name
@@ -137,7 +141,7 @@ def _arguments(donation: Donation) -> tuple[str, ...]:
 
 
 def _where(donation: Donation) -> Where:
-    """The line that computes the largest of the new values."""
+    """Return the line that computes the largest of the new values."""
     entry = donation.module.entry_computation()
     where = where_of(entry.by_name[donation.updates[0].written_by])
     return Where(file=where.file, line=where.line, module=None if where.file is not None else donation.module.name)
@@ -170,6 +174,6 @@ def _advice(donation: Donation, names: tuple[str, ...]) -> str:
     already = f" {donation.donated:,} other arrays of the program are donated already." if donation.donated else ""
     return (
         f"Donate the memory: {how}. Assign the result to the same name (state = step(state, batch)). Do so only if the "
-        f"caller does not use {named} again: a later use of the old arrays raises an error, so copy what a checkpoint "
-        f"or an average still needs before.{already}"
+        f"caller does not use {named} again: a later use of the old arrays raises an error, so first copy what a "
+        f"checkpoint or an average still needs.{already}"
     )

@@ -36,7 +36,7 @@ from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns
 
 _TARGET = re.compile(r"xla_(ffi_)?(partitioned_)?python_(cpu_|gpu_)?callback")
-"""Of jax 0.6 to 0.10."""
+"""Targets in jax 0.6 to 0.10."""
 
 _ADVICE = (
     "Return the values from the jitted function and print or log them after the call, every N steps. In a loop, call "
@@ -52,11 +52,11 @@ class _Callback(Struct, frozen=True, kw_only=True):
     module: HloModule
     instruction: Instruction
     runs: Runs
-    """How often one run of the program calls."""
+    """Number of calls per run of the program."""
 
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """One finding a line, the time of its instructions where the recording has them."""
+    """Yield one finding per line, with the time of its instructions if the recording has it."""
     ops, whole = trace.rows["hlo_ops"], whole_ns(trace)
     for where, callbacks in _by_line(trace).items():
         finding = _finding(where, callbacks)
@@ -86,7 +86,7 @@ def _by_line(trace: Trace) -> dict[Where, list[_Callback]]:
 
 
 def _finding(where: Where, callbacks: Sequence[_Callback]) -> Finding:
-    """Without times."""
+    """Return the finding without times."""
     looped = any(one.runs.times > 1 or not one.runs.exact for one in callbacks)
     return Finding(
         subject="python callback",

@@ -39,16 +39,16 @@ from perfscope.model.finding import AbstainError, Finding, Where, fit_title
 from perfscope.model.trace import Trace
 
 MIN_SHARE = 0.1
-"""Of the arithmetic of all programs: smaller ones initialise, or sum up metrics."""
+"""Smallest share of the arithmetic of all programs: smaller programs initialise, or sum metrics."""
 
 MOST_NAMED = 3
-"""Arguments that a title names."""
+"""Maximum number of arguments in a title."""
 
 examined = program_records
 
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """One finding for each program whose devices repeat one another's work."""
+    """Yield one finding per program whose devices repeat each other's work."""
     judged = trace.fact(costs)
     if not judged:
         raise AbstainError("no compiled program among the XLA programs: the partitioner may still divide the work")
@@ -93,7 +93,7 @@ def _finding(trace: Trace, found: RepeatedWork) -> Finding:
 
 
 def _saved_ns(trace: Trace, found: RepeatedWork, names: tuple[str, ...]) -> float | None:
-    """What of one run goes if each device computes its share alone."""
+    """Return the time of one run that is saved if each device computes only its share."""
     module, part = found.cost.module, 1 - 1 / found.times
     measured = measured_run_ns(trace, module, names)
     if measured is not None:
@@ -103,7 +103,7 @@ def _saved_ns(trace: Trace, found: RepeatedWork, names: tuple[str, ...]) -> floa
 
 
 def _where(trace: Trace, found: RepeatedWork) -> Where:
-    """The line that calls the program, else that of its first product."""
+    """Return the line that calls the program, else that of its first product."""
     module = found.cost.module
     called = call_line(trace, module.name.partition("(")[0])
     if called is not None:
@@ -123,8 +123,8 @@ def _detail(found: RepeatedWork) -> str:
 def _advice(found: RepeatedWork) -> str:
     names = found.data or ("x",)
     calls = "; ".join(f"{name} = jax.device_put({name}, data)" for name in names[:MOST_NAMED])
-    axis = "P(axis), an axis that divides nothing yet" if found.divided else 'P("data")'
+    axis = "P(axis), with an unused axis of the mesh" if found.divided else 'P("data")'
     return (
         f"Divide the batch over the mesh before the call: data = NamedSharding(mesh, {axis}); {calls}. Or give "
-        "jax.jit in_shardings. A NumPy batch goes to every device whole."
+        "jax.jit in_shardings. A NumPy batch is copied whole to every device."
     )

@@ -50,13 +50,13 @@ from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_share
 
 MIN_BYTES = 4096
-"""In one run of the program, for one line of it. Smaller exchanges carry counters and scalars."""
+"""Smallest number of bytes per run of the program and line. Smaller exchanges contain counters and scalars."""
 
 MIN_BYTES_SHARE = 0.01
-"""Of what the program's collectives move: below it the spread of a step hides what it costs."""
+"""Smallest share of the collectives' bytes: below it the variation of a step hides the cost."""
 
 MEDIUM_BYTES_SHARE = 0.25
-"""Of what the program's collectives move, where no time is known: nothing is called high then."""
+"""Share of the collectives' bytes from which severity is medium if no time is known; it is never high then."""
 
 MAX_ROWS = 20
 
@@ -66,7 +66,7 @@ _ASKED = frozenset(
         "psum_scatter", "ragged_all_to_all", "reduce_scatter", "reshard", "shard_map", "sharding_constraint",
     }
 )  # fmt: skip
-"""Primitives that ask for an exchange or for a layout."""
+"""Primitives that request an exchange or a layout."""
 
 _ELEMENTWISE = frozenset(
     {
@@ -74,25 +74,26 @@ _ELEMENTWISE = frozenset(
         "mul", "neg", "pow", "rsqrt", "select_n", "sqrt", "square", "sub", "tanh", "transpose",
     }
 )  # fmt: skip
-"""Primitives that never need a neighbour's values: a permutation from one of them is a change of layout.
-Slices, concatenations and windows do need them, at the borders of the shards."""
+"""Primitives that never need a neighbour's values: a permutation from one of them is a change of layout. Slices,
+concatenations and windows need them at the borders of the shards.
+"""
 
 _EXPERTS = re.compile(r"moe|expert|dispatch|combine", re.IGNORECASE)
-"""Scopes of a mixture of experts. They lower the severity and decide nothing else."""
+"""Scopes of a mixture of experts. They only lower the severity."""
 
 
 def examined(trace: Trace) -> Scope:
-    """Collectives of the programs."""
+    """Count the collectives of the programs."""
     return Scope(len(trace.fact(collectives)), "collectives in the compiled programs")
 
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """One finding for each line of the program at which values are resharded."""
+    """Yield one finding per line of the program at which values are resharded."""
     every = trace.fact(collectives)
     if not every and not any(module.is_scheduled for module in trace.hlo):
         raise AbstainError("no compiled program among the XLA programs: the partitioner may still add collectives")
     if every and not any(collective.op.op_name or collective.start.op_name for collective in every):
-        raise AbstainError("the program's collectives carry no paths (op_name): nobody can tell who asked for them")
+        raise AbstainError("the program's collectives have no paths (op_name), so their origin is unknown")
     whole = sum(collective.bytes_a_run for collective in every)
     places: dict[tuple[Where, str], list[Collective]] = {}
     for collective in every:
@@ -107,7 +108,7 @@ def check(trace: Trace) -> Iterable[Finding]:
 
 
 def _gathered(trace: Trace, found: GatheredAndCut, whole: int) -> Finding:
-    """A value that every device gathers whole and cuts again."""
+    """Return a finding about a value that every device gathers whole and slices again."""
     before, after = (f"[{','.join(map(str, parts))}]" for parts in (found.before, found.after))
     shape = f"{found.whole.dtype}[{','.join(map(str, found.whole.dims))}]"
     saved = price(trace, (waiting_part(trace, one) for one in found.gathers if one.module.platform != "cpu"))
@@ -116,7 +117,7 @@ def _gathered(trace: Trace, found: GatheredAndCut, whole: int) -> Finding:
         subject="gathered whole and cut again",
         title=f"{shape} is gathered whole to get from sharding {before} to {after}",
         detail=f"Every device receives all {format_bytes(found.whole.bytes)} and keeps "
-        f"{format_bytes(found.cut.shape.bytes)}: XLA has no direct way between parts {before} and {after} "
+        f"{format_bytes(found.cut.shape.bytes)}: XLA has no direct conversion between parts {before} and {after} "
         "(it warns of an involuntary full rematerialization).",
         severity="medium" if found.bytes >= MEDIUM_BYTES_SHARE * whole else "low",
         basis="structural",
@@ -126,7 +127,7 @@ def _gathered(trace: Trace, found: GatheredAndCut, whole: int) -> Finding:
         spans=spans_of_parts(trace, [waiting_part(trace, one) for one in found.gathers]),
         advice="Give the value one sharding where it is made and where it is used: change the spec of parts "
         f"{after} in jax.lax.with_sharding_constraint (or in_shardings, out_shardings) to divide the "
-        "same dimensions over the same axes of the mesh, or go there in two steps that each move one axis.",
+        "same dimensions over the same axes of the mesh, or convert in two steps that each move one axis.",
     )
     return priced(finding, saved) if saved is not None and saved.cost_ns else finding
 
@@ -154,25 +155,25 @@ def _finding(trace: Trace, where: Where, kind: str, members: list[Collective], w
     moved = sum(member.bytes_a_run for member in members)
     times = sum(member.runs.times for member in members)
     least = "" if all(member.runs.exact for member in members) else "at least "
-    # a primitive may carry its parameters in brackets
+    # a primitive may include its parameters in brackets
     names = Counter(primitive(_path(member)).partition("[")[0] for member in members)
     makers = ", ".join(name for name, _ in names.most_common(4))
     several, experts = len(members) > 1, all(_EXPERTS.search(_path(member)) for member in members)
     saved = price(trace, (waiting_part(trace, member) for member in members if member.module.platform != "cpu"))
     if saved is not None and not saved.cost_ns:
-        saved = None  # all of it runs beside other work
+        saved = None  # all of it overlaps other work
     severity: Severity = "medium" if moved >= MEDIUM_BYTES_SHARE * whole else "low"
     if saved is not None:
         severity = saved.severity
     return Finding(
         subject=f"unrequested {kind}",
-        title=f"{len(members):,} {kind}{'s' if several else ''} that no line asks for"
+        title=f"{len(members):,} {kind}{'s' if several else ''} that no line requests"
         + (f": {least}{format_bytes(moved)} per device" if saved is None else ""),
         detail=f"{least}{times:,} per run, {least}{format_bytes(moved)} per device, "
         f"{format_share(moved, whole)} of what the collectives move: the partitioner changes the layout of values of "
         f"{makers}"
         + ("." if saved is None else f"; the device waits {saved.text}.")
-        + (" It is meant, if it is the dispatch to experts." if experts else ""),
+        + (" It is intended if it is the dispatch to experts." if experts else ""),
         severity="low" if experts else severity,
         basis="structural" if saved is None else saved.basis,
         cost_ns=None if saved is None else saved.cost_ns,
@@ -185,8 +186,8 @@ def _finding(trace: Trace, where: Where, kind: str, members: list[Collective], w
         advice="Fix the layout: x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(...))). Use the same "
         "spec "
         "where the value is made and where it is used, and matching specs of the parameters. If it is the dispatch of "
-        "an expert-parallel layer, it is meant: "
-        "jax.shard_map with jax.lax.all_to_all says so.",
+        "an expert-parallel layer, it is intended: "
+        "jax.shard_map with jax.lax.all_to_all states that.",
     )
 
 

@@ -36,19 +36,22 @@ from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Scop
 from perfscope.model.trace import MISSING, Trace
 
 LOADED = 1.25
-"""Times the mean: the capacity factor most routers are run with; what lies below it is what they accept."""
+"""Load of the fullest rank, relative to the mean, from which it is uneven: the usual capacity factor of routers."""
 
 COST_SHARE = 0.02
-"""Of the steps. The saving is modelled: ask for more than the usual 1% spread between launches."""
+"""Smallest saving as a share of the steps. It is modelled, so it must exceed the usual 1 % variation between launches.
+"""
+
+check = only_compared
 
 
 class _Uneven(Struct, frozen=True, kw_only=True):
-    """An all-to-all and what each rank received of it."""
+    """An all-to-all with the amount that each rank received."""
 
     collective: Matched
     received: Mapping[int, int]
     exposed_ns: int
-    """Of the fullest rank."""
+    """Exposed time of the fullest rank."""
 
     @property
     def fullest(self) -> int:
@@ -56,7 +59,7 @@ class _Uneven(Struct, frozen=True, kw_only=True):
 
     @property
     def load(self) -> float:
-        """Of the fullest rank, over the mean."""
+        """Amount received by the fullest rank, relative to the mean."""
         return self.received[self.fullest] * len(self.received) / max(1, sum(self.received.values()))
 
     @property
@@ -65,12 +68,12 @@ class _Uneven(Struct, frozen=True, kw_only=True):
 
 
 def examined(trace: Trace) -> Scope:
-    """Nothing: one rank alone says nothing."""
+    """Return an empty scope: a single rank has no finding."""
     return Scope(0, "all-to-alls that several ranks show")
 
 
 def compared(traces: Sequence[Trace]) -> Scope:
-    """All-to-alls that were matched."""
+    """Count the matched all-to-alls."""
     return Scope(
         sum(
             collective.operation == "all_to_all"
@@ -79,9 +82,6 @@ def compared(traces: Sequence[Trace]) -> Scope:
         ),
         "all-to-alls that several ranks show",
     )
-
-
-check = only_compared
 
 
 def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
@@ -106,11 +106,13 @@ def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
             if heavy and cost >= COST_SHARE * whole > 0:
                 yield _finding(ranks, heavy, len(exchanged), cost, whole)
     if exchanges and not looked:
-        raise AbstainError("how much each rank receives in its all-to-alls is not recorded, or a rank is missing")
+        raise AbstainError(
+            "the amount that each rank receives in its all-to-alls is not recorded, or a rank is missing"
+        )
 
 
 def _uneven(collective: Matched, ranks: RankSet) -> _Uneven | None:
-    """What each rank received; None where it is not recorded of all of them."""
+    """Return the amount that each rank received; None unless it is recorded for all ranks."""
     received = {rank: side.received for rank, side in collective.sides.items() if side.received is not None}
     if (
         len(received) < len(collective.group)

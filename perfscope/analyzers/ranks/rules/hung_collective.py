@@ -49,19 +49,19 @@ Causes = Sequence[tuple[int, "tuple[Waiting, ...]"]]
 
 
 def examined(trace: Trace) -> Scope:
-    """Nothing: one rank alone says nothing."""
+    """Return an empty scope: a single rank has no finding."""
     return Scope(0, "calls in the dumps")
 
 
 def compared(traces: Sequence[Trace]) -> Scope:
-    """Calls that the dumps hold."""
+    """Count the calls in the dumps."""
     return Scope(
         sum(len(trace.flight_record.calls) for trace in traces if trace.flight_record is not None), "calls in the dumps"
     )
 
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """Nothing: one rank's dump does not tell who never came."""
+    """Return nothing: a single dump does not show which rank is missing."""
     return ()
 
 
@@ -74,12 +74,12 @@ def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
     records = {rank: record for rank, record in numbered if record is not None}
     if len(records) < len(numbered):
         twice = Counter(rank for rank, _ in numbered).most_common(1)[0][0]
-        raise AbstainError(f"several dumps are of rank {twice}: which of them belong together is not known")
+        raise AbstainError(f"several dumps are of rank {twice}, so it is unknown which dumps belong together")
     hang = hang_of(records)
     if hang.pending and not numbered:
-        raise AbstainError("the dumps' names do not tell their ranks (they end in the rank: nccl_trace_rank_3)")
+        raise AbstainError("the names of the dumps lack their ranks (expected: nccl_trace_rank_3)")
     if hang.pending and len(records) == 1:
-        raise AbstainError("one rank's dump does not tell who never came: collect the dumps of all ranks")
+        raise AbstainError("a single rank's dump does not show which rank never came: collect the dumps of all ranks")
     yield from _findings(hang, records)
 
 
@@ -103,7 +103,7 @@ def _findings(hang: Hang, records: dict[int, FlightRecord]) -> Iterator[Finding]
             evidence=(
                 {"group": group[0], "operation": call.operation, "number": call.sequence, "ranks": len(group[1])},
             ),
-            advice="Look at the links: NCCL_DEBUG=INFO, ibstat, nvidia-smi nvlink -s. Nobody is missing: kernels "
+            advice="Look at the links: NCCL_DEBUG=INFO, ibstat, nvidia-smi nvlink -s. No rank is missing: kernels "
             "queued before it may hang, or the dump was asked for while the job ran well.",
         )
     yield from map(_mismatch, hang.mismatches)
@@ -119,7 +119,7 @@ def _hang(
     evidence: Iterable[Mapping[str, Cell]],
     advice: str,
 ) -> Finding:
-    """A finding of one cause; ``call``: the collective in which it shows."""
+    """Return a finding of one cause; ``call``: a collective affected by it."""
     return Finding(
         subject=subject,
         title=title,
@@ -175,7 +175,7 @@ def _absent(hang: Hang, causes: Causes, records: dict[int, FlightRecord]) -> Fin
         title=f"{named_ranks(sorted(alike))} never came to {missed.call.operation}: {hang.pending:,} ranks hang",
         detail=f"They wait in {_numbered(missed.group, missed.call)}"
         + (f"; {named_ranks(sorted(set(ranks) - set(alike)))} never came to others" if set(ranks) - set(alike) else "")
-        + f". {named_ranks(sorted(ranks)).capitalize()} wait{'s' if len(ranks) == 1 else ''} for nobody.",
+        + f". {named_ranks(sorted(ranks)).capitalize()} wait{'s' if len(ranks) == 1 else ''} for no other rank.",
         call=missed.call,
         ranks=sorted(ranks),
         evidence=(_absent_row(rank, waits, records) for rank, waits in causes),
@@ -250,7 +250,7 @@ def _mismatch(mismatch: Mismatch) -> Finding:
 
 
 def _labels_apart(sides: Mapping[int, RecordedCall]) -> dict[int, str]:
-    """What each rank called, different where the calls are: of many inputs the first that differs."""
+    """Return a label of each rank's call that differs if the calls do: for many inputs, the first that differs."""
     labels = {rank: call.label() for rank, call in sides.items()}
     inputs = {rank: tuple(zip_longest(call.input_sizes, call.dtypes)) for rank, call in sides.items()}
     if len(set(labels.values())) == len({(call.operation, inputs[rank]) for rank, call in sides.items()}):
@@ -268,7 +268,7 @@ def _input(inputs: Sequence[tuple[tuple[int, ...] | None, str | None]], number: 
 
 
 def _largest(waits: Sequence[Waiting]) -> Waiting:
-    """The wait that says most: of a collective rather than a send, in the largest group, the first in order."""
+    """Return the most informative wait: for a collective rather than a send, in the largest group, first in order."""
     return min(
         waits,
         key=lambda waiting: (
@@ -318,7 +318,8 @@ def _absent_row(rank: int, waits: Sequence[Waiting], records: dict[int, FlightRe
 
 
 ENDS_TOGETHER = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
-"""Operations that no member can end before all have begun. A root, or who only sends to it, may be done sooner."""
+"""Operations that no member can end before all have begun. A root, or a member that only sends to it, may end earlier.
+"""
 
 SAME_SIZE = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast"})
 """Operations whose input has the same size on all members."""
@@ -328,7 +329,7 @@ GroupKey = tuple[str, tuple[int, ...]]
 
 
 class Waiting(Struct, frozen=True, kw_only=True):
-    """A rank waits for another one at a collective."""
+    """A wait of one rank for another at a collective."""
 
     rank: int
     for_rank: int
@@ -337,46 +338,46 @@ class Waiting(Struct, frozen=True, kw_only=True):
 
 
 class Stuck(Struct, frozen=True, kw_only=True):
-    """A rank has not ended a collective that others have: the first of them."""
+    """A rank that has not ended a collective which others have ended: the first such collective."""
 
     rank: int
     group: GroupKey
     call: RecordedCall
     ended_by: tuple[int, ...]
     behind: int
-    """Collectives of that group which others have ended since."""
+    """Number of later collectives of that group which others have ended."""
 
 
 class Mismatch(Struct, frozen=True, kw_only=True):
-    """Members of a group called different things as the same collective."""
+    """Different calls by members of a group as the same collective."""
 
     group: GroupKey
     sequence: int
     sides: Mapping[int, RecordedCall]
-    """By rank."""
+    """Call of each rank."""
     what: str
     """``operation`` or ``size``."""
 
 
 class Hang(Struct, frozen=True, kw_only=True):
-    """What the dumps of a job say together."""
+    """Combined result of a job's dumps."""
 
     pending: int
-    """Ranks with collectives that had not ended."""
+    """Number of ranks with collectives that had not ended."""
     stuck: tuple[Stuck, ...]
     absent: tuple[tuple[int, tuple[Waiting, ...]], ...]
-    """(rank, who waits for it) of ranks that never came and wait for nobody, the most waited for first."""
+    """(rank, ranks waiting for it) for ranks that never came and wait for no other rank, most waited for first."""
     undumped: tuple[tuple[int, tuple[Waiting, ...]], ...]
-    """The same of ranks without a dump, where no other rank is a cause."""
+    """The same for ranks without a dump, if no other rank is a cause."""
     ring: tuple[Waiting, ...]
-    """Ranks that wait for each other, where nobody else is a cause."""
+    """Ranks that wait for each other, if no other rank is a cause."""
     unending: tuple[tuple[GroupKey, RecordedCall], ...]
-    """Collectives that all members have begun and none has ended, where nobody waits for a rank."""
+    """Collectives that all members have begun and none has ended, if no rank waits for another."""
     mismatches: tuple[Mismatch, ...]
 
 
 def hang_of(records: Mapping[int, FlightRecord]) -> Hang:
-    """The causes of a hang; nothing in any field if nothing was pending. ``records``: by rank."""
+    """Return the causes of a hang; all fields are empty if nothing was pending. ``records``: by rank."""
     calls = _by_group(records)
     stuck = _stuck_ranks(records, calls)
     waiting = list(_waiting(records, calls))
@@ -405,7 +406,7 @@ Calls = dict[GroupKey, dict[int, list[RecordedCall]]]
 
 
 def _by_group(records: Mapping[int, FlightRecord]) -> Calls:
-    """Group -> rank -> its collectives there; every member that has a dump has a list."""
+    """Map group -> rank -> its collectives in it; every member with a dump has a list."""
     calls: Calls = {}
     for rank, record in records.items():
         for group in record.groups:
@@ -419,13 +420,13 @@ def _by_group(records: Mapping[int, FlightRecord]) -> Calls:
 
 
 def _enqueued(record: FlightRecord, group: str, calls: Sequence[RecordedCall]) -> int:
-    """Number of the last collective the rank has enqueued in a group; -1 if none is known."""
+    """Return the number of the last collective that the rank enqueued in a group; -1 if unknown."""
     said = record.progress[group].enqueued if group in record.progress else -1
     return max([said, *(call.sequence for call in calls if call.peer is None)])
 
 
 def _ended(record: FlightRecord, group: str, calls: Sequence[RecordedCall]) -> int:
-    """Number of the last collective the rank has ended in a group; -1 if none is known."""
+    """Return the number of the last collective that the rank ended in a group; -1 if unknown."""
     said = record.progress[group].completed if group in record.progress else -1
     return max([said, *(call.sequence for call in calls if call.peer is None and not call.pending)])
 
@@ -455,7 +456,7 @@ def _stuck_ranks(records: Mapping[int, FlightRecord], calls: Calls) -> list[Stuc
 
 
 def _earlier(stuck: Stuck, other: Stuck) -> bool:
-    """By when the host enqueued it; the one with more members where that is not recorded."""
+    """Whether ``stuck`` was enqueued first by the host; if unknown, whether its group is larger."""
     if stuck.call.created_ns is not None and other.call.created_ns is not None:
         return stuck.call.created_ns < other.call.created_ns
     return len(stuck.group[1]) > len(other.group[1])
@@ -486,14 +487,14 @@ def _waiting(records: Mapping[int, FlightRecord], calls: Calls) -> Iterator[Wait
 
 
 def _peer_of(call: RecordedCall, members: Sequence[int], rank: int) -> int | None:
-    """The other end of a rank's send or receive; ``None`` where it is no other member."""
+    """Return the other end of a rank's send or receive; ``None`` if it is not another member."""
     sender, receiver = call.peer or (-1, -1)
     end = receiver if call.operation == "send" else sender
     return members[end] if 0 <= end < len(members) and members[end] != rank else None
 
 
 def _pending_ends(mine: Sequence[RecordedCall]) -> dict[tuple[int, int], set[str]]:
-    """The sends and receives that have not ended: operations by (sender, receiver)."""
+    """Return the pending sends and receives: operations by (sender, receiver)."""
     ends: dict[tuple[int, int], set[str]] = defaultdict(set)
     for call in mine:
         if call.peer is not None and call.pending:
@@ -502,7 +503,7 @@ def _pending_ends(mine: Sequence[RecordedCall]) -> dict[tuple[int, int], set[str
 
 
 def _has_end(call: RecordedCall, theirs: Mapping[tuple[int, int], set[str]]) -> bool:
-    """Whether the other end of a send or receive is enqueued too, and has not ended either."""
+    """Whether the other end of a send or receive is enqueued and pending too."""
     return call.peer is not None and bool(theirs.get(call.peer, set()) - {call.operation})
 
 
@@ -511,7 +512,7 @@ def _most_waited(found: Mapping[int, tuple[Waiting, ...]]) -> tuple[tuple[int, t
 
 
 def _waiting_ring(waiting: Sequence[Waiting]) -> Iterator[Waiting]:
-    """Waits of ranks that, followed from rank to rank, come back to themselves: one a pair of ranks."""
+    """Yield the waits of ranks that form a cycle, one per pair of ranks."""
     after: dict[int, dict[int, None]] = defaultdict(dict)
     for wait in waiting:
         after[wait.rank][wait.for_rank] = None
@@ -525,7 +526,7 @@ def _waiting_ring(waiting: Sequence[Waiting]) -> Iterator[Waiting]:
 
 
 def _circles(after: Mapping[int, Iterable[int]]) -> dict[int, int]:
-    """Rank -> one rank of all that wait for each other, itself or over others (strongly connected parts, by Tarjan)."""
+    """Map each rank to a representative of all ranks that wait for each other (strongly connected parts, by Tarjan)."""
     number: dict[int, int] = {}
     lowest: dict[int, int] = {}
     circle: dict[int, int] = {}
@@ -555,7 +556,7 @@ def _circles(after: Mapping[int, Iterable[int]]) -> dict[int, int]:
 
 
 def _without_end(records: Mapping[int, FlightRecord], calls: Calls) -> Iterator[tuple[GroupKey, RecordedCall]]:
-    """The first pending collective of each group that has one."""
+    """Yield the first pending collective of each group."""
     for group, by_rank in calls.items():
         recorded_calls = [call for mine in by_rank.values() for call in mine if call.pending]
         if recorded_calls and all(rank in records for rank in group[1]):
@@ -563,7 +564,7 @@ def _without_end(records: Mapping[int, FlightRecord], calls: Calls) -> Iterator[
 
 
 def _mismatches(calls: Calls) -> Iterator[Mismatch]:
-    """The first collective of each group that its members call differently."""
+    """Yield the first collective of each group that its members call differently."""
     for group, by_rank in calls.items():
         sides: dict[int, dict[int, RecordedCall]] = defaultdict(dict)
         for rank, mine in by_rank.items():

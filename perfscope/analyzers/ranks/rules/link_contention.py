@@ -47,24 +47,26 @@ from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_bytes, format_ns
 
 MIN_CALLS = 5
-"""Of each sort. With four and four no order at all is rarer than 1%."""
+"""Minimum number of calls of each kind. With four and four, no order is rarer than 1 %."""
 
 CHANCE = 0.01
-"""Over all kinds of a job: below it a difference is not put down to chance."""
+"""Probability of a chance difference, over all kinds of a job, below which a difference counts."""
 
 SLOWER = 1.2
-"""Times the median alone. Less would be lost in how a few calls' medians vary between two recordings."""
+"""Ratio to the median alone from which a difference counts; smaller ones vary between recordings with few calls."""
 
 COST_SHARE = 0.02
-"""Of the steps: more than the usual 1% spread between launches."""
+"""Smallest saving as a share of the steps, above the usual 1 % variation between launches."""
 
 
 BESIDE = 0.5
-"""Of a collective, beside another one: from here on it counts as sharing the links, below it (and above nothing) it is
-of neither kind."""
+"""Share of a collective that overlaps another one from which it counts as sharing the links; collectives with a smaller
+overlap are in neither group.
+"""
 
 LITTLE, MOSTLY = 0.2, 0.8
-"""Of a collective, beside computing: below and above are compared apart, since computing slows it too."""
+"""Shares of a collective that overlap compute: below and above are compared separately, because compute slows it too.
+"""
 
 Kind = tuple[str, Group, int, str | None, str | None, bool]
 
@@ -75,7 +77,7 @@ check = only_compared
 
 
 def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
-    """Yield a finding for each operation and group of a job that others slow down."""
+    """Yield a finding for each operation and group of a job that other collectives slow down."""
     sets = comparable(traces)
     reasons = []
     for ranks in sets:
@@ -150,45 +152,45 @@ def _row(shared: Shared, kind: Compared) -> dict[str, Cell]:
 
 
 class Shared(Struct, frozen=True, kw_only=True):
-    """A collective that ran beside another."""
+    """A collective that overlapped another one."""
 
     collective: Matched
     share: float
-    """Of its time that was beside another."""
+    """Share of its time that overlapped."""
     other: str
-    """What it mostly ran beside: operation and ranks."""
+    """Operation and ranks of the collective that it overlapped most."""
     exposed_ns: int
 
 
 class Compared(Struct, frozen=True, kw_only=True):
-    """Collectives of one operation, group, size, algorithm and protocol, and alike in what computes beside them."""
+    """Collectives of one operation, group, size, algorithm and protocol, with similar overlap of compute."""
 
     shared: tuple[Shared, ...]
     alone_ns: tuple[int, ...]
-    """Cores of those that ran alone."""
+    """Cores of the collectives that ran alone, ns."""
 
     @property
     def median_alone_ns(self) -> float:
-        """Of those that ran alone."""
+        """Median core of the collectives that ran alone, ns."""
         return float(np.median(self.alone_ns))
 
     @property
     def slower(self) -> float:
-        """Times as long as alone, by the medians."""
+        """Ratio of the median shared core to the median core alone."""
         return float(np.median([shared.collective.core_ns for shared in self.shared])) / max(1.0, self.median_alone_ns)
 
     @property
     def chance(self) -> float:
-        """That so many of the shared ones are longer by chance alone."""
+        """Probability that the shared collectives are this much longer by chance."""
         return rank_sum([shared.collective.core_ns for shared in self.shared], self.alone_ns)
 
     def saves_ns(self, shared: Shared) -> int:
-        """Upper bound: its excess over the alone median, as far as it is exposed."""
+        """Upper bound of the saving: its excess over the median alone, as far as it is exposed."""
         return int(min(max(0.0, shared.collective.core_ns - self.median_alone_ns), shared.exposed_ns))
 
 
 def compared_kinds(ranks: RankSet) -> tuple[Compared, ...]:
-    """Kinds of collectives of a job; of some none ran alone, or none beside another."""
+    """Return the kinds of collectives of a job; some may have none that ran alone, or none that overlapped."""
     members = {member.rank: member for member in ranks.job.members}
     others: dict[tuple[int, int], Intervals] = {}
     shared: dict[Kind, list[Shared]] = defaultdict(list)
@@ -217,9 +219,9 @@ def compared_kinds(ranks: RankSet) -> tuple[Compared, ...]:
 
 
 def rank_sum(longer: Sequence[float], than: Sequence[float]) -> float:
-    """One-sided p of the Wilcoxon-Mann-Whitney test, by the normal approximation with ties and continuity corrected.
+    """Return the one-sided p of the Wilcoxon-Mann-Whitney test, normal approximation corrected for ties and continuity.
 
-    Mann and Whitney 1947; ``1.0`` where a sample is empty or all values are the same.
+    Mann and Whitney 1947; ``1.0`` if a sample is empty or all values are equal.
     """
     first, second = np.asarray(longer, float), np.asarray(than, float)
     both = np.concatenate((first, second))
@@ -242,7 +244,7 @@ def _longest_ns(trace: Trace) -> int:
 
 
 def _other_lanes(member: Member, lane: int) -> Intervals:
-    """When the rank's other streams communicated."""
+    """Return when the rank's other streams communicated."""
     results = [
         collective for collective in member.collectives if collective.kernel != MISSING and collective.lane != lane
     ]
@@ -250,7 +252,10 @@ def _other_lanes(member: Member, lane: int) -> Intervals:
 
 
 def _beside_what(side: Local, member: Member) -> str:
-    """The one on another stream that overlaps most: of those by start none begins earlier than the longest takes."""
+    """Return the collective on another stream with the largest overlap.
+
+    None begins earlier than the longest one takes.
+    """
     longest = member.trace.fact(_longest_ns)
     first = bisect_left(member.collectives, side.start_ns - longest, key=lambda other: other.start_ns)
     last = bisect_left(member.collectives, side.end_ns, key=lambda other: other.start_ns)

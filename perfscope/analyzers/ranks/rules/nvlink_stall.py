@@ -52,18 +52,22 @@ from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns
 
 STALLED = 2.0
-"""Times the ideal. Applications reach about 80% of raw NVLink (nccl#1054), so 1.25 is as good as it gets."""
+"""Ratio to the ideal time from which a collective stalls. Applications reach about 80 % of raw NVLink (nccl#1054), that
+is a ratio of 1.25.
+"""
 STALLED_LL = 4.0
-"""The same for protocol LL, whose every 8 bytes hold 4 of data."""
+"""The same for protocol LL, which has 4 bytes of data in every 8."""
 
 COST_SHARE = 0.02
-"""Of the steps. The ideal is modelled: ask for more than the usual 1% spread between launches."""
+"""Smallest saving as a share of the steps. The ideal is modelled, so it must exceed the usual 1 % variation between
+launches.
+"""
 
 
 NVLINK_ADVICE = (
     "Run nccl-tests of that size on the same machine. Slow there too: nvidia-smi nvlink -s, nvidia-smi "
     "nvlink -e, nvidia-smi topo -m, NCCL_DEBUG=INFO (which transport). Fast there: unset NCCL_ALGO, NCCL_PROTO and "
-    "NCCL_MAX_NCHANNELS, and send larger messages. Nodes of other than eight devices: say so (--topology)."
+    "NCCL_MAX_NCHANNELS, and send larger messages. For nodes with other than eight devices use --topology."
 )
 NETWORK_ADVICE = (
     "Run nccl-tests of that size on the same nodes. Slow there too: NCCL_DEBUG=INFO (which cards, GDRDMA or not, "

@@ -44,7 +44,7 @@ from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, RECORDED, Trace
 
 LEAST_SHARE = 0.01
-"""Of the steps: less drowns in the spread between steps."""
+"""Smallest cost as a share of the steps; less is within the variation between steps."""
 
 _FORWARD = "DistributedDataParallel.forward"
 _REDUCER = ("torch.distributed.ddp.reducer::", "torch::distributed::reducer::")
@@ -53,12 +53,12 @@ _ALL_REDUCE = "all_reduce"
 
 
 def examined(trace: Trace) -> Scope:
-    """Forward passes of DistributedDataParallel."""
+    """Count the forward passes of DistributedDataParallel."""
     return Scope(len(_starts(trace, _FORWARD)), "forward passes of DistributedDataParallel")
 
 
 def check(trace: Trace) -> Iterator[Finding]:
-    """One finding where more passes than updates reduce gradients."""
+    """Yield one finding if more passes than updates reduce gradients."""
     if not has_ranks(trace):
         raise AbstainError(f"not recorded: {RECORDED['collectives']}", ("collectives",))
     forwards, updates = _starts(trace, _FORWARD), len(_starts(trace, _UPDATE))
@@ -85,7 +85,10 @@ def check(trace: Trace) -> Iterator[Finding]:
 
 
 def _where(trace: Trace) -> Where:
-    """The line of the backward pass, by the op graph: on the host its reductions run there. Else the forward pass."""
+    """Return the line of the backward pass from the op graph, in which the host's reductions run.
+
+    Else the forward pass.
+    """
     ops = () if trace.op_graph is None else trace.op_graph.ops
     reduction = next((op for op in ops if op.name.startswith("c10d.allreduce") and op.file is not None), None)
     if reduction is not None:
@@ -98,7 +101,7 @@ def _is_forward(name: str) -> bool:
 
 
 def _starts(trace: Trace, *names: str) -> Int64:
-    """Sorted starts of the spans in the steps whose name begins so."""
+    """Return the sorted starts of the spans in the steps whose name has one of the prefixes ``names``."""
     starts = np.sort(trace.rows["slices"]["start_ns"][named_slices(trace, lambda name: name.startswith(names))])
     windows = trace.fact(step_windows)
     if not windows.count:
@@ -112,7 +115,7 @@ def _on_device(trace: Trace) -> bool:
 
 
 def _reduce_ns(trace: Trace) -> int:
-    """Time of the all-reduces: exposed on a device, else all of it."""
+    """Return the time of the all-reduces: exposed time on a device, else all of it."""
     collectives = trace.rows["collectives"]
     codes = [code for code, text in enumerate(trace.strings) if text == _ALL_REDUCE]
     rows = np.isin(collectives["name"], codes)

@@ -43,20 +43,21 @@ BUCKET_BYTES = 25 << 20
 """``bucket_cap_mb`` of DistributedDataParallel: large enough to use the links, small enough to start early."""
 
 MIN_ROW = 8
-"""Small collectives in a row. A step has a few that stand alone: a gradient norm, a loss, a flag."""
+"""Minimum number of small collectives in a row. A step has a few single ones: a gradient norm, a loss, a flag."""
 
 COST_SHARE = 0.02
-"""Of the steps. The saving is modelled: ask for more than the usual 1% spread between launches."""
+"""Smallest saving as a share of the steps. It is modelled, so it must exceed the usual 1 % variation between launches.
+"""
 
 SLOWEST = 1.0
-"""Bytes/ns, 1 GB/s: slower than any link a collective is run over. Holds where a trace has small ones only."""
+"""Lowest bandwidth assumed, in bytes/ns (1 GB/s), if a trace has only small collectives; every usual link is faster."""
 
 BUCKETED = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast"})
 """Operations that one buffer can hold for many tensors."""
 
 
 class _Row(Struct, frozen=True, kw_only=True):
-    """Small collectives that could be a few."""
+    """Small collectives that could be merged into a few."""
 
     members: tuple[Local, ...]
     bytes: int
@@ -73,7 +74,7 @@ class _Row(Struct, frozen=True, kw_only=True):
 
 
 def examined(trace: Trace) -> Scope:
-    """Collectives on a device whose size is recorded."""
+    """Count the collectives on a device whose size is recorded."""
     sized = [local for local in trace.fact(locals_of) if local.message_bytes() is not None]
     return Scope(sum(local.kernel != MISSING for local in sized), "collectives of known size on a device")
 
@@ -84,7 +85,7 @@ def check(trace: Trace) -> Iterable[Finding]:
         raise AbstainError(f"not recorded: {RECORDED['collectives']}", ("collectives",))
     on_device = [local for local in trace.fact(locals_of) if local.kernel != MISSING]
     if not on_device:
-        raise AbstainError("the collectives ran on the host (gloo): what they cost the program is not recorded")
+        raise AbstainError("the collectives ran on the host (gloo): their cost for the program is not recorded")
     sized = [local for local in on_device if local.operation in BUCKETED and local.message_bytes() is not None]
     if not sized and any(local.operation in BUCKETED for local in on_device):
         raise AbstainError("the sizes of the collectives are not recorded: record shapes (record_shapes=True)")
@@ -95,7 +96,7 @@ def check(trace: Trace) -> Iterable[Finding]:
 
 
 def _rows(trace: Trace, sized: Sequence[Local]) -> Iterator[_Row]:
-    """The rows of each operation, type, group and stream."""
+    """Yield the rows of each operation, type, group and stream."""
     exposed = trace.fact(exposed_communication)
     for operation in sorted({local.operation for local in sized}):
         alike = [local for local in sized if local.operation == operation]
@@ -115,13 +116,13 @@ def _rows(trace: Trace, sized: Sequence[Local]) -> Iterator[_Row]:
 
 
 def _latency_ns(alike: Sequence[Local]) -> int:
-    """The shortest duration of those of the smallest size."""
+    """Return the shortest duration among the collectives of the smallest size."""
     smallest = min(local.message_bytes() or 0 for local in alike)
     return min(local.duration_ns for local in alike if local.message_bytes() == smallest)
 
 
 def _runs(lane: Sequence[Local], latency_ns: int, best: float) -> Iterator[list[Local]]:
-    """Small ones in a row, each back to back with the one before, or both flat."""
+    """Yield rows of small collectives, each back to back with the previous one, or both flat."""
     small = [(local.message_bytes() or 0) < best * latency_ns for local in lane]
     run = [lane[0]] if small[0] else []
     for (before, local), is_small in zip(pairwise(lane), small[1:], strict=True):

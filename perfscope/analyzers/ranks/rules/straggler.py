@@ -85,9 +85,6 @@ from perfscope.model.severity import severity_of
 from perfscope.model.trace import MISSING, RECORDED, Trace
 from perfscope.model.units import format_ns, format_share
 
-# The finding of a rank that keeps the others waiting, from the late arrivals of a job.
-
-
 MOST_NAMED = 4
 
 _DID = {
@@ -98,17 +95,33 @@ _DID = {
     NOTHING: "its host did nothing the trace shows (a host gap: Python code, a sleep, waiting)",
 }
 
+WAIT_SHARE = 0.05
+"""Mean wait of a device as a share of the steps from which it is reported; thread scheduling explains smaller waits."""
+
+MIN_EXECUTIONS = 3
+"""Minimum number of executions of a collective; the first one in a program also waits for compilation on other threads.
+"""
+
+CAUSE_SHARE = 0.5
+"""Position between an even share (0) and all of the waiting (1) from which a device is the straggler."""
+
+PART_SHARE = 0.01
+"""Share of the steps from which a rank is named if several ranks are late in turn."""
+
+
+# The finding about a rank that keeps the others waiting, from the late arrivals of a job.
+
 
 def straggler_finding(ranks: RankSet, late: Lateness, named: Sequence[Straggling], *, share: float) -> Finding:
-    """One finding for a job.
+    """Return one finding for a job.
 
-    ``named``: the ranks to name, the costliest first; ``share``: what the first of them causes of all waiting.
+    ``named``: the ranks to name, costliest first; ``share``: share of all waiting that the first one causes.
     """
     worst = named[0]
     arrivals = sorted((arrival for each in named for arrival in each.arrivals), key=lambda late: -late.lateness_ns)
     reasons = _reasons(worst.arrivals)
     reason = reasons.most_common(1)[0][0]
-    # waits for several ranks at once may sum to more than there is
+    # waits for several ranks at once may sum to more than the total
     cost = min(late.whole_ns, sum(each.cost_ns for each in named))
     trace = ranks.job.traces[worst.rank]
     first = next(arrival for arrival in worst.arrivals if arrival.before.what == reason)
@@ -131,7 +144,7 @@ def straggler_finding(ranks: RankSet, late: Lateness, named: Sequence[Straggling
         detail=(f"It causes {share:.0%} of all waiting." if alone else f"Of all waiting: {_shares(named, late)}.")
         + f" Before {_one(first)} {'it' if alone else f'rank {first.rank}'} was {format_ns(first.lateness_ns)} late: "
         + (f"{what.because}." if what.because else f"{_DID[first.before.what]}.")
-        + (f" {len(gone):,} ranks are missing, one of which may have come later still." if gone else ""),
+        + (f" {len(gone):,} ranks are missing and may have come even later." if gone else ""),
         severity="low" if gone else severity_of(cost, late.whole_ns),
         basis="measured",
         cost_ns=None if what.about == "recording" else cost,
@@ -151,7 +164,7 @@ def straggler_finding(ranks: RankSet, late: Lateness, named: Sequence[Straggling
 
 
 def _removed(straggling: Straggling, trace: Trace) -> tuple[Removed, ...]:
-    """What the rank did on its host and its device for as long as it was late; nothing of collectives on the host."""
+    """Return the work of the rank, on host and device, during its lateness; empty for collectives on the host."""
     on_device = [arrival for arrival in straggling.arrivals if arrival.side.kernel != MISSING]
     if not on_device:
         return ()
@@ -165,13 +178,13 @@ def _removed(straggling: Straggling, trace: Trace) -> tuple[Removed, ...]:
 
 
 def _before(late: Late) -> tuple[int, int, int]:
-    """What the rank did while the others waited for it, on its own clock."""
+    """Return the interval on the rank's own clock in which the others waited for it."""
     begins = late.side.start_ns
     return late.rank, begins - late.lateness_ns, begins
 
 
 def _waited(late: Late) -> tuple[int, int, int]:
-    """How long the rank that came first was in the collective until the late one came, on its own clock."""
+    """Return the interval, on its own clock, in which the first rank waited in the collective for the late one."""
     collective = late.collective
     first = max((rank for rank in collective.sides if rank != late.rank), key=collective.wait_ns)
     begins = collective.sides[first].start_ns
@@ -179,7 +192,7 @@ def _waited(late: Late) -> tuple[int, int, int]:
 
 
 def _reasons(arrivals: Sequence[Late]) -> Counter[str]:
-    """ns of lateness by what the rank did."""
+    """Return ns of lateness by activity of the rank."""
     result: Counter[str] = Counter()
     for arrival in arrivals:
         result[arrival.before.what] += arrival.lateness_ns
@@ -197,7 +210,7 @@ def _one(late: Late) -> str:
 
 
 def _where(late: Late, ranks: RankSet) -> Where:
-    """The user's line that ran while the others waited, where stacks were recorded; the kernel otherwise."""
+    """Return the user's line that ran while the others waited, if stacks were recorded; else the kernel."""
     if late.before.frame is not None:
         return Where(op=late.collective.operation, file=late.before.frame.file, line=late.before.frame.line)
     side = late.side
@@ -231,42 +244,29 @@ def _row(late: Late, ranks: RankSet) -> dict[str, Cell]:
     }
 
 
-WAIT_SHARE = 0.05
-"""Of the steps' time, as mean wait of a device. Below a twentieth the spread of a thread's scheduling explains it."""
-
-MIN_EXECUTIONS = 3
-"""Of a collective, in all. The first one of a program also waits for its compilation on other threads."""
-
-CAUSE_SHARE = 0.5
-"""Of the way from an even share of the waiting to all of it: a device that causes more is the straggler."""
-
-PART_SHARE = 0.01
-"""Of the steps' time: where several ranks are late in turn, those that cause less are not named."""
-
-
 def examined(trace: Trace) -> Scope:
-    """Meetings of the devices of one recording."""
+    """Count the meetings of the devices of one recording."""
     return Scope(len(trace.fact(collective_skew).meetings), MATCHED)
 
 
 def compared(traces: Sequence[Trace]) -> Scope:
-    """Collectives of ranks that were matched."""
+    """Count the matched collectives of ranks."""
     sets = (*comparable(traces), *comparable_processes(traces))
     return Scope(sum(len(ranks.matching.matched) for ranks in sets), MATCHED)
 
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """Yield one finding if the devices of one trace wait long for one another, with a row a collective."""
+    """Yield one finding if the devices of one trace wait long for one another, with a row per collective."""
     if has_ranks(trace):
-        return  # one rank: `compare` holds it against the others
+        return  # one of several ranks: see `compare`
     skew = trace.fact(collective_skew)
     if not skew.meetings and is_process(trace):
-        return  # one process of several: likewise
+        return  # one of several processes: see `compare`
     if not skew.meetings and "hlo" not in trace.recorded:
         raise AbstainError(f"not recorded: {RECORDED['collectives']}", ("collectives",))
     if not skew.meetings:
         raise AbstainError(
-            "who arrives when at a collective was not recorded (XLA's CPU backend with several devices records it)"
+            "arrival times at collectives were not recorded (XLA's CPU backend with several devices records them)"
         )
     judged = [collective for collective in skew.collectives if collective.executions >= MIN_EXECUTIONS]
     devices = {device for skew in judged for device in skew.devices}
@@ -275,7 +275,7 @@ def check(trace: Trace) -> Iterable[Finding]:
     cores = trace.fact(core_summary)
     virtual = not trace.rows["devices"]["name"].size
     if cores is not None and cores.busy and virtual:
-        raise AbstainError("the machine was busy: virtual devices wait for those that have no core")
+        raise AbstainError("the machine was busy, so virtual devices wait for devices that have no core")
     if cores is not None and 0 < cores.available < len(devices) and virtual:
         raise AbstainError(
             f"{len(devices):,} virtual devices share {cores.available:g} cores and take turns: their waits are not "
@@ -288,12 +288,14 @@ def check(trace: Trace) -> Iterable[Finding]:
 
 
 def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
-    """Yield one finding for each job whose ranks wait long for one another."""
+    """Yield one finding per job whose ranks wait long for one another."""
     sets = (*comparable(traces), *comparable_processes(traces))
     known = [ranks for ranks in sets if 2 * len(ranks.job.members) >= (ranks.job.world_size or 0)]
     if sets and not known:
         recorded, world = len(sets[0].job.members), sets[0].job.world_size
-        raise AbstainError(f"{recorded:,} of {world:,} ranks are here: who came last is not known; record all of them")
+        raise AbstainError(
+            f"{recorded:,} of {world:,} ranks were recorded, so the last arrival is unknown; record all ranks"
+        )
     for ranks in known:
         finding = _of_ranks(ranks)
         if finding is not None:
@@ -366,7 +368,7 @@ def _finding(trace: Trace, skew: Skew, judged: list[CollectiveSkew], devices: in
 
 
 def _where_straggler(trace: Trace, skew: CollectiveSkew) -> Where:
-    """The line that the program's metadata names for the collective."""
+    """Return the source line of the collective in the program's metadata."""
     from perfscope.analyzers.hlo.program import where_of
 
     for module in trace.hlo:

@@ -1,4 +1,4 @@
-"""A file that holds compiled programs and nothing else, as a trace without rows; several of them as one."""
+"""Files that hold only compiled programs, as a trace without rows; several files are one trace."""
 
 from __future__ import annotations
 
@@ -17,20 +17,36 @@ from perfscope.model.documents.program_files import compile_hint
 from perfscope.model.errors import DataError
 from perfscope.model.trace import Trace, TraceBuilder
 
-# The dump of XLA's fusion decisions that lies beside a program, if one does.
-#
-# ``--xla_dump_hlo_pass_re=priority-fusion`` writes ``module_0012.jit_step.priority_fusion_dump.txt`` beside
-# ``module_0012.jit_step.sm_9.0_gpu_after_optimizations.txt``.
-
-
 FUSION_DUMP_SUFFIX = ".priority_fusion_dump.txt"
 
 MAX_DUMP_BYTES = 256 << 20
-"""The dump of a model with 700 kernels takes 1 MB."""
+"""Maximum bytes; the dump of a model with 700 kernels takes 1 MB."""
+
+THUNK_SEQUENCE_SUFFIX = ".thunk_sequence.txt"
+
+MAX_THUNK_BYTES = 256 << 20
+"""Maximum bytes; a model with 700 kernels takes 80 kB."""
+
+MOST_NAMED = 3
+"""Maximum number of programs that a note names."""
+
+_ENDS = re.compile(r"(\.hlo)?\.(txt|pb)(\.(gz|xz))?$")
+
+_BEFORE = "before_optimizations"
+"""End of a program's name in XLA's dumps before optimization."""
+
+_ARCHITECTURE = re.compile(r"\.(?:(gfx\d\w*?)|sm_(\d+)\.(\d+))_(?:gpu_)?after_opt")
+"""``module_0012.jit_step.sm_9.0_gpu_after_optimizations.txt``."""
+
+
+# XLA's dump of fusion decisions next to a program.
+#
+# ``--xla_dump_hlo_pass_re=priority-fusion`` writes ``module_0012.jit_step.priority_fusion_dump.txt`` next to
+# ``module_0012.jit_step.sm_9.0_gpu_after_optimizations.txt``.
 
 
 def refusals_beside(path: Path) -> tuple[dict[str, str], str | None]:
-    """Kernel -> XLA's reason, and a note where a dump is there and cannot be read."""
+    """Return kernel -> XLA's reason, and a note if a dump exists but cannot be read."""
     dump = dump_beside(path, FUSION_DUMP_SUFFIX)
     if dump is None:
         return {}, None
@@ -43,7 +59,7 @@ def refusals_beside(path: Path) -> tuple[dict[str, str], str | None]:
 
 
 def dump_beside(path: Path, ending: str) -> Path | None:
-    """The dump with an ending whose name shares the longest beginning with that of the program."""
+    """Return the dump with an ending whose name shares the longest prefix with the program's."""
     parts = path.name.split(".")
     for count in range(len(parts) - 1, 0, -1):
         for suffix in (ending, f"{ending}.gz", f"{ending}.xz"):
@@ -53,20 +69,14 @@ def dump_beside(path: Path, ending: str) -> Path | None:
     return None
 
 
-# The launches of a GPU program that lie beside it, where XLA dumped them.
+# The launches of a GPU program, if XLA dumped them next to it.
 #
-# ``--xla_dump_to`` writes ``module_0012.jit_step.thunk_sequence.txt`` beside
+# ``--xla_dump_to`` writes ``module_0012.jit_step.thunk_sequence.txt`` next to
 # ``module_0012.jit_step.sm_9.0_gpu_after_optimizations.txt``.
 
 
-THUNK_SEQUENCE_SUFFIX = ".thunk_sequence.txt"
-
-MAX_THUNK_BYTES = 256 << 20
-"""A model with 700 kernels takes 80 kB."""
-
-
 def thunks_beside(path: Path) -> tuple[Thunks | None, str | None]:
-    """The launches, and a note where the file is there and cannot be read or holds none."""
+    """Return the launches, and a note if the file exists but is unreadable or empty."""
     dump = dump_beside(path, THUNK_SEQUENCE_SUFFIX)
     if dump is None:
         return None, None
@@ -77,20 +87,12 @@ def thunks_beside(path: Path) -> tuple[Thunks | None, str | None]:
     except DataError as error:
         return None, f"the launches are taken from the schedule: {error}"
     if not thunks.thunks:
-        return None, f"the launches are taken from the schedule: {dump}: no thunk is in it"
+        return None, f"the launches are taken from the schedule: {dump}: holds no thunk"
     return thunks, None
 
 
-MOST_NAMED = 3
-"""Programs that a note names; of more the number says enough."""
-
-_ENDS = re.compile(r"(\.hlo)?\.(txt|pb)(\.(gz|xz))?$")
-_BEFORE = "before_optimizations"
-"""How XLA's dumps end the name of a program that it has not optimized yet."""
-
-
 def program_trace(path: str, format_name: str, modules: Sequence[HloModule]) -> Trace:
-    """The trace of modules that were handed in alone: nothing was measured, and the source says so."""
+    """Return the trace of modules without a recording; its source has a note that nothing was measured."""
     refused, problem = refusals_beside(Path(path))
     thunks, trouble = thunks_beside(Path(path))
     if len(modules) == 1 and (refused or thunks):
@@ -99,10 +101,10 @@ def program_trace(path: str, format_name: str, modules: Sequence[HloModule]) -> 
 
 
 def join_programs(traces: Sequence[Trace], path: str) -> Trace:
-    """Programs that were handed in together as one trace: they are no ranks, each is judged by itself.
+    """Return several programs as one trace; they are not ranks, and each is judged by itself.
 
-    ``path``: the folder they lie in, or their files. A program that lies there twice (XLA dumps each as text and as
-    proto) is kept once; one from before XLA optimized it is left out if the optimized one is there.
+    ``path``: their folder, or the files. A program that occurs twice (XLA dumps text and proto) is kept once. A program
+    from before optimization is left out if the optimized one is there.
     """
     given = [module for trace in traces for module in trace.hlo]
     kept = _once(given)
@@ -110,17 +112,14 @@ def join_programs(traces: Sequence[Trace], path: str) -> Trace:
     unoptimized = _superseded(kept)
     kept = [module for module in kept if id(module) not in unoptimized]
     if unoptimized:
-        notes.append(f"left out, for the optimized ones are there: {len(unoptimized):,} from before XLA optimized them")
+        notes.append(f"left out: {len(unoptimized):,} programs from before optimization whose optimized ones are there")
     formats = sorted({name for trace in traces for name in trace.source.format.split(", ")})
     joined = _trace(path, ", ".join(formats), kept, list(dict.fromkeys(notes)))
     targets = {None if trace.target is None else trace.target.asked: trace for trace in traces}
-    if len(targets) == 1:  # of several targets none stands for all: a device is assumed, and said to be
+    # None of several targets represents all programs: a device is assumed, and reported as assumed.
+    if len(targets) == 1:
         return replace(joined, target=traces[0].target, judged_device=traces[0].judged_device)
     return joined
-
-
-_ARCHITECTURE = re.compile(r"\.(?:(gfx\d\w*?)|sm_(\d+)\.(\d+))_(?:gpu_)?after_opt")
-"""``module_0012.jit_step.sm_9.0_gpu_after_optimizations.txt``"""
 
 
 def _architecture(source: str) -> str | None:
@@ -140,14 +139,14 @@ def _trace(path: str, format_name: str, modules: Sequence[HloModule], notes: Seq
     builder.note(*_notes(modules), *notes)
     builder.record("hlo")
     trace = builder.build(hlo=tuple(modules))
-    trace.fact(hlo_costs)  # refuses a program that would never end; the rules take it from here
+    trace.fact(hlo_costs)  # This refuses a program that would never end; the rules reuse the costs.
     return trace
 
 
 def _notes(modules: Sequence[HloModule]) -> tuple[str, ...]:
     single = len(modules) == 1
     what = "this is a compiled program, not a recording of its run" if single else (
-        f"these are {len(modules):,} compiled programs, no recording of a run"
+        f"these are {len(modules):,} compiled programs, not recordings of a run"
     )  # fmt: skip
     notes = [f"{what}: every number is modelled or structural"]
     unoptimized = [module for module in modules if not module.is_scheduled and module.platform is None]
@@ -164,7 +163,7 @@ def _notes(modules: Sequence[HloModule]) -> tuple[str, ...]:
 
 
 def _once(modules: Sequence[HloModule]) -> list[HloModule]:
-    """Each program of a folder once, where it was first: the copy that knows its buffers, which only protos do."""
+    """Return each program of a folder once, at its first place, as the copy with buffers (only protos have them)."""
     kept: dict[tuple[object, ...], HloModule] = {}
     for module in modules:
         key = (Path(module.source).parent, module.name, module.is_scheduled, _content(module))
@@ -175,7 +174,7 @@ def _once(modules: Sequence[HloModule]) -> list[HloModule]:
 
 
 def _content(module: HloModule) -> frozenset[tuple[object, ...]]:
-    """What tells a program from another of its name: all that it computes, whatever spelled it."""
+    """Return the content of a program without its names, to tell programs of one name apart."""
     return frozenset(
         (
             computation.name,
@@ -190,7 +189,7 @@ def _content(module: HloModule) -> frozenset[tuple[object, ...]]:
 
 
 def _superseded(modules: Sequence[HloModule]) -> set[int]:
-    """Programs of a dump from before XLA optimized them, beside the scheduled one of the same number and name."""
+    """Return programs from before optimization whose scheduled program has the same number and name."""
     compiled = [_stem(module) for module in modules if module.is_scheduled]
     return {id(module) for module in modules if any(_is_later(module, stem) for stem in compiled)}
 
@@ -201,5 +200,5 @@ def _is_later(module: HloModule, compiled: str) -> bool:
 
 
 def _stem(module: HloModule) -> str:
-    """The file's path without what says how it is written."""
+    """Return the file's path without the endings of its format."""
     return _ENDS.sub("", module.source)

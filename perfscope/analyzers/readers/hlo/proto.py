@@ -1,4 +1,4 @@
-"""HloProto: ``*.hlo.pb`` of XLA's dumps and of the profiler, or a module's proto alone, plain, gzip or xz."""
+"""HloProto: ``*.hlo.pb`` of XLA's dumps and of the profiler, or the proto of a module alone; plain, gzip or xz."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ FORMAT = "hlo_proto"
 
 
 def sniff(path: Path, head: bytes) -> bool:
-    """True for bytes that begin as a module's proto does: with a name (``head``: first bytes, decompressed)."""
+    """Return whether bytes begin like a module's proto, with a name (``head``: first bytes, decompressed)."""
     return looks_like_proto(head) or looks_like_module(head)
 
 
 def read(path: Path) -> Trace:
-    """The module in ``path``, with its buffer assignment where there is one, as a trace with nothing but ``hlo``.
+    """Return the module in ``path``, with its buffer assignment if present, as a trace with ``hlo`` only.
 
-    ``DataError``, one line, for a file that is empty, cut off, corrupt or larger than ``MAX_PROTO_BYTES``.
+    ``DataError``, one line, for a file that is empty, truncated, corrupt or larger than ``MAX_PROTO_BYTES``.
     """
     shown = str(path)
     with open_bytes(path, MAX_PROTO_BYTES) as data:

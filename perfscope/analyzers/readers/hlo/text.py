@@ -1,6 +1,6 @@
-"""HLO text: what ``compiled.as_text()`` prints and ``--xla_dump_hlo_as_text`` dumps, plain, gzip or xz.
+"""HLO text from ``compiled.as_text()`` and ``--xla_dump_hlo_as_text``; plain, gzip or xz.
 
-StableHLO and MHLO (MLIR), the program as XLA receives it, is refused by ``uncompiled.py``.
+``uncompiled.py`` refuses StableHLO and MHLO (MLIR), the program that XLA receives.
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ _COMMENTS = re.compile(rb"(?:\s++|//[^\n]*+\n?)*+")
 
 
 def sniff(path: Path, head: bytes) -> bool:
-    """True for text that begins as an HLO module (``head``: first bytes, decompressed)."""
+    """Return whether text begins like an HLO module (``head``: first bytes, decompressed)."""
     return _begin(head).startswith(b"HloModule")
 
 
 def read(path: Path) -> Trace:
-    """The module in ``path``, as a trace with nothing but ``hlo``.
+    """Return the module in ``path`` as a trace with ``hlo`` only.
 
-    ``DataError``, one line, for a file that is empty, cut off, corrupt or larger than
-    ``MAX_TEXT_BYTES``.
+    ``DataError``, one line, for a file that is empty, truncated, corrupt or larger than ``MAX_TEXT_BYTES``.
     """
     shown = str(path)
     with open_bytes(path, MAX_TEXT_BYTES) as data:
@@ -38,7 +37,7 @@ def read(path: Path) -> Trace:
         if not head.strip():
             raise DataError(f"{shown}: empty file")
         raw = io.BytesIO(data) if isinstance(data, bytes) else data
-        # bytes that are no UTF-8 can only stand in names: they are shown as a replacement character
+        # Bytes that are not UTF-8 occur in names only, and become replacement characters.
         lines = (line.decode("utf-8", "replace") for line in iter(raw.readline, b""))
         return program_trace(shown, FORMAT, [module_of(lines, shown)])
 

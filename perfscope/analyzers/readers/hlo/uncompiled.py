@@ -1,7 +1,7 @@
-"""Programs that no compiler has optimized: recognised and refused, with the command that compiles them.
+"""Programs before compilation: recognised and refused, with the command that compiles them.
 
-StableHLO (text and bytecode), artifacts of ``jax.export`` and of ``torch.export``. Nothing is fused, scheduled or
-placed in them, so no rule has anything to look at.
+StableHLO (text and bytecode), artifacts of ``jax.export`` and of ``torch.export``. They are not fused, scheduled or
+allocated yet, so rules have nothing to judge.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from perfscope.model.trace import Trace
 
 
 def sniff(path: Path, head: bytes) -> bool:
-    """True for a program before it is compiled (``head``: first bytes, decompressed)."""
+    """Return whether the file is a program before compilation (``head``: first bytes, decompressed)."""
     return not path.is_dir() and program_file(path, head) is not None
 
 
 def read(path: Path) -> Trace:
-    """``DataError``, one line: what it is, and how it is compiled."""
+    """Raise ``DataError`` with one line: the kind of program, and the command that compiles it."""
     from perfscope.analyzers.readers.file_bytes import read_head
 
     kind = program_file(path, read_head(path))

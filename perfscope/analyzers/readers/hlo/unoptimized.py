@@ -1,7 +1,7 @@
-"""The program before XLA optimized it, where one lies beside the compiled one.
+"""The program before XLA optimized it, if it is next to the compiled program.
 
 XLA's dumps name them ``module_0012.jit_step.before_optimizations.txt`` and
-``module_0012.jit_step.sm_9.0_gpu_after_optimizations.txt``, ``perfscope compile``
+``module_0012.jit_step.sm_9.0_gpu_after_optimizations.txt``; ``perfscope compile`` names them
 ``00.jit_step.before_optimizations.hlo.pb`` and ``00.jit_step.hlo.pb``.
 """
 
@@ -19,9 +19,9 @@ _PACKED = ("", ".xz", ".gz")
 
 
 def unoptimized_program(source: str) -> HloModule | None:
-    """The program that the one in ``source`` was compiled from; ``None`` where none lies there, or it cannot be read.
+    """Return the program from which the one in ``source`` was compiled; ``None`` if it is missing or unreadable.
 
-    ``source``: as a module says where it came from, a file or something else.
+    ``source``: the source of a module, a file or something else.
     """
     path = Path(source)
     try:

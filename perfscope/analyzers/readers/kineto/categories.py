@@ -1,4 +1,4 @@
-"""What every category and name of a Kineto trace stands for, over all ages of the schema."""
+"""Meaning of the categories and names of a Kineto trace, over all ages of the schema."""
 
 from __future__ import annotations
 
@@ -7,9 +7,61 @@ from enum import IntEnum
 
 from perfscope.model.trace import CallKind, CopyKind, HostMemory, SliceKind
 
+ASCEND_DEVICE = 0
+"""Device of an Ascend trace, which has only one: its events have the viewer's process names."""
+
+_ASCEND_KERNEL = re.compile(r"AI_|AIC|AIV|MIX_|KERNEL|DSA_SQE")
+
+SLICE_KINDS: dict[str, SliceKind] = {
+    "cpu_op": SliceKind.OP,
+    "operator": SliceKind.OP,
+    "user_annotation": SliceKind.ANNOTATION,
+    "python_function": SliceKind.PYTHON,
+    "overhead": SliceKind.OVERHEAD,
+}
+
+STEP_NAMES = (re.compile(r"perfscope\.step#(\d+)$"), re.compile(r"ProfilerStep\s?#(\d+)$"))
+"""Patterns of annotations that are steps, most reliable first."""
+
+DEVICE_MARKS = frozenset({"gpu_user_annotation", "mtia_user_annotation"})
+"""Categories of host annotations that the profiler draws again around their work on each device and stream."""
+
+NUMBERS = re.compile(rb'\[[\s,]*(?:"(?:[-+\d\s.,eE\[\]]|True|False|None|inf|nan){0,512}"[\s,]*){0,128}\]')
+"""Concrete inputs of an op that may be kept: dimensions, strides, flags and factors, but no text."""
+
+_ANNOTATION = re.compile(
+    r"(?:nccl|gloo|mpi|ucc):|FSDP::|Optimizer\.|enumerate\(Data|ProfilerStep|## |DistributedDataParallel\.|"
+    r"Torch-Compiled Region|TorchDynamo|perfscope\."
+)
+
+GLOO_NAME = re.compile(r"(?:gloo|mpi|ucc):(\w+)$")
+"""Host collectives: c10d annotates them with the backend; group 1 is the operation."""
+
+_MTIA_COPY = re.compile(r"dma", re.IGNORECASE)
+
+_MTIA_WAIT = re.compile(r"event_(wait|record)")
+
+_MTIA_DIRECTIONS = {
+    "HOST_TO_DEVICE": CopyKind.HOST_TO_DEVICE,
+    "DEVICE_TO_HOST": CopyKind.DEVICE_TO_HOST,
+    "DEVICE_TO_DEVICE": CopyKind.DEVICE_TO_DEVICE,
+}
+
+_SYNC_CALL = re.compile(r"Synchronize|^synchronize|waitEvent$|^hipMemcpyWithStream$")
+
+_MEMORY_CALL = re.compile(r"Malloc|Free|MemAlloc|MemCreate|MemMap|MemUnmap|MemRelease|HostRegister|HostAlloc")
+
+_DIRECTIONS = (
+    (re.compile(r"\bHtoD\b|Host\w* -> Device|CopyHostToDevice"), CopyKind.HOST_TO_DEVICE),
+    (re.compile(r"\bDtoH\b|Device -> Host|CopyDeviceToHost"), CopyKind.DEVICE_TO_HOST),
+    (re.compile(r"\bDtoD\b|CopyDeviceToDevice"), CopyKind.DEVICE_TO_DEVICE),
+    (re.compile(r"\bPtoP\b|PeerToPeer"), CopyKind.PEER_TO_PEER),
+    (re.compile(r"\bHtoH\b"), CopyKind.HOST_TO_HOST),
+)
+
 
 class Group(IntEnum):
-    """The table an event goes to."""
+    """Table of an event."""
 
     SLICE = 0
     CALL = 1
@@ -42,26 +94,21 @@ CATEGORIES: dict[str, Group] = {
     "gpu_memset": Group.COPY,
     "memset": Group.COPY,
     "cuda_sync": Group.SYNC,
-    "mtia_ccp_events": Group.MTIA,  # kernels, DMA requests and waits alike: `mtia_group`
-    # shown a second time for viewers: the host annotation projected on the device, and the capture's frame
+    "mtia_ccp_events": Group.MTIA,  # Kernels, DMA requests and waits alike: `mtia_group`.
+    # Drawn a second time for viewers: the host annotation on the device, and the frame of the capture.
     "gpu_user_annotation": Group.MIRROR,
     "mtia_user_annotation": Group.MIRROR,
     "trace": Group.MIRROR,
-    "cuda_profiler_range": Group.MIRROR,  # its times are made up; `counter_ranges.py` reads its counters
+    "cuda_profiler_range": Group.MIRROR,  # Its times are invented; `counter_ranges.py` reads its counters.
 }
-"""Category (lower case) -> group. Anything else is counted as unplaced under its name."""
-
-ASCEND_DEVICE = 0
-"""What stands for the device of an Ascend trace, which has one: its events name processes of the viewer."""
-
-_ASCEND_KERNEL = re.compile(r"AI_|AIC|AIV|MIX_|KERNEL|DSA_SQE")
+"""Category (lower case) -> group. Other categories count as unplaced under their name."""
 
 
 def ascend_group(name: str, task_type: str | None, level: str | None, data_type: str | None) -> Group | None:
-    """The table an event of ``torch_npu`` without category goes to; ``None``: it is none.
+    """Return the group of a ``torch_npu`` event without category; ``None`` if it has none.
 
-    Tasks of the cores, of the random generator and of the copy engines are device work; waits, event records and the
-    steps of a collective are not. A collective is the one event that has a data type. Calls of CANN have a level.
+    Tasks of the cores, of the random generator and of the copy engines are device work. Waits, event records and the
+    steps of a collective are not. Only collectives have a data type. Calls of CANN have a level.
     """
     if task_type is not None:
         if name == "MEMCPY_ASYNC":
@@ -73,69 +120,23 @@ def ascend_group(name: str, task_type: str | None, level: str | None, data_type:
 
 
 def is_cann_call(name: str) -> bool:
-    """A call of CANN, the runtime of Ascend devices."""
+    """Return whether this is a call of CANN, the runtime of Ascend devices."""
     return name.startswith("AscendCL@")
 
 
-SLICE_KINDS: dict[str, SliceKind] = {
-    "cpu_op": SliceKind.OP,
-    "operator": SliceKind.OP,
-    "user_annotation": SliceKind.ANNOTATION,
-    "python_function": SliceKind.PYTHON,
-    "overhead": SliceKind.OVERHEAD,
-}
-
-STEP_NAMES = (re.compile(r"perfscope\.step#(\d+)$"), re.compile(r"ProfilerStep\s?#(\d+)$"))
-"""Annotations that are steps, the surest first."""
-
-DEVICE_MARKS = frozenset({"gpu_user_annotation", "mtia_user_annotation"})
-"""Categories of annotations of the host that the profiler draws again around their work on each device and stream."""
-
-
 def is_step(name: str) -> bool:
-    """True for an annotation that is a step."""
+    """Return whether an annotation is a step."""
     return any(pattern.match(name) for pattern in STEP_NAMES)
 
 
-NUMBERS = re.compile(rb'\[[\s,]*(?:"(?:[-+\d\s.,eE\[\]]|True|False|None|inf|nan){0,512}"[\s,]*){0,128}\]')
-"""Concrete inputs of an op that may be kept: dimensions, strides, flags and factors, but no text."""
-
-_ANNOTATION = re.compile(
-    r"(?:nccl|gloo|mpi|ucc):|FSDP::|Optimizer\.|enumerate\(Data|ProfilerStep|## |DistributedDataParallel\.|"
-    r"Torch-Compiled Region|TorchDynamo|perfscope\."
-)
-
-GLOO_NAME = re.compile(r"(?:gloo|mpi|ucc):(\w+)$")
-"""Host collectives: c10d annotates them with the backend; the operation is group 1."""
-
-_MTIA_COPY = re.compile(r"dma", re.IGNORECASE)
-_MTIA_WAIT = re.compile(r"event_(wait|record)")
-_MTIA_DIRECTIONS = {
-    "HOST_TO_DEVICE": CopyKind.HOST_TO_DEVICE,
-    "DEVICE_TO_HOST": CopyKind.DEVICE_TO_HOST,
-    "DEVICE_TO_DEVICE": CopyKind.DEVICE_TO_DEVICE,
-}
-
-_SYNC_CALL = re.compile(r"Synchronize|^synchronize|waitEvent$|^hipMemcpyWithStream$")
-_MEMORY_CALL = re.compile(r"Malloc|Free|MemAlloc|MemCreate|MemMap|MemUnmap|MemRelease|HostRegister|HostAlloc")
-
-_DIRECTIONS = (
-    (re.compile(r"\bHtoD\b|Host\w* -> Device|CopyHostToDevice"), CopyKind.HOST_TO_DEVICE),
-    (re.compile(r"\bDtoH\b|Device -> Host|CopyDeviceToHost"), CopyKind.DEVICE_TO_HOST),
-    (re.compile(r"\bDtoD\b|CopyDeviceToDevice"), CopyKind.DEVICE_TO_DEVICE),
-    (re.compile(r"\bPtoP\b|PeerToPeer"), CopyKind.PEER_TO_PEER),
-    (re.compile(r"\bHtoH\b"), CopyKind.HOST_TO_HOST),
-)
-
-
 def is_annotation(name: str) -> bool:
-    """True for a ``record_function`` range of PyTorch itself, where the source writes those and ops alike."""
+    """Return whether a name is a ``record_function`` range of PyTorch itself, where ranges and ops share a category."""
     return _ANNOTATION.match(name) is not None
 
 
 def call_kind(name: str) -> CallKind:
-    """What a runtime or driver call does, from its CUDA, HIP or MTIA name."""
-    if "HostFunc" in name:  # a callback that is put on a stream
+    """Return the kind of a runtime or driver call, from its CUDA, HIP or MTIA name."""
+    if "HostFunc" in name:  # A callback that is put on a stream.
         return CallKind.OTHER
     if "GraphLaunch" in name:
         return CallKind.GRAPH
@@ -151,7 +152,7 @@ def call_kind(name: str) -> CallKind:
 
 
 def copy_kind(name: str) -> CopyKind:
-    """Direction of a copy row, from its name (CUDA and ROCm spellings)."""
+    """Return the direction of a copy row, from its name (CUDA and ROCm spellings)."""
     if "emset" in name:
         return CopyKind.MEMSET
     for pattern, kind in _DIRECTIONS:
@@ -161,7 +162,7 @@ def copy_kind(name: str) -> CopyKind:
 
 
 def host_memory(name: str) -> HostMemory:
-    """Host side of a copy row, from its name; ROCm does not say pinned or pageable."""
+    """Return the host side of a copy row, from its name; ROCm does not record pinned or pageable."""
     if "Pageable" in name:
         return HostMemory.PAGEABLE
     if "Pinned" in name:
@@ -170,18 +171,18 @@ def host_memory(name: str) -> HostMemory:
 
 
 def unsaid_host_memory(kind: CopyKind) -> HostMemory:
-    """Host side of a copy whose source does not say pinned or pageable."""
+    """Return the host side of a copy whose source lacks pinned or pageable."""
     sided = kind in (CopyKind.HOST_TO_DEVICE, CopyKind.DEVICE_TO_HOST, CopyKind.HOST_TO_HOST)
     return HostMemory.UNKNOWN if sided else HostMemory.NONE
 
 
 def mtia_group(name: str) -> Group:
-    """What an MTIA device event is: its kernels have names of every kind, DMA requests and waits have few."""
+    """Return the group of an MTIA device event: kernels have any name, DMA requests and waits a few."""
     if _MTIA_WAIT.search(name):
         return Group.SYNC
     return Group.COPY if _MTIA_COPY.match(name) else Group.KERNEL
 
 
 def mtia_direction(text: str) -> CopyKind:
-    """Direction of an MTIA DMA request, from its argument ``direction``."""
+    """Return the direction of an MTIA DMA request, from its argument ``direction``."""
     return _MTIA_DIRECTIONS.get(text.upper(), CopyKind.UNKNOWN)

@@ -1,15 +1,15 @@
-"""Ranges of hardware counters, as the CUPTI range profiler in Kineto wrote them, and the launches they are of.
+"""Ranges of hardware counters from the CUPTI range profiler in Kineto, and their launches.
 
 ``{"ph": "X", "cat": "cuda_profiler_range", "name": kernel, "pid": device, "ts": us, "dur": us, "args":
 {"dram__bytes_read.sum": 4096, ...}}``
 
 A range is one kernel (``profiler_measure_per_kernel=True``) or a part of the program. Its counters are its arguments,
-under any names, so they are read by themselves where there are ranges. Kineto divided the time of the capture evenly
-among the ranges: ``ts`` tells their order, and nothing else of it is kept.
+with arbitrary names, so they are read by themselves if there are ranges. Kineto divided the time of the capture evenly
+among the ranges: ``ts`` gives their order and nothing else.
 
-Since June 2025 a range carries the correlation id of its launch. Before, it names only its kernel, and launches name
-none: the order of both is what joins them. It is sound where each launch is of one kernel of one device and their order
-is certain; elsewhere ranges stay alone, with the reason. CUPTI counts kernels one after the other, and a launch returns
+Since June 2025 a range has the correlation id of its launch. Before, it has only the name of its kernel, and launches
+have none, so the order of both joins them. This is correct if each launch is one kernel of one device and the order is
+certain; otherwise ranges stay alone, with the reason. CUPTI counts kernels one after the other, and a launch returns
 when its kernel was counted, so launches of several threads are in order unless they overlap.
 """
 
@@ -32,10 +32,10 @@ _NO_COUNTERS = frozenset({"correlation", "External id", "external id", "device",
 """Arguments that any event may have."""
 
 _LARGEST = 2.0**64
-"""Hardware counters have 64 bits."""
+"""Upper bound of a counter; hardware counters have 64 bits."""
 
 _LONGEST = 25
-"""Characters of a whole number that fits 64 bits, with room; longer ones are read as fractions."""
+"""Maximum characters of a 64-bit integer, with room; longer texts are read as fractions."""
 
 
 class RangeEvent(NamedTuple):
@@ -46,11 +46,11 @@ class RangeEvent(NamedTuple):
     device: Any
     correlation: int
     counters: list[tuple[str | None, float]]
-    """Name and value, NaN where it is no number; one without a name where there are none."""
+    """Name and value, NaN if it is not a number; one entry without a name if there are no counters."""
 
 
 def counted_ranges(text: bytes) -> list[RangeEvent]:
-    """The ranges in an array of events. ``ValueError`` for text that is no such JSON."""
+    """Return the ranges in an array of events. ``ValueError`` for text that is not such JSON."""
     events = json.loads(text.decode("utf-8", "replace"), strict=False, parse_int=_whole)
     made = []
     for event in events:
@@ -58,7 +58,7 @@ def counted_ranges(text: bytes) -> list[RangeEvent]:
             continue
         start, length = _time(event.get("ts")), _time(event.get("dur"))
         if start is None or length is None or length < 0:
-            continue  # counted as unplaced with the other events
+            continue  # It counts as unplaced with the other events.
         args = event.get("args")
         args = args if isinstance(args, dict) else {}
         correlation = args.get("correlation")
@@ -94,14 +94,14 @@ def _text(value: Any) -> str:
 
 
 def counter_value(value: Any) -> float:
-    """What a counter showed; NaN for what is no number of 64 bits."""
+    """Return the value of a counter; NaN if it is not a 64-bit number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return math.nan
     return float(value) if abs(value) < _LARGEST else math.nan
 
 
 def joined_ranges(ranges: Columns, calls: Rows, slices: Rows, code: Callable[[str], int]) -> Columns:
-    """The table ``kernel_counters``. ``ranges``: rows as read; ``code``: gives a text its code."""
+    """Return the table ``kernel_counters``. ``ranges``: rows as read; ``code``: returns the code of a text."""
     reorder(ranges, np.lexsort((ranges.pop("start"), ranges["ordinal"])))
     begins = ranges.pop("begins")
     number = np.cumsum(begins) - 1
@@ -118,7 +118,7 @@ def joined_ranges(ranges: Columns, calls: Rows, slices: Rows, code: Callable[[st
 
 
 def _launches(correlation: Array, device: Array, calls: Rows) -> tuple[Array, str]:
-    """The call of each range, in its order, and how it is known or why it is not."""
+    """Return the call of each range, in its order, and how the join was made or why it failed."""
     count, kind = len(correlation), calls["kind"]
     launches = np.flatnonzero(kind == CallKind.KERNEL).astype(np.int32)
     if (correlation != MISSING).any():
@@ -127,7 +127,7 @@ def _launches(correlation: Array, device: Array, calls: Rows) -> tuple[Array, st
     alone = np.full(count, MISSING, np.int32)
     devices, graphs = len(np.unique(device)), int((kind == CallKind.GRAPH).sum())
     if devices > 1:
-        return alone, f"not joined: the ranges are of {devices:,} devices, and a launch does not tell its device"
+        return alone, f"not joined: the ranges are of {devices:,} devices, and a launch does not record its device"
     if graphs:
         return alone, f"not joined: {graphs:,} graph launch{'' if graphs == 1 else 'es'}, each of several kernels"
     if count != len(launches):
@@ -136,5 +136,5 @@ def _launches(correlation: Array, device: Array, calls: Rows) -> tuple[Array, st
         return alone, f"not joined: {count:,} range{plural}, but kernels were launched {len(launches):,} times{few}"
     start, end, thread = (calls[name][launches] for name in ("start_ns", "end_ns", "thread"))
     if ((start[1:] < end[:-1]) & (thread[1:] != thread[:-1])).any():
-        return alone, "not joined: several threads launched kernels at the same time, so their order is not known"
+        return alone, "not joined: several threads launched kernels at the same time, so their order is unknown"
     return launches, f"joined by order of launch; counts are equal: {count:,} of {count:,}"

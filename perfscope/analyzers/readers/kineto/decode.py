@@ -1,4 +1,4 @@
-"""A stretch of the event array to a shard: chunks cut where the decoder agrees, odd ones mended."""
+"""Decoding of a part of the event array to a shard: chunks end where the decoder agrees, known faults are repaired."""
 
 from __future__ import annotations
 
@@ -23,13 +23,6 @@ from perfscope.analyzers.readers.kineto.events import EXACT, FAST, lenient
 from perfscope.analyzers.readers.kineto.shard import Shard
 from perfscope.model.errors import DataError
 
-# Mends what profilers are known to write wrongly; every repair is counted by kind.
-#
-# - torch 2.13 does not escape ``"`` in names (record_function text, dynamo file names).
-# - Kineto wrote ``nan`` and ``inf`` for bandwidth and occupancy.
-# - Control characters stand unescaped in some kernel names.
-
-
 QUOTES = "unescaped quotes in a name"
 NUMBERS = "nan or inf where JSON has none"
 CONTROLS = "control characters in a string"
@@ -43,14 +36,45 @@ _INLINE = re.compile(
 _NUMBER = re.compile(rb"(:\s*)-?(?:nan|NaN|inf|Infinity)(\s*[,}\]])")
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 
+CHUNK = 2 << 20
+"""Bytes decoded at once: large enough for msgspec's speed, small enough to bound memory."""
+
+LARGEST_CHUNK = 64 << 20
+"""Maximum size of an event; a larger one is refused rather than held in memory."""
+
+_TRIES = 8
+"""Number of cuts tried before a chunk counts as corrupt. A cut inside a string is rare; eight in a row are damage."""
+
+_AT_BYTE = re.compile(r"\(byte (\d{1,18})\)$")
+"""End of msgspec's errors."""
+
+_BLANK = re.compile(rb"[\s,]*")
+
+SHARE = 24 << 20
+"""Bytes of events that justify starting a process (about 0.1 s of decoding)."""
+
+MOST = 8
+"""Maximum number of processes; beyond it, memory bandwidth and the merge dominate."""
+
+_SEARCH = 4 << 20
+"""Bytes after a planned boundary in which the next end of an event is searched."""
+
+_ALIGN = 64
+
+
+# Repairs of known faults of profilers; each repair is counted by kind.
+# - torch 2.13 does not escape ``"`` in names (record_function text, dynamo file names).
+# - Kineto wrote ``nan`` and ``inf`` for bandwidth and occupancy.
+# - Some kernel names contain control characters without escapes.
+
 
 def mend(text: bytes) -> tuple[bytes, Counter[str]]:
-    """``text`` with the known faults mended, and how many of each kind were."""
+    """Return ``text`` with the known faults repaired, and their number by kind."""
     repairs: Counter[str] = Counter()
     text, controls = _CONTROL.subn(b" ", text)
     text, numbers = _NUMBER.subn(rb"\1null\2", text)
     repairs[CONTROLS], repairs[NUMBERS] = controls, numbers
-    pretty = text.count(b"\n") > 3 * text.count(b'"name"')  # one key a line, not one event a line
+    pretty = text.count(b"\n") > 3 * text.count(b'"name"')  # One key per line, not one event per line.
 
     def escape(match: re.Match[bytes]) -> bytes:
         before, inner, after = match.groups()
@@ -63,38 +87,23 @@ def mend(text: bytes) -> tuple[bytes, Counter[str]]:
 
 
 def _escaped(inner: bytes) -> bytes:
-    """Escape quotes that are not escaped yet, and a backslash that would escape the closing quote."""
+    """Escape quotes without an escape, and a backslash that would escape the closing quote."""
     if b'"' not in inner and not inner.endswith(b"\\"):
         return inner
-    parts = re.split(rb"(\\.)", inner, flags=re.DOTALL)  # escapes stand at odd places and stay
+    parts = re.split(rb"(\\.)", inner, flags=re.DOTALL)  # Escapes are at odd positions and stay.
     mended = b"".join(part if index % 2 else part.replace(b'"', b'\\"') for index, part in enumerate(parts))
     trailing = len(mended) - len(mended.rstrip(b"\\"))
     return mended + b"\\" if trailing % 2 else mended
 
 
-CHUNK = 2 << 20
-"""Bytes decoded at once: large enough that msgspec's speed shows, small enough to bound memory."""
-
-LARGEST_CHUNK = 64 << 20
-"""No single event is larger; beyond it the file is refused rather than held in memory."""
-
-_TRIES = 8
-"""Cuts tried before a chunk is taken for corrupt. A cut inside a string is rare; eight in a row is damage."""
-
-_AT_BYTE = re.compile(r"\(byte (\d{1,18})\)$")
-"""How msgspec ends its errors."""
-
-_BLANK = re.compile(rb"[\s,]*")
-
-
 def decode_range(data: Buffer, start: int, end: int, path: str, progress: Callable[[int], None] | None = None) -> Shard:
-    """Events in ``data[start:end]`` as a shard; the range begins and ends at event boundaries.
+    """Return the events in ``data[start:end]`` as a shard; the range begins and ends at event boundaries.
 
-    ``DataError`` names the byte at which the events cannot be decoded.
+    ``DataError`` with the byte at which the events cannot be decoded.
     """
     shard = Shard()
     enabled = gc.isenabled()
-    gc.disable()  # chunks are acyclic and die at once; the collector would walk them for nothing
+    gc.disable()  # Chunks are acyclic and freed at once, so the collector would only waste time.
     try:
         while True:
             blank = _BLANK.match(data, start, end)
@@ -110,7 +119,7 @@ def decode_range(data: Buffer, start: int, end: int, path: str, progress: Callab
 
 
 def _take(shard: Shard, data: Buffer, start: int, end: int, path: str) -> int:
-    """Decode one chunk that begins at ``start``; the position after it."""
+    """Decode one chunk that begins at ``start``; return the position after it."""
     size = CHUNK
     while True:
         stops = _stops(data, start, min(start + size, end), end)
@@ -135,7 +144,7 @@ def _take(shard: Shard, data: Buffer, start: int, end: int, path: str) -> int:
 
 
 def _place(error: Exception | None, start: int) -> tuple[int, str]:
-    """(byte of the file, what is wrong there) of an error in ``[`` and the text from ``start``."""
+    """Return (byte of the file, the fault there) of an error in ``[`` and the text from ``start``."""
     if isinstance(error, json.JSONDecodeError):
         return start + len(error.doc[: error.pos].encode("utf-8", "replace")) - 1, error.msg
     if error is None:
@@ -145,7 +154,7 @@ def _place(error: Exception | None, start: int) -> tuple[int, str]:
 
 
 def _stops(data: Buffer, start: int, soft_end: int, end: int) -> list[int]:
-    """Ends to try for a chunk, the farthest first: just after the ``}`` of a cut, or the range's end."""
+    """Return candidate ends of a chunk, the farthest first: after the ``}`` of a cut, or the end of the range."""
     if soft_end >= end:
         return [end]
     window = 1 << 14
@@ -180,7 +189,7 @@ def _lenient(shard: Shard, events: list[Any]) -> None:
 
 
 def _mended(shard: Shard, data: Buffer, start: int, stop: int) -> int | None:
-    """Take the chunk after mending what profilers are known to write wrongly; None if it stays undecodable."""
+    """Decode the chunk after repairing known faults; ``None`` if it stays undecodable."""
     text, repairs = mend(data[start:stop])
     if not repairs:
         return None
@@ -192,28 +201,16 @@ def _mended(shard: Shard, data: Buffer, start: int, stop: int) -> int | None:
     return stop
 
 
-# Decodes a file's events in several processes: the parent takes the first part, children the rest.
+# Decoding in several processes: the parent takes the first part, children the rest.
 #
-# A child writes its columns into anonymous memory shared with the parent, so nothing of it is
-# pickled but names and offsets. A child that fails costs nothing: the parent decodes its part.
-
-
-SHARE = 24 << 20
-"""Bytes of events a process must have to be worth starting (about 0.1 s of decoding)."""
-
-MOST = 8
-"""Processes at most: beyond it memory bandwidth and the merge dominate."""
-
-_SEARCH = 4 << 20
-"""Bytes after a wished boundary in which the next end of an event is looked for."""
-
-_ALIGN = 64
+# A child writes its columns into anonymous shared memory, so only names and offsets are pickled. If a child fails, the
+# parent decodes its part.
 
 
 def decode_all(
     data: Buffer, start: int, end: int, path: str, progress: Callable[[float], None] | None = None
 ) -> list[Shard]:
-    """All events of ``data[start:end]`` as shards in file order. ``DataError`` as ``decode_range``."""
+    """Return all events of ``data[start:end]`` as shards in file order. ``DataError`` as in ``decode_range``."""
     ranges = _ranges(data, start, end, processes(end - start))
     first, *others = ranges
     helpers = [_Helper(data, low, high, path) for low, high in others]
@@ -229,21 +226,21 @@ def decode_all(
             helper.stop()
         if not helpers:
             raise
-        return [decode_range(data, start, end, path)]  # a cut may have fallen into a string
+        return [decode_range(data, start, end, path)]  # A cut may be inside a string.
     return shards + [helper.shard() or decode_range(data, helper.low, helper.high, path) for helper in helpers]
 
 
 def processes(size: int) -> int:
-    """How many processes to use for ``size`` bytes here; forking is left out beside other threads."""
+    """Return the number of processes for ``size`` bytes; 1 if there are other threads, because forking is unsafe."""
     alone = threading.active_count() == 1 and not multiprocessing.current_process().daemon
-    if not hasattr(os, "fork") or not alone or "jax" in sys.modules:  # jax runs threads that must not be forked over
+    if not hasattr(os, "fork") or not alone or "jax" in sys.modules:  # The threads of jax must not be forked.
         return 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(cores, MOST, size // SHARE))
 
 
 def _ranges(data: Buffer, start: int, end: int, parts: int) -> list[tuple[int, int]]:
-    """About equal byte ranges, each from an event's ``{`` to just after an event's ``}``."""
+    """Return byte ranges of similar size, each from the ``{`` of an event to just after the ``}`` of an event."""
     ranges = []
     for part in range(1, parts):
         wanted = max(start, end * part // parts)
@@ -259,7 +256,7 @@ class _Helper:
 
     def __init__(self, data: Buffer, low: int, high: int, path: str) -> None:
         self.low, self.high = low, high
-        # columns are smaller than the JSON they come from (a 150-byte event makes a 61-byte row)
+        # Columns are smaller than their JSON (a 150-byte event makes a 61-byte row).
         self._memory = mmap.mmap(-1, high - low + (1 << 20))
         context = multiprocessing.get_context("fork")
         self._inbox, outbox = context.Pipe(duplex=False)
@@ -270,7 +267,7 @@ class _Helper:
         outbox.close()
 
     def shard(self) -> Shard | None:
-        """The child's shard; None if it could not decode its range or died."""
+        """Return the child's shard; ``None`` if it could not decode its range or died."""
         try:
             sent = self._inbox.recv()
         except EOFError:
@@ -288,13 +285,13 @@ def _serve(outbox: Connection, memory: mmap.mmap, data: Buffer, low: int, high: 
         shard = decode_range(data, low, high, path)
         sent: Any = _pack(shard, memory)
     except (DataError, MemoryError, ValueError):
-        sent = None  # the parent repeats the range and reports what is wrong with it
+        sent = None  # The parent repeats the range and reports the fault.
     outbox.send(sent)
     outbox.close()
 
 
 def _pack(shard: Shard, memory: mmap.mmap) -> dict[str, Any]:
-    """Concatenate the shard's parts into ``memory``; the layout to find them again."""
+    """Concatenate the shard's parts into ``memory``; return the layout to find them again."""
     offset = 0
     layout: dict[str, dict[str, tuple[str, int, int]]] = {}
     for table, grown in shard.tables.items():

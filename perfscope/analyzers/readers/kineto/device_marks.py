@@ -1,4 +1,4 @@
-"""Marks of steps on the devices: Kineto draws each annotation of the host again around the work launched in it.
+"""Marks of steps on the devices: Kineto draws each host annotation again around the work launched in it.
 
 ``{"ph": "X", "cat": "gpu_user_annotation", "name": "ProfilerStep#3", "pid": device, "tid": stream, ...}``
 
@@ -15,7 +15,7 @@ from perfscope.model.trace.columns import MISSING
 
 
 def marked_steps(marks: Columns, strings: list[str]) -> Columns:
-    """Columns of ``steps``, one row per step: from the begin of its first mark to the begin of the next step's.
+    """Return columns of ``steps``, a row per step: from its first mark to the first mark of the next step.
 
     The last step ends with its last mark.
     """
@@ -23,7 +23,7 @@ def marked_steps(marks: Columns, strings: list[str]) -> Columns:
     if not rows:
         return {}
     numbers, first, step = np.unique(rows["number"], return_index=True, return_inverse=True)
-    starts = rows["start_ns"][first]  # they are in order of time
+    starts = rows["start_ns"][first]  # They are in order of time.
     ends = np.full(len(numbers), MISSING, np.int64)
     np.maximum.at(ends, step, rows["end_ns"])
     order = np.argsort(starts, kind="stable")
@@ -39,7 +39,7 @@ def marked_steps(marks: Columns, strings: list[str]) -> Columns:
 
 
 def with_marks(steps: Columns, marks: Columns) -> Columns:
-    """The steps of the host with the begin and end of their marks on the devices; a number that repeats has none."""
+    """Return the host's steps with start and end of their marks on the devices; repeated numbers have none."""
     rows = {int(number): row for row, number in enumerate(marks["number"])}
     numbers, counts = np.unique(steps["number"], return_counts=True)
     once = set(numbers[counts == 1].tolist())

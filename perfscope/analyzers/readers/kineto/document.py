@@ -1,4 +1,4 @@
-"""The document around the events: where the event array begins and ends, and the allow-listed head."""
+"""The document around the events: start and end of the event array, and the allow-listed head."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perfscope.model.errors import DataError
 Buffer = bytes | mmap.mmap
 
 CUT = re.compile(rb"\}\s*,\s*\{")
-"""Where one event may end and the next begin; only a decoder can tell, a string may hold it too."""
+"""Possible boundary between events. Only a decoder can confirm it, because a string may contain it too."""
 
 _ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BLANK = b" \t\r\n"
@@ -25,20 +25,20 @@ _WHITE = re.compile(rb"\s*")
 _WHITE_TEXT = re.compile(r"\s*")
 
 LARGEST_BASE_NS = 2**61
-"""The year 2043; with it the largest time and duration of an event still fit an int64 (see `shard.py`)."""
+"""The year 2043; up to it, the largest time and duration of an event fit an int64 (see `shard.py`)."""
 
 _TAIL_WINDOW = 1 << 16
-"""Bytes from the end in which the end of the events is looked for first."""
+"""Bytes from the end in which the end of the events is searched first."""
 _LARGEST_TAIL = 1 << 25
-"""Keys after the events are a few kB; 32 MiB without their end means the file is cut off."""
+"""Maximum bytes of keys after the events. They are usually a few kB; without an end in 32 MiB the file is truncated."""
 
 
 _MOST_CANDIDATES = 32
-"""Lists of events near the end of a file that are tried as its last: each costs a pass over the rest of the file."""
+"""Maximum number of lists near the end that are tried as the events; each costs a pass over the rest of the file."""
 
 
 class DeviceProperties(msgspec.Struct):
-    """What a trace says of a device."""
+    """Device properties in a trace."""
 
     id: int = -1
     name: str = ""
@@ -50,25 +50,25 @@ class DeviceProperties(msgspec.Struct):
 
     @property
     def product(self) -> str:
-        """Its name; of an AMD device whose driver gives none, the product with its properties; ``''``: not known."""
-        if find_device(self.name) is not None or self.warp != 64:  # wavefronts of CDNA
+        """Name of the device; for an unnamed AMD device, the product with its properties; ``''`` if unknown."""
+        if find_device(self.name) is not None or self.warp != 64:  # Wavefronts of CDNA.
             return self.name
         device = device_of_chip("AMD", (self.major, self.minor), self.cores, memory_bytes=max(0, self.memory))
         return self.name if device is None else device.name
 
 
 class Distributed(msgspec.Struct):
-    """What a trace says of the job."""
+    """Facts about the job in a trace."""
 
     rank: int | None = None
     world_size: int | None = None
     backend: str | None = None
     groups: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="pg_config")
-    """Process groups, as text: `process_groups.py` reads it, and what is odd in it costs no rank."""
+    """Process groups as text. `process_groups.py` parses it, so that a fault there does not lose the rank."""
 
 
 class Head(msgspec.Struct):
-    """The top-level keys perfscope reads. Host, user and job names and environment dumps are not read."""
+    """Top-level keys that are read. Host, user and job names and environment dumps are not read."""
 
     base_ns: int = msgspec.field(default=0, name="baseTimeNanoseconds")
     devices: list[DeviceProperties] = msgspec.field(default_factory=list, name="deviceProperties")
@@ -95,7 +95,7 @@ def locate(data: Buffer, path: str) -> Document:
     else:
         match = _ARRAY.search(data)
         if match is None:
-            raise DataError(f'{path}: no "traceEvents" in it: not a trace of torch.profiler')
+            raise DataError(f'{path}: no "traceEvents" in it, so not a trace of torch.profiler')
         before, start = data[first : match.start()], match.end()
     end = _array_end(data, start)
     if end is None:
@@ -104,12 +104,12 @@ def locate(data: Buffer, path: str) -> Document:
 
 
 def _array_end(data: Buffer, start: int) -> int | None:
-    """Position of the ``]`` that closes the events: the first whose rest completes the document."""
+    """Return the position of the ``]`` that closes the events: the first whose rest completes the document."""
     is_list = not data[: start - 1].strip(_BLANK)
     window, candidates = _TAIL_WINDOW, 0
     while True:
         begin = max(start, len(data) - window)
-        shown = data[begin:].decode("latin-1")  # one character a byte, so positions agree
+        shown = data[begin:].decode("latin-1")  # One character per byte, so that positions agree.
         position = 0 if begin == start else _next_event(shown, 0)
         while position is not None:
             stop, closed = _walk(shown, position, from_start=begin == start and position == 0)
@@ -130,9 +130,9 @@ def _next_event(shown: str, position: int) -> int | None:
 
 
 def _walk(shown: str, position: int, *, from_start: bool) -> tuple[int, bool]:
-    """Step over events from ``position``: where it stopped, and whether that is the closing bracket of the events.
+    """Step over events from ``position``; return the end position, and whether it is the closing bracket of the events.
 
-    Another list of objects is not the events: one of them has a phase, unless the walk began at the first event.
+    Another list of objects is not the events: an event has a phase, unless the walk began at the first event.
     """
     decode = json.JSONDecoder().raw_decode
     is_events = from_start
@@ -175,18 +175,18 @@ def _completes(rest: bytes, *, is_list: bool) -> bool:
 
 
 def _head(before: bytes, after: bytes, path: str) -> Head:
-    """Known keys before and after the events; a value of an unexpected type is left out."""
+    """Return the known keys before and after the events, without values of an unexpected type."""
     merged: dict[str, Any] = {}
     around = [before.rstrip(_BLANK).rstrip(b",") + b"}"]
     if before:
         around.append(b'{"":0' + after.strip(_BLANK))
     for text in around:
         if text.strip(_BLANK) == b"}":
-            continue  # a bare list has nothing around it
+            continue  # A bare list has nothing around it.
         try:
             merged.update(msgspec.json.decode(text, type=dict[str, msgspec.Raw]))
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{path}: corrupt beside the events: {str(error)[:120]}") from None
+            raise DataError(f"{path}: corrupt outside of the events: {str(error)[:120]}") from None
     head = Head()
     for field in msgspec.structs.fields(Head):
         raw = merged.get(field.encode_name)
@@ -200,5 +200,5 @@ def _head(before: bytes, after: bytes, path: str) -> Head:
             if field.name == "base_ns":
                 raise DataError(f"{path}: baseTimeNanoseconds is not a number") from None
     if not 0 <= head.base_ns < LARGEST_BASE_NS:
-        raise DataError(f"{path}: baseTimeNanoseconds is {head.base_ns}, which is no time")
+        raise DataError(f"{path}: baseTimeNanoseconds is {head.base_ns}, which is not a time")
     return head

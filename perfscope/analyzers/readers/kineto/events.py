@@ -1,4 +1,4 @@
-"""Events as msgspec decodes them: known fields by allow-list, everything else is skipped unread."""
+"""Events as msgspec decodes them: known fields by allow-list; everything else is skipped unread."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Id = int | str | None
 
 
 class Args(msgspec.Struct, gc=False, omit_defaults=True):
-    """The arguments perfscope reads; environment dumps are not among them.
+    """Arguments that are read, without environment dumps.
 
     Concrete inputs may hold values of the program: only those of ``categories.NUMBERS`` are kept.
     """
@@ -27,7 +27,7 @@ class Args(msgspec.Struct, gc=False, omit_defaults=True):
     dtypes: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Input type")
     strides: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Input Strides")
     concrete: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Concrete Inputs")
-    size: int | str = msgspec.field(default=-1, name="bytes")  # HIP calls write it as text
+    size: int | str = msgspec.field(default=-1, name="bytes")  # HIP calls write it as text.
     grid: list[int] | None = None
     block: list[int] | None = None
     occupancy: float | None = msgspec.field(default=None, name="est. achieved occupancy %")
@@ -40,14 +40,14 @@ class Args(msgspec.Struct, gc=False, omit_defaults=True):
     ranks: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="Process Group Ranks")
     dtype: str | None = None
     group_sequence: int = msgspec.field(default=-1, name="Seq")
-    task_type: str | None = msgspec.field(default=None, name="Task Type")  # Ascend, as those below
+    task_type: str | None = msgspec.field(default=None, name="Task Type")  # Ascend, as the next fields.
     physical_stream: Id = msgspec.field(default=None, name="Physic Stream Id")
     connection: int = msgspec.field(default=-1, name="connection_id")
     level: str | None = None
     data_type: str | None = None
     source_rank: int = msgspec.field(default=-1, name="Src Rank")
     destination_rank: int = msgspec.field(default=-1, name="Dst Rank")
-    direction: Id = None  # MTIA: of a DMA request, with its bytes
+    direction: Id = None  # MTIA: direction of a DMA request, which has bytes.
     dma_bytes: Id = msgspec.field(default=None, name="size")
 
 
@@ -90,7 +90,7 @@ class ExactSpan(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
 
 
 class Instant(msgspec.Struct, gc=False, tag_field="ph", tag="i"):
-    """An instant; only ``[memory]`` ones carry data."""
+    """An instant; only ``[memory]`` instants carry data."""
 
     name: str = ""
     ts: msgspec.Raw = msgspec.Raw(b"0")
@@ -100,7 +100,7 @@ class Instant(msgspec.Struct, gc=False, tag_field="ph", tag="i"):
 
 
 class Counter(msgspec.Struct, gc=False, tag_field="ph", tag="C"):
-    """A counter sample: one value a series."""
+    """A counter sample: one value per series."""
 
     name: str = ""
     ts: msgspec.Raw = msgspec.Raw(b"0")
@@ -108,19 +108,19 @@ class Counter(msgspec.Struct, gc=False, tag_field="ph", tag="C"):
 
 
 class Metadata(msgspec.Struct, gc=False, tag_field="ph", tag="M"):
-    """Names of processes and threads: read as nothing, they may hold host names."""
+    """Names of processes and threads. They are skipped, because they may hold host names."""
 
 
 class FlowStart(msgspec.Struct, gc=False, tag_field="ph", tag="s"):
-    """An arrow's start; correlation and sequence ids carry the same link."""
+    """Start of an arrow; correlation and sequence ids carry the same link."""
 
 
 class FlowEnd(msgspec.Struct, gc=False, tag_field="ph", tag="f"):
-    """An arrow's end."""
+    """End of an arrow."""
 
 
 class FlowStep(msgspec.Struct, gc=False, tag_field="ph", tag="t"):
-    """An arrow's middle."""
+    """Middle of an arrow."""
 
 
 Event = Span | Instant | Counter | Metadata | FlowStart | FlowEnd | FlowStep
@@ -133,14 +133,14 @@ EXACT = msgspec.json.Decoder(list[ExactEvent])
 
 
 def lenient(event: Any) -> ExactSpan | Instant | Counter | Metadata | str:
-    """One event of unusual types, coerced field by field; a string says why it cannot be placed.
+    """Convert one event of unusual types, field by field; a string is the reason that it cannot be placed.
 
     ``event`` comes from ``json.loads(..., parse_float=str)``, so fractions are still text.
     """
     if not isinstance(event, dict):
         return "not an object"
     phase = event.get("ph")
-    if phase in ("M", "s", "f", "t") or not event:  # XLA closes its list of events with an empty object
+    if phase in ("M", "s", "f", "t") or not event:  # XLA closes its list of events with an empty object.
         return Metadata()
     name, args = str(event.get("name", "")), event.get("args")
     time = msgspec.Raw(str(event.get("ts", "")).encode())
@@ -180,11 +180,11 @@ def _arguments(args: dict[str, Any], kind: type[ArgsT]) -> ArgsT:
         try:
             setattr(kept, field.name, msgspec.convert(value, field.type, strict=False))
         except msgspec.ValidationError:
-            continue  # one odd argument does not cost the event
+            continue  # One odd argument does not lose the event.
     return kept
 
 
 @cache
 def _fields(kind: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
-    """Evaluating the annotations costs more than the event."""
+    """Cached, because evaluating the annotations costs more than the event."""
     return msgspec.structs.fields(kind)

@@ -1,13 +1,13 @@
-"""Process groups as the head of a trace lists them, for collectives whose events do not tell theirs.
+"""Process groups from the head of a trace, for collectives whose events lack facts about their group.
 
 ``"pg_config": [{"pg_name": "1", "pg_desc": "mesh_tp", "backend_config": "cuda:nccl", "pg_size": 2, "ranks": [0, 1]}]``
 
-An event of a large group cuts its list of ranks short; some leave its size or description out. They name the group,
-and the head has the rest. Host collectives of gloo name none: where one group only runs gloo, it is theirs. A kernel
-without a name may be of a library with communicators of its own, and is left as it is.
+An event of a large group truncates its list of ranks, and some events lack its size or description. They have the
+group's name, and the head has the rest. Host collectives of gloo have no group name: if a single group uses gloo only,
+it is that group. A kernel without a name may belong to a library with other communicators, and stays unchanged.
 
-A send or receive on the host tells the other side by its number in the group: the group says which rank that is, and
-where it is not known, it is missing.
+A send or receive on the host has the other side as a number in the group. The group maps it to a rank; without a known
+group the rank is missing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,22 @@ from perfscope.analyzers.readers.kineto.document import Head
 from perfscope.model.trace import Rows, TraceBuilder
 from perfscope.model.trace.columns import MISSING, Array
 
-# Who a send or receive on the host is with: gloo's spans do not say it, the op that began them does.
+OPERATION_OF = {"c10d::send": "send", "c10d::recv_": "recv"}
+"""Ops whose third concrete input is read -> the operation in the name of gloo's span."""
+
+MOST_RANKS = 1 << 24
+"""Maximum rank; a larger number is not from a profiler."""
+
+_PLACE = 2
+
+UNDEFINED = ("", "undefined")
+"""Description that torch writes for a group without one."""
+
+MOST_GROUPS = 65_536
+"""Maximum number of groups of a process. A mesh of three axes has a handful per rank; more are not from a profiler."""
+
+
+# Peer of a send or receive on the host: gloo's spans lack it, the op that began them has it.
 #
 # ```
 # {"cat": "cpu_op", "name": "c10d::recv_", "ts": 10, "dur": 8, "args": {"Concrete Inputs": ["", "", "3", "0"]}}
@@ -32,34 +47,25 @@ from perfscope.model.trace.columns import MISSING, Array
 # ```
 #
 # ``c10d::send(Tensor[] tensors, ProcessGroup pg, int dst, int tag)`` and ``c10d::recv_(..., int src, int tag)``: the
-# third input is the rank in the group, written where shapes are recorded. The span begins inside of the op, on its
-# thread, and mostly ends after it.
-
-
-OPERATION_OF = {"c10d::send": "send", "c10d::recv_": "recv"}
-"""The ops whose third concrete input is read -> the operation that gloo's span names."""
-
-MOST_RANKS = 1 << 24
-"""A rank above it is not from a profiler."""
-
-_PLACE = 2
+# third input is the rank in the group, recorded with shapes. The span begins inside of the op, on its thread, and
+# mostly ends after it.
 
 
 def peer_in_group(concrete: bytes) -> int:
-    """The rank in the group from an op's concrete inputs as written; ``MISSING`` where they do not tell it."""
+    """Return the rank in the group from an op's concrete inputs as written, or ``MISSING``."""
     try:
         inputs = msgspec.json.decode(concrete, type=list[msgspec.Raw])
         told = msgspec.json.decode(inputs[_PLACE], type=int, strict=False)
-    except (ValueError, IndexError, RecursionError):  # not recorded, or not as torch writes it
+    except (ValueError, IndexError, RecursionError):  # Not recorded, or not as torch writes it.
         return MISSING
     return told if 0 <= told < MOST_RANKS else MISSING
 
 
 def peers_of_spans(spans: Mapping[str, Array], names: list[str], ops: Mapping[str, Array]) -> Array:
-    """The peer of each span by the op in which it began; shape (spans,), int64, ``MISSING`` where none tells.
+    """Return the peer of each span from the op in which it began; shape (spans,), int64, ``MISSING`` if unknown.
 
     ``spans``: ``start_ns`` and ``thread`` of host spans, ``names`` their operations. ``ops``: ``start_ns``, ``end_ns``,
-    ``thread``, ``receives``, ``peer`` of the ops. An op begins one span: where two seem to be in it, neither is its.
+    ``thread``, ``receives``, ``peer`` of the ops. An op begins one span; if two seem to be in it, both lack a peer.
     """
     result = np.full(len(names), MISSING, np.int64)
     for receives, operation in enumerate(OPERATION_OF.values()):
@@ -79,7 +85,7 @@ def peers_of_spans(spans: Mapping[str, Array], names: list[str], ops: Mapping[st
 
 
 def table_of(columns: Mapping[str, Array], members: list[tuple[int, str, Any]]) -> dict[str, Array]:
-    """Columns of the ops among a chunk's slices; ``members``: (place in ``columns``, name, arguments) of them."""
+    """Return columns of the ops among a chunk's slices. ``members``: their (place in ``columns``, name, arguments)."""
     positions = [index for index, _, _ in members]
     return {
         **{name: columns[name][positions] for name in ("start_ns", "end_ns", "thread")},
@@ -88,15 +94,8 @@ def table_of(columns: Mapping[str, Array], members: list[tuple[int, str, Any]]) 
     }
 
 
-UNDEFINED = ("", "undefined")
-"""What torch writes for a group that the program did not describe."""
-
-MOST_GROUPS = 65_536
-"""Groups of a process. A mesh of three axes has a handful a rank; a file that lists more is not from a profiler."""
-
-
 class _Listed(msgspec.Struct):
-    """The keys that are read of a group."""
+    """Keys of a group that are read."""
 
     name: str | int = msgspec.field(default="", name="pg_name")
     description: str | None = msgspec.field(default=None, name="pg_desc")
@@ -106,20 +105,20 @@ class _Listed(msgspec.Struct):
 
 
 class ProcessGroup(Struct, frozen=True, kw_only=True):
-    """One group, as far as the head tells of it."""
+    """One group, as recorded in the head."""
 
     name: str
     description: str | None
     size: int
-    """``MISSING`` where it is not told, or does not fit the ranks."""
+    """``MISSING`` if it is not recorded, or does not fit the ranks."""
     ranks: tuple[int, ...]
     by_place: tuple[int, ...]
-    """The same as listed: the n-th has the number n in the group (it may have been made unsorted)."""
+    """Ranks in the listed order: the n-th has number n in the group (it may have been made unsorted)."""
     gloo: bool
 
 
 def process_groups(head: Head) -> tuple[ProcessGroup, ...]:
-    """The groups that the head lists; what is not as torch writes it is left out, never an error."""
+    """Return the groups in the head; an entry that torch would not write is left out without an error."""
     listed = head.distributed.groups if head.distributed is not None else b""
     try:
         entries = msgspec.json.decode(listed, type=list[msgspec.Raw]) if listed else []
@@ -128,7 +127,7 @@ def process_groups(head: Head) -> tuple[ProcessGroup, ...]:
     result: dict[str, ProcessGroup | None] = {}
     for entry in entries[:MOST_GROUPS]:
         group = _group(entry)
-        if group is not None:  # two of one name cannot be told apart
+        if group is not None:  # Two groups of one name cannot be distinguished.
             result[group.name] = None if group.name in result and result[group.name] != group else group
     return tuple(group for group in result.values() if group is not None)
 
@@ -153,7 +152,7 @@ def _group(entry: msgspec.Raw) -> ProcessGroup | None:
 
 
 def complete_groups(collectives: Rows, head: Head, builder: TraceBuilder) -> Rows:
-    """The rows of ``collectives`` with what only the head tells of their groups; its texts are added to ``builder``."""
+    """Return ``collectives`` completed with group facts of the head; their texts are added to ``builder``."""
     groups = process_groups(head)
     if not len(collectives):
         return collectives
@@ -189,7 +188,7 @@ def complete_groups(collectives: Rows, head: Head, builder: TraceBuilder) -> Row
 
 
 def _whole(ranks: np.ndarray, strings: list[str]) -> np.ndarray:
-    """Rows whose list of ranks is there and not cut short (torch writes ``...`` after the thirtieth)."""
+    """Return the rows with a complete list of ranks (torch writes ``...`` after the thirtieth)."""
     texts, inverse = np.unique(ranks, return_inverse=True)
     whole = [
         code != MISSING and strings[code].strip('"') not in ("", "[]") and "..." not in strings[code] for code in texts

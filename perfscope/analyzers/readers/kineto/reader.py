@@ -11,10 +11,9 @@
    {"ph": "i", "name": "[memory]", ...}, {"ph": "s"|"f", flows}, {"ph": "M", names} ], "traceName": ...}
 ```
 
-Read and not kept, because the tables hold the same already: flow arrows (correlation and sequence ids
-say it), names of processes and threads (they may hold host names), and what is drawn a second time for
-viewers (``gpu_user_annotation``, the profiler's own frame). They count as read; what is not known counts
-as unplaced, by reason.
+Read but not kept: flow arrows (correlation and sequence ids have the same links), names of processes and threads
+(they may contain host names), and events drawn a second time for viewers (``gpu_user_annotation``, the frame of the
+profiler). They count as read; unknown events count as unplaced, by reason.
 
 Times are us: relative to ``baseTimeNanoseconds`` since 2024, epoch before. Older files call the
 categories ``Operator``, ``Kernel``, ``Runtime``, ``Memcpy`` and the stream ``"stream 7"``.
@@ -40,10 +39,10 @@ FORMAT = "kineto"
 
 
 def sniff(path: Path, head: bytes) -> bool:
-    """True for JSON that holds, or may hold, a ``traceEvents`` array (``head``: first bytes, decompressed)."""
+    """Return whether JSON holds, or may hold, a ``traceEvents`` array (``head``: first bytes, decompressed)."""
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     if b'"highres-ticks"' in text[:512]:
-        return False  # XLA's: `xspace/trace_json.py`
+        return False  # XLA's: `xspace/trace_json.py`.
     if text.startswith(b"["):
         return b'"ph"' in text
     return text.startswith(b"{") and any(
@@ -52,9 +51,9 @@ def sniff(path: Path, head: bytes) -> bool:
 
 
 def read(path: Path, progress: Callable[[float], None] | None = None) -> Trace:
-    """The trace in ``path``. ``progress`` is told the share that is decoded, 0 to 1.
+    """Return the trace in ``path``. ``progress`` is called with the decoded share, 0 to 1.
 
-    ``DataError``, one line, for a file that is empty, cut off, corrupt or holds no profiler events.
+    ``DataError``, one line, for a file that is empty, truncated, corrupt or holds no profiler events.
     """
     shown = str(path)
     kept = cache.load(path)
@@ -99,7 +98,7 @@ def _add_notes(builder: TraceBuilder) -> None:
     )
     if builder.repairs:
         mended = ", ".join(f"{count:,} x {what}" for what, count in builder.repairs.items())
-        builder.note(f"the file is not valid JSON and was mended while reading: {mended}")
+        builder.note(f"the file is not valid JSON and was repaired while reading: {mended}")
     launches = rows["kernels"]["call"]
     if (launches >= 0).any():
         graph = np.isin(launches, np.flatnonzero(rows["calls"]["kind"] == CallKind.GRAPH))

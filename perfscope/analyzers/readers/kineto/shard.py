@@ -1,4 +1,4 @@
-"""Columns of one stretch of events, with a string dictionary of its own; shards are merged later."""
+"""Columns of one part of the events, with its own string dictionary; shards are merged later."""
 
 from __future__ import annotations
 
@@ -41,36 +41,42 @@ from perfscope.analyzers.readers.kineto.events import (
 from perfscope.analyzers.readers.kineto.process_groups import OPERATION_OF, table_of
 from perfscope.model.trace.columns import MISSING, Array
 
-# Microseconds of a trace to integer nanoseconds, exactly.
-#
-# A float64 holds three decimals of a microsecond exactly up to 2**43 us (its step there is below
-# 1 ns, so rounding the fraction gives the written digits back). Epoch microseconds (1.7e15) have a
-# step of 0.25 us: those are converted from their decimal text instead.
-
-
 EXACT_BELOW_US = 2.0**43
 """Largest time in us whose three decimals a float64 holds."""
 
 LARGEST_NS = 2**62
-"""Beyond this a time is an overflow of the profiler, not a time."""
+"""Upper bound of a time; a larger one is an overflow of the profiler."""
 
 LONGEST_TEXT = 40
-"""Characters of times that are converted many at once; no profiler writes that many."""
+"""Maximum characters of times that are converted in bulk; profilers write fewer."""
 
 LONGEST_NS = 2**53
 """104 days: a longer event is a corrupt number. Sums of a thousand shorter ones do not overflow."""
 
+_SILENT = frozenset((Metadata, FlowStart, FlowEnd, FlowStep))
+
+LARGEST_ID = 2**63 - 1
+
+_TS, _DUR, _NAME, _THREAD = attrgetter("ts"), attrgetter("dur"), attrgetter("name"), attrgetter("pid", "tid")
+
+
+# Exact conversion of a trace's microseconds to integer nanoseconds.
+#
+# A float64 holds three decimals of a microsecond exactly up to 2**43 us (its step there is below 1 ns, so rounding the
+# fraction restores the written digits). Epoch microseconds (1.7e15) have a step of 0.25 us: those are converted from
+# their decimal text instead.
+
 
 def floats_to_ns(us: npt.NDArray[np.float64]) -> npt.NDArray[np.int64] | None:
-    """us as float to ns, shape (n,); None if a float could not hold the digits that were written."""
-    if not (np.abs(us) < EXACT_BELOW_US).all():  # also false for nan
+    """Convert us as float to ns, shape (n,); ``None`` if a float cannot hold the written digits."""
+    if not (np.abs(us) < EXACT_BELOW_US).all():  # Also false for nan.
         return None
     whole = np.floor(us)
     return whole.astype(np.int64) * 1000 + np.rint((us - whole) * 1000).astype(np.int64)
 
 
 def text_to_ns(text: bytes | str) -> int | None:
-    """Decimal text of us to ns, halves to even; None if it is no finite number or overflows."""
+    """Convert decimal text of us to ns, halves to even; ``None`` if it is not finite or overflows."""
     written = text.decode("ascii", "replace") if isinstance(text, bytes) else text
     whole, _, fraction = written.partition(".")
     if whole.isdigit() and len(whole) < 17 and len(fraction) <= 3 and (fraction.isdigit() or not fraction):
@@ -78,7 +84,7 @@ def text_to_ns(text: bytes | str) -> int | None:
         return exact if exact < LARGEST_NS else None
     try:
         value = (Decimal(written) * 1000).to_integral_value(ROUND_HALF_EVEN)
-    except ArithmeticError:  # no number, or an exponent beyond any number
+    except ArithmeticError:  # Not a number, or an exponent that is too large.
         return None
     if not value.is_finite() or abs(value) >= LARGEST_NS:
         return None
@@ -86,7 +92,7 @@ def text_to_ns(text: bytes | str) -> int | None:
 
 
 def texts_to_ns(texts: Sequence[bytes]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """(ns as ``text_to_ns`` gives them, shape (n,); whether there is one), of many texts at once."""
+    """Convert many texts as ``text_to_ns``; return (ns, shape (n,); whether each is valid)."""
     padded = np.array(texts, np.bytes_)
     letters = padded.view(np.uint8).reshape(len(texts), padded.itemsize)
     value, known = np.zeros(len(texts), np.uint64), np.ones(len(texts), bool)
@@ -103,20 +109,15 @@ def texts_to_ns(texts: Sequence[bytes]) -> tuple[npt.NDArray[np.int64], npt.NDAr
     value *= np.uint64(10) ** (3 - np.minimum(fraction, 3)).astype(np.uint64)
     known &= value < LARGEST_NS
     result = np.where(known, value, 0).astype(np.int64)
-    for row in np.flatnonzero(~known).tolist():  # exponents, signs, more decimals
+    for row in np.flatnonzero(~known).tolist():  # Exponents, signs, more decimals.
         exact = text_to_ns(texts[row])
         if exact is not None:
             result[row], known[row] = exact, True
     return result, known
 
 
-_SILENT = frozenset((Metadata, FlowStart, FlowEnd, FlowStep))
-LARGEST_ID = 2**63 - 1
-_TS, _DUR, _NAME, _THREAD = attrgetter("ts"), attrgetter("dur"), attrgetter("name"), attrgetter("pid", "tid")
-
-
 class Codes(dict[Any, int]):
-    """Hands out codes in order of first sight; looking a key up is C speed once it is known."""
+    """Assign codes in order of first occurrence; a known key is looked up at C speed."""
 
     def __missing__(self, key: Any) -> int:
         code = self[key] = len(self)
@@ -124,7 +125,7 @@ class Codes(dict[Any, int]):
 
 
 class Shard:
-    """Collects chunks of events as numpy columns. Nothing of an event survives but its numbers and codes."""
+    """Collect chunks of events as numpy columns. Only numbers and codes of an event are kept."""
 
     def __init__(self) -> None:
         self.strings = Codes()
@@ -134,16 +135,16 @@ class Shard:
         """Tables decoded by another process, in memory shared with it."""
         self.events = 0
         self.ranges = 0
-        """Ranges of hardware counters whose counters were not taken yet."""
+        """Number of ranges of hardware counters whose counters were not taken yet."""
         self.unplaced: Tally[str] = Tally()
         self.repairs: Tally[str] = Tally()
 
     def take(self, table: str) -> Columns:
-        """The columns of one table, handed over; empty if the shard has none."""
+        """Hand over the columns of one table; empty if the shard has none."""
         return self.received.pop(table) if table in self.received else self.tables.pop(table, ColumnBuffer()).take()
 
     def add(self, events: Sequence[Any]) -> bool:
-        """Take a chunk's events; False (and nothing taken) if a time needs its decimal text."""
+        """Add a chunk's events; return ``False`` without adding any if a time needs its decimal text."""
         groups: dict[Any, list[Any]] = defaultdict(list)
         for event in events:
             kind = type(event)
@@ -223,7 +224,7 @@ class Shard:
         self.tables[group.name.lower()].append(columns)
 
     def _marks(self, category: str, start: Array, end: Array, members: list[Any]) -> None:
-        """Take the marks of steps on devices."""
+        """Add the marks of steps on devices."""
         rows = [row for row, member in enumerate(members) if is_step(member.name)] if category in DEVICE_MARKS else []
         if rows:
             named = [members[row] for row in rows]
@@ -232,7 +233,7 @@ class Shard:
             )
 
     def _ascend(self, start: Array, end: Array, members: list[Any]) -> tuple[list[Any], Array, Array]:
-        """Take what ``torch_npu`` writes without category; the events that are left, and their times."""
+        """Add the ``torch_npu`` events without category; return the rest of the events, and their times."""
         rows: dict[Group | None, list[int]] = defaultdict(list)
         for row, member in enumerate(members):
             args = member.args or NO_ARGS
@@ -302,7 +303,7 @@ class Shard:
         events = []
         for event in instants:
             if event.name != "[memory]" or event.args is None or event.args.size is None:
-                continue  # marks of the capture's own start and end
+                continue  # Marks of the capture's own start and end.
             time = text_to_ns(bytes(event.ts))
             if time is None:
                 self.unplaced["time is not a number"] += 1
@@ -341,11 +342,11 @@ class Shard:
             )
 
     def add_counters(self, text: bytes) -> None:
-        """Take the counters of the ranges of a chunk, given as JSON: a row each, the first of a range marked."""
+        """Add the counters of a chunk's ranges from JSON: a row each, the first of a range marked."""
         waiting, self.ranges = self.ranges, 0
         try:
             ranges = counted_ranges(text)
-        except (ValueError, RecursionError):  # what skips a value unread is laxer
+        except (ValueError, RecursionError):  # The decoder that skips a value unread accepts more.
             self.unplaced["ranges whose counters cannot be read"] += waiting
             return
         rows = [
@@ -382,7 +383,7 @@ class Shard:
 
 
 def _times(members: list[Any], unplaced: Tally[str]) -> tuple[Array, Array, list[Any]] | None:
-    """Starts, ends and the events they belong to; None if a time needs its text. What has no time is counted."""
+    """Return starts, ends and their events; ``None`` if a time needs its text. Events without a time are counted."""
     if type(members[0]) is Span:
         start, length = floats_to_ns(_floats(_TS, members)), floats_to_ns(_floats(_DUR, members))
         if start is None or length is None:
@@ -404,7 +405,7 @@ def _times(members: list[Any], unplaced: Tally[str]) -> tuple[Array, Array, list
 
 
 class _RawCodes(dict[bytes, int]):
-    """Codes of undecoded JSON texts; nothing recorded is ``MISSING``."""
+    """Codes of undecoded JSON texts; ``MISSING`` if nothing is recorded."""
 
     def __init__(self, strings: Codes) -> None:
         super().__init__({b"": MISSING})
@@ -416,7 +417,7 @@ class _RawCodes(dict[bytes, int]):
 
 
 class _NumberCodes(_RawCodes):
-    """The same of inputs that are numbers, truth values and lists of them; all others are values of the program."""
+    """Codes of inputs that are numbers, truth values or lists of them; all others are values of the program."""
 
     def __missing__(self, key: bytes) -> int:
         if NUMBERS.fullmatch(key):
@@ -447,7 +448,7 @@ def _external(args: list[Args]) -> Array:
 
 
 def _peer(args: Args) -> int:
-    """The rank on the other side: a send names where it goes, a receive where it comes from."""
+    """Return the rank on the other side: the destination of a send, the source of a receive."""
     if args.collective == "send":
         return args.destination_rank
     return args.source_rank if args.collective == "recv" else -1
@@ -458,7 +459,7 @@ def _size(args: Args) -> int:
 
 
 def _numbers(values: list[Any]) -> Array:
-    """Device and stream ids; old files write ``'stream 7'``."""
+    """Return device and stream ids; old files write ``'stream 7'``."""
     try:
         return np.array(values, np.int64)
     except (TypeError, ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""Shards to declared tables: one string pool, rows in order, and the links between host and device."""
+"""Declared tables from shards: one string pool, rows in order, and the links between host and device."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _TEXT = (
 
 
 class Tables:
-    """Builds the tables of one file from its shards, in a builder of a trace."""
+    """Builder of one file's tables from its shards, in a builder of a trace."""
 
     def __init__(self, builder: TraceBuilder, shards: list[Shard], head: Head) -> None:
         self._builder = builder
@@ -84,7 +84,7 @@ class Tables:
         return join_columns(parts) if parts else {}
 
     def _pool(self, shard: Shard) -> Array | None:
-        """Codes of the shard's strings in the trace's pool; None where they agree."""
+        """Return the codes of the shard's strings in the trace's pool; ``None`` if they agree."""
         if not self.strings:
             self._builder.add_strings(list(shard.strings))
             return None
@@ -98,7 +98,7 @@ class Tables:
         return of_names(names, self.strings, classify, dtype)
 
     def _split_mtia(self, merged: dict[str, Columns]) -> None:
-        """MTIA writes all device events in one category: kernels, DMA requests and waits."""
+        """Split MTIA's device events, which have one category: kernels, DMA requests and waits."""
         events = merged.pop("mtia")
         if not events:
             return
@@ -132,7 +132,7 @@ class Tables:
         columns["kind"] = self._by_name(
             category, lambda name: categories.SLICE_KINDS.get(name, SliceKind.OTHER), np.uint8
         )
-        # until 2021 Kineto had one category for ops and annotations
+        # Until 2021 Kineto had one category for ops and annotations.
         mixed = self._by_name(category, lambda name: name == "operator", bool)
         if mixed.any():
             annotations = mixed & self._by_name(columns["name"], categories.is_annotation, bool)
@@ -155,7 +155,7 @@ class Tables:
         seen = [merged[name]["device"] for name in ("kernel", "copy", "sync") if merged[name]]
         ordinals = np.unique(np.concatenate(seen)) if seen else np.empty(0, np.int64)
         known = {device.id: device for device in head.devices}
-        # ROCm numbers devices in the node, their properties in the process: alike, any stands for all
+        # ROCm numbers devices in the node, their properties in the process; equal devices represent each other.
         kinds = {(device.product, device.cores, device.memory) for device in head.devices}
         any_device = head.devices[0] if len(kinds) == 1 else None
         found = [known.get(int(ordinal), any_device) for ordinal in ordinals]
@@ -177,7 +177,7 @@ class Tables:
 
     def _device_work(self, merged: dict[str, Columns]) -> None:
         calls, slices = self.rows["calls"], self.rows["slices"]
-        # where calls share a correlation id, the one that launches wins
+        # If calls share a correlation id, the one that launches wins.
         launches = calls["kind"] <= int(CallKind.MEMSET)
         by_correlation = Lookup(calls["correlation"], np.argsort(launches, kind="stable"))
         trusted = self._external_ids_are_ops(merged)
@@ -205,7 +205,7 @@ class Tables:
             self._builder.table(table, columns)
 
     def _external_ids_are_ops(self, merged: dict[str, Columns]) -> bool:
-        """Old files repeat the correlation id as external id on device rows: then it names no op."""
+        """Return ``False`` if device rows repeat the correlation id as external id (old files), which names no op."""
         kernels = merged["kernel"]
         if not kernels:
             return True
@@ -243,7 +243,7 @@ class Tables:
         self._builder.table("collectives", join_columns([on_device, on_host]))
 
     def _describe(self, collectives: Columns, described: Columns, correlation: Array) -> None:
-        """Sizes and groups, joined to their kernels by correlation id (start time where it has none)."""
+        """Join sizes and groups to their kernels by correlation id (start time without one)."""
         starts = Lookup(described["start_ns"], np.arange(len(described["start_ns"])))
         match = starts(collectives["start_ns"])
         result = match != MISSING

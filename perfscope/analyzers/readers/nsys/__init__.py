@@ -1,1 +1,1 @@
-"""Nsight Systems exports: what their tables and columns stand for, over all ages of the schema."""
+"""Nsight Systems exports: meaning of their tables and columns, over all ages of the schema."""

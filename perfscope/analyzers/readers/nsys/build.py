@@ -1,4 +1,4 @@
-"""From an open export to traces: one for each process that has work on a device, on the session's clock."""
+"""Traces of an open export: one per process with work on a device, on the session's clock."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ from perfscope.model.trace import CopyKind, Rows, Trace, TraceBuilder
 from perfscope.model.trace.columns import MISSING
 from perfscope.model.units import format_bytes, format_ns
 
-# What a reader of the report must know of an export: what was recorded as a whole, guessed, or not at all.
-
-
 KNOWN_MAJOR = "3"
-"""Of the export's schema. Another one may mean something else by the same names."""
+"""Known major version of the export's schema. In another one, equal names may have other meanings."""
 
 _CUDA_TABLES = "CUPTI_ACTIVITY_KIND_"
+
+FORMAT = "nsys"
+
+
+# Notes about an export for a reader of the report: what was recorded as a whole, guessed, or missing.
 
 
 def notes_of(
@@ -35,14 +37,14 @@ def notes_of(
     steps: Steps,
     ranks: str | None,
 ) -> tuple[str, ...]:
-    """One sentence each. ``ranks``: how ranks were told."""
+    """Return one sentence per note. ``ranks``: how ranks were determined."""
     rows = trace.rows
     notes = [ranks] if ranks else []
     major = _setting(database, "EXPORT_SCHEMA_VERSION_MAJOR")
     if major not in (None, KNOWN_MAJOR):
         version = _setting(database, "EXPORT_SCHEMA_VERSION")
         notes.append(
-            f"the export's schema is {version}, newer or older than any known one: numbers may mean other things"
+            f"the export's schema is {version}, newer or older than any known one: numbers may have another meaning"
         )
     notes += _absent(database, rows)
     notes += trace.orphans(
@@ -76,7 +78,7 @@ def _setting(database: Export, key: str) -> str | None:
 
 
 def _absent(database: Export, rows: Mapping[str, Rows]) -> list[str]:
-    """Why there is no device work: tables without rows are not written, so one that is absent says little."""
+    """Return why there is no device work. Tables without rows are not written, so an absent table proves little."""
     if len(rows["kernels"]) or len(rows["copies"]):
         return []
     key = "PROCESS_0:COLLECT_CUDA_TRACE"
@@ -91,7 +93,7 @@ def _absent(database: Export, rows: Mapping[str, Rows]) -> list[str]:
 
 
 def _peers(copies: Rows, strings: list[str]) -> list[str]:
-    """What copies from device to device reached, by pair: bytes over the time the copies took."""
+    """Return the transfers between devices by pair: bytes over the time of the copies."""
     peers = copies["kind"] == int(CopyKind.PEER_TO_PEER)
     notes = []
     for code in np.unique(copies["name"][peers]).tolist():
@@ -106,24 +108,21 @@ def _peers(copies: Rows, strings: list[str]) -> list[str]:
     return notes
 
 
-FORMAT = "nsys"
-
-
 class Identity(Struct, frozen=True, kw_only=True):
-    """Which rank a process is, and how that is known."""
+    """Rank of a process, and its evidence."""
 
     rank: int | None
     source: str | None
     world_size: int | None
     how: str | None
-    """A sentence for the reader, where it is not what the program itself says."""
+    """Sentence for the reader, unless the program itself recorded its rank."""
 
 
 NO_IDENTITY = Identity(rank=None, source=None, world_size=None, how=None)
 
 
 def build(database: Export, shown: str) -> list[Trace]:
-    """The traces of an export, by rank. ``DataError`` if it holds no events."""
+    """Return the traces of an export, by rank. ``DataError`` if it holds no events."""
     session = Session(database)
     host, device, usage, counters = (
         read_host(session),
@@ -133,13 +132,13 @@ def build(database: Export, shown: str) -> list[Trace]:
     )
     samples = read_samples(session)
     if not session.pool.events:
-        raise DataError(f"{shown}: no events in it: nothing was recorded, or the export left all of it out")
+        raise DataError(f"{shown}: no events in it: nothing was recorded, or the export left out everything")
     owners = _owners(device)
     left = _left_out((host.calls, host.slices, samples.columns), owners)
     if left:
         session.pool.unplaced["host row of a process without work on a device"] += left
     parts = [_parts(host, device, usage, samples, one) for one in (owners if len(owners) > 1 else [None])]
-    parts[0]["counters"] = counters  # they are of the machine and not of a process: the first trace has them
+    parts[0]["counters"] = counters  # Counters belong to the machine, not a process, so the first trace has them.
     events = [sum(_rows(columns) for columns in part.values()) for part in parts]
     events[0] = session.pool.events - sum(events[1:])
     traces = []
@@ -167,7 +166,7 @@ def _rows(columns: Columns) -> int:
 
 
 def _owners(device: Device) -> list[int]:
-    """Processes with work on a device, in order of their numbers."""
+    """Return the processes with work on a device, in order of their numbers."""
     both = np.concatenate([device.kernels["process"], device.copies["process"]])
     return [one for one in np.unique(both).tolist() if one != NULL]
 
@@ -181,7 +180,7 @@ def _left_out(tables: Iterable[Columns], owners: list[int]) -> int:
 def _parts(
     host: Host, device: Device, usage: Columns, samples: NativeSamples, process: int | None
 ) -> dict[str, Columns]:
-    """The rows of one process, or of all."""
+    """Return the rows of one process, or of all."""
     tables = {
         "calls": host.calls,
         "slices": host.slices,
@@ -202,7 +201,7 @@ def _of(columns: Columns, process: int | None) -> Columns:
 
 
 def _communicators(slices: Columns, strings: list[str], fields: list[Fields]) -> dict[int, tuple[int, int]]:
-    """NCCL communicator -> (ranks, this process's rank), where its creation was recorded."""
+    """Return NCCL communicator -> (ranks, rank of this process), if its creation was recorded."""
     result = {}
     for row in np.flatnonzero(slices["payload"] != MISSING).tolist():
         told = fields[slices["payload"][row]]

@@ -1,11 +1,11 @@
 """Samples of counters: metrics of GPUs and network cards, numbers of generic events, and memory of the driver.
 
-GPU metrics are whole percents of the peak, as their names say (``[Throughput %]``; of clocks the name says MHz, and
-exports hold Hz). Their numbers change between versions, so a metric is known by its name alone; the low byte of
-``typeId`` is the number of the GPU in the machine. CUDA may number the devices of a process otherwise
-(``CUDA_VISIBLE_DEVICES``): where the export tells both numbers a GPU has CUDA's, as in ``devices``, and one that no
-process uses is ``machine GPU 3``. Metrics of network cards are rates (``bytes/ms``). Exports up to 2022.4 hold the
-samples of GPUs as JSON text in ``GENERIC_EVENTS``.
+GPU metrics are whole percents of the peak, as in their names (``[Throughput %]``; names of clocks have MHz, and exports
+hold Hz). Metric ids change between versions, so the name identifies a metric. The low byte of ``typeId`` is the number
+of the GPU in the machine. CUDA may number the devices of a process differently (``CUDA_VISIBLE_DEVICES``). If the
+export has both numbers, a GPU has CUDA's, as in ``devices``; a GPU without a process is ``machine GPU 3``. Metrics of
+network cards are rates (``bytes/ms``). Exports up to 2022.4 hold the samples of GPUs as JSON text in
+``GENERIC_EVENTS``.
 """
 
 from __future__ import annotations
@@ -23,9 +23,16 @@ _METRICS = "TARGET_INFO_GPU_METRICS"
 _NETWORK = "TARGET_INFO_NETWORK_METRICS"
 _LONGEST_NS = 2**53
 
+_TABLE = "CUDA_GPU_MEMORY_USAGE_EVENTS"
+
+_FREED = 1
+
+_ON_HOST = (0, 1)
+"""``memKind``: pageable and pinned memory."""
+
 
 def read_counters(session: Session) -> Columns:
-    """``time_ns``, ``name`` and ``value`` of all samples, in order of time."""
+    """Return ``time_ns``, ``name`` and ``value`` of all samples, in order of time."""
     parts = [part for part in (_gpus(session), _cards(session), _generic(session)) if len(part["time_ns"])]
     if not parts:
         return {}
@@ -35,14 +42,14 @@ def read_counters(session: Session) -> Columns:
 
 
 def _samples(session: Session, table: str, time: Array, name: Array, value: Array) -> Columns:
-    """Samples on the trace's clock; those without a time, a name or a value are counted as unplaced."""
+    """Return samples on the trace's clock; those without time, name or value count as unplaced."""
     session.pool.events += len(time)
     sound = (time != NULL) & (np.abs(time) < _LONGEST_NS) & (name >= 0)
     if value.dtype.kind == "i":
         sound &= value != NULL
     lost = int((~sound).sum())
     if lost:
-        session.pool.unplaced[f"{table}: a sample without a sound time, a known metric or a value"] += lost
+        session.pool.unplaced[f"{table}: a sample without a valid time, a known metric or a value"] += lost
     return {
         "time_ns": time[sound] + session.epoch_ns,
         "name": name[sound].astype(np.int32),
@@ -51,7 +58,7 @@ def _samples(session: Session, table: str, time: Array, name: Array, value: Arra
 
 
 def _gpu_names(session: Session) -> Callable[[int], str]:
-    """How a GPU of this number in the machine is called: as CUDA numbers it, where all processes agree on that."""
+    """Return a function from a GPU's machine number to its name: CUDA's number if all processes agree."""
     pairs: set[tuple[int, int]] = set()
     for table, gpu, cuda in (("TARGET_INFO_CUDA_DEVICE", "gpuId", "cudaId"), ("TARGET_INFO_GPU", "id", "cuDevice")):
         columns = session.database.integers(table, gpu, cuda)
@@ -79,7 +86,7 @@ def _gpus(session: Session) -> Columns:
 
 
 def _cards(session: Session) -> Columns:
-    """Metrics of network cards; a sample is that of the interval it ends."""
+    """Return metrics of network cards; a sample covers the interval that it ends."""
     rows = session.database.integers("NET_NIC_METRIC", "end", "globalId", "metricsListId", "metricsIdx", "value")
     columns, (texts, units) = session.database.mixed(_NETWORK, ("metricsListId", "metricsIdx"), "name", "unit")
     metrics = {
@@ -102,7 +109,7 @@ def _cards(session: Session) -> Columns:
 
 
 def _generic(session: Session) -> Columns:
-    """Numbers in the JSON of generic events; text in it is left out."""
+    """Return numbers in the JSON of generic events, without texts."""
     columns, (read,) = session.database.mixed(
         "GENERIC_EVENTS", ("timestamp", "typeId"), "data", keep={"data": _numbers}
     )
@@ -147,19 +154,13 @@ def _by_key(first: Array, second: Array, named: dict[tuple[int, int], int]) -> A
     return np.array(codes, np.int64)[kind]
 
 
-# Memory of the driver: what ``cudaMalloc`` and ``cudaFree`` did (``nsys profile --cuda-memory-usage=true``).
+# Memory of the driver: events of ``cudaMalloc`` and ``cudaFree`` (``nsys profile --cuda-memory-usage=true``).
 #
-# A framework takes large segments from the driver and hands them out itself: these rows are the segments.
-
-
-_TABLE = "CUDA_GPU_MEMORY_USAGE_EVENTS"
-_FREED = 1
-_ON_HOST = (0, 1)
-"""``memKind``: pageable and pinned memory."""
+# A framework takes large segments from the driver and divides them itself. These rows are the segments.
 
 
 def read_usage(session: Session) -> Columns:
-    """``time_ns, process, globalTid, correlation, on_device, ordinal, address, bytes`` of each event."""
+    """Return ``time_ns, process, globalTid, correlation, on_device, ordinal, address, bytes`` of each event."""
     rows = session.database.integers(
         _TABLE, "start", "globalPid", "deviceId", "correlationId", "address", "bytes", "memKind", "memoryOperationType"
     )
@@ -168,7 +169,7 @@ def read_usage(session: Session) -> Columns:
     sound = (time != NULL) & (np.abs(time) < _LONGEST_NS) & (rows["bytes"] >= 0)
     lost = int((~sound).sum())
     if lost:
-        session.pool.unplaced[f"{_TABLE}: an event without a sound time or size"] += lost
+        session.pool.unplaced[f"{_TABLE}: an event without a valid time or size"] += lost
     rows = {name: values[sound] for name, values in rows.items()}
     if not len(rows["start"]):
         return {}

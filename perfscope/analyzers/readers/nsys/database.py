@@ -1,7 +1,7 @@
-"""An untrusted SQLite file, read only: real tables, declared columns, bounded work. Nothing in it is run.
+"""An untrusted SQLite file, read only: real tables, declared columns, bounded work. None of its content is executed.
 
-Tables and columns of an Nsight export come and go with its version and with what was recorded (tables are
-written only when they have rows), so each is looked up before it is read.
+Tables and columns of an Nsight export depend on its version and on the recording (only tables with rows are written),
+so each is looked up before it is read.
 """
 
 from __future__ import annotations
@@ -22,27 +22,33 @@ from perfscope.model.trace import TraceBuilder
 from perfscope.model.trace.columns import MISSING, Array
 
 NULL = int(np.iinfo(np.int64).min)
-"""What an integer column holds where the row has no value; no time, id or size of a recording is that."""
+"""Value of an integer column for a row without a value; no time, id or size of a recording equals it."""
 
 TEXT_BYTES = 16 << 10
-"""Of a text the first 16 KiB are read: the longest kernel names of CUTLASS have less."""
+"""Bytes of a text that are read; the longest kernel names of CUTLASS are shorter."""
 
 NOTHING: Mapping[str, Callable[[object], object]] = MappingProxyType({})
 
 _BATCH = 1 << 16
 _LENGTH_LIMIT = 64 << 20
-"""Bytes of one value or row; SQLite allows 1 GB."""
+"""Maximum bytes of one value or row; SQLite allows 1 GB."""
 _STEPS_PER_CALL = 1_000_000
 _STEPS_PER_BYTE = 1_000
 _STEPS_AT_LEAST = 2_000_000_000
-"""Steps of SQLite's machine: a row of 20 columns takes 100, a file of a few MB is read in 10^8."""
+"""Minimum step limit of SQLite's machine; a row of 20 columns takes 100 steps, a file of a few MB 10^8."""
 _SAID_LETTERS = 200
 _PLAIN_FUNCTIONS = frozenset({"coalesce", "ifnull", "substr", "count"})
 _PRAGMAS = frozenset({"table_info"})
 
+_LONGEST_NS = 2**53
+"""104 days: a time further from the session's start is a corrupt number."""
+
+_LATEST_EPOCH_NS = 4 * 10**18
+"""The year 2096."""
+
 
 class Export(Protocol):
-    """What is asked of an export, whatever file it is; the methods are those of ``Database``."""
+    """Interface of an export of any file type; the methods are those of ``Database``."""
 
     @property
     def tables(self) -> frozenset[str]: ...  # noqa: D102
@@ -65,10 +71,10 @@ class Export(Protocol):
 
 
 class Database:
-    """The tables of an open file. ``DataError``, one line, for whatever is wrong with it."""
+    """The tables of an open file. ``DataError``, one line, for any fault in it."""
 
     def __init__(self, connection: sqlite3.Connection, shown: str, size: int) -> None:
-        """``shown``: the path to name in errors; ``size``: bytes of the file, no table has more rows."""
+        """``shown``: the path in errors; ``size``: bytes of the file, an upper bound of a table's rows."""
         self._connection = connection
         self._shown = shown
         self._size = size
@@ -80,26 +86,26 @@ class Database:
 
     @property
     def tables(self) -> frozenset[str]:
-        """Names of its real tables (no views, no virtual ones)."""
+        """Return the names of its real tables (no views, no virtual tables)."""
         return frozenset(self._columns)
 
     def columns(self, table: str) -> frozenset[str]:
-        """Names of a table's columns; empty where there is no such table."""
+        """Return the names of a table's columns; empty without such a table."""
         return self._columns.get(table, frozenset())
 
     def integers(self, table: str, *names: str) -> Columns:
-        """Integer columns of all rows, shape (n,), int64; ``NULL`` where a value or the column is absent.
+        """Return integer columns of all rows, shape (n,), int64; ``NULL`` if the value or the column is absent.
 
-        Empty arrays where there is no such table.
+        Empty arrays without such a table.
         """
         return self.mixed(table, names)[0]
 
     def mixed(
         self, table: str, names: tuple[str, ...], *others: str, keep: Mapping[str, Callable[[object], object]] = NOTHING
     ) -> tuple[Columns, list[list[object]]]:
-        """As ``integers``, and beside them columns of text or bytes as one list each (``None``: no value).
+        """Return integers as in ``integers``, and a list of text or bytes per further column (``None``: no value).
 
-        ``keep``: by column, what is kept of such a value, so that a long table's texts are never all held at once.
+        ``keep``: by column, a function that reduces its values, so that a long table's texts are never all in memory.
         """
         held = self.columns(table)
         present = [name for name in names if name in held]
@@ -125,7 +131,10 @@ class Database:
         return {name: result.get(name, np.full(size, NULL)) for name in names}, values
 
     def texts(self, ids: set[int]) -> dict[int, str]:
-        """The strings of ``StringIds`` with those ids; no other is read, for one may hold the environment."""
+        """Return the strings of ``StringIds`` with those ids.
+
+        No others are read, because one may hold the environment.
+        """
         result: dict[int, str] = {}
         if not {"id", "value"} <= self.columns("StringIds"):
             return result
@@ -139,7 +148,7 @@ class Database:
         return result
 
     def settings(self, table: str, keys: tuple[str, ...]) -> dict[str, str]:
-        """Values of a table of names and values, of the given keys alone."""
+        """Return the values of the given keys from a table of names and values."""
         if not {"name", "value"} <= self.columns(table):
             return {}
         listed = ", ".join(f"'{key}'" for key in keys)
@@ -150,7 +159,7 @@ class Database:
         try:
             return np.array(batch, np.int64)
         except (TypeError, ValueError, OverflowError) as error:
-            raise DataError(f"{self._shown}: table {table} holds no numbers where they belong ({error})") from error
+            raise DataError(f"{self._shown}: table {table} has an invalid number ({error})") from error
 
     def _rows(self, sql: str) -> list[tuple[object, ...]]:
         return [row for batch in self._batches(sql, "schema") for row in batch]
@@ -164,17 +173,17 @@ class Database:
                 if seen > self._size:
                     raise DataError(f"{self._shown}: corrupt: table {table} has more rows than the file has bytes")
                 yield batch
-        except (sqlite3.Error, UnicodeDecodeError) as error:  # the message itself may quote corrupt text
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # The message itself may quote corrupt text.
             reason = " ".join(str(error).split())[:_SAID_LETTERS]
             raise DataError(f"{self._shown}: cannot be read as SQLite ({table}): {reason}") from error
 
 
 @contextlib.contextmanager
 def open_database(path: Path, shown: str) -> Iterator[Database]:
-    """The database at ``path`` for reading. ``DataError`` if it is none, or corrupt.
+    """Open the database at ``path`` for reading. ``DataError`` if it is not SQLite, or corrupt.
 
-    Opened without write access, without extensions, without its own functions, triggers or views, and with
-    an end to the work it may cause.
+    It is opened without write access, without extensions, without its own functions, triggers or views, and with a
+    limit of the work it may cause.
     """
     size = path.stat().st_size
     try:
@@ -204,7 +213,7 @@ def open_database(path: Path, shown: str) -> Iterator[Database]:
 
 
 class _Budget:
-    """Ends a query that works on and on; true: stop."""
+    """Step limit of a query; ``True`` stops it."""
 
     def __init__(self, size: int) -> None:
         self._left = max(_STEPS_AT_LEAST, size * _STEPS_PER_BYTE) // _STEPS_PER_CALL
@@ -232,13 +241,7 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-# What all tables of one export share: its strings, its clock, its processes, and what was left out.
-
-
-_LONGEST_NS = 2**53
-"""104 days: a time further from the session's start is a corrupt number, not a time."""
-_LATEST_EPOCH_NS = 4 * 10**18
-"""The year 2096."""
+# State that all tables of one export share: its strings, its clock, its processes, and rows that were left out.
 
 
 class Session:
@@ -249,28 +252,28 @@ class Session:
         self.pool = TraceBuilder()
         start = database.integers("TARGET_INFO_SESSION_START_TIME", "utcEpochNs")["utcEpochNs"]
         self.epoch_ns = int(start[0]) if len(start) and 0 < start[0] < _LATEST_EPOCH_NS else 0
-        """The session's start in ns of the Unix epoch; 0 if it is not told."""
+        """Start of the session in ns of the Unix epoch; 0 if unknown."""
         took = database.integers("ANALYSIS_DETAILS", "duration")["duration"]
         self.ended_ns = self.epoch_ns + int(took[0]) if len(took) == 1 and 0 < took[0] < _LONGEST_NS else None
-        """The recording's end on the trace's clock; ``None`` if it is not told, or several machines tell theirs."""
+        """End of the recording on the trace's clock; ``None`` if unknown, or if several machines recorded theirs."""
 
     def events(self, table: str, *names: str) -> Columns:
-        """A table of events with ``start_ns`` and ``end_ns`` on the trace's clock, ``process``, and ``names``.
+        """Return a table of events with ``start_ns`` and ``end_ns`` on the trace's clock, ``process``, and ``names``.
 
-        Rows without a sound time are counted as unplaced.
+        Rows without a valid time count as unplaced.
         """
         columns = self.database.integers(table, "start", "end", "globalPid", "globalTid", *names)
         return self.timed(columns, table)
 
     def timed(self, columns: Columns, table: str) -> Columns:
-        """``columns`` with ``start`` and ``end`` checked and put on the trace's clock."""
+        """Return ``columns`` with ``start`` and ``end`` checked and converted to the trace's clock."""
         start, end = columns.pop("start"), columns.pop("end")
         self.pool.events += len(start)
         sound = (np.abs(start) < _LONGEST_NS) & (np.abs(end) < _LONGEST_NS) & (start != NULL) & (end != NULL)
         open_ended = (np.abs(start) < _LONGEST_NS) & (start != NULL) & (end == NULL)
         backwards = sound & (end < start)
         self._unplaced(f"{table}: a row that never ended", open_ended)
-        self._unplaced(f"{table}: a row without a sound time", ~sound & ~open_ended)
+        self._unplaced(f"{table}: a row without a valid time", ~sound & ~open_ended)
         self._unplaced(f"{table}: a row that ends before it starts", backwards)
         kept = sound & ~backwards
         taken = {name: values[kept] for name, values in columns.items()}
@@ -284,9 +287,9 @@ class Session:
             self.pool.unplaced[reason] += count
 
     def codes(self, ids: Array, written: Callable[[str], str] = str) -> Array:
-        """Codes of the strings with these ids, shape (n,), int32; ``MISSING`` where there is none.
+        """Return the codes of the strings with these ids, shape (n,), int32; ``MISSING`` without one.
 
-        ``written``: how the text is kept.
+        ``written``: converts the text before it is stored.
         """
         distinct, inverse = np.unique(ids, return_inverse=True)
         texts = self.database.texts({one for one in distinct.tolist() if one != NULL})
@@ -295,21 +298,21 @@ class Session:
 
 
 def process_of(global_pid: Array, global_tid: Array) -> Array:
-    """Machine and process of an event, without its thread: shape (n,), int64; ``NULL`` where neither id is known.
+    """Return machine and process of an event, without its thread: shape (n,), int64; ``NULL`` if both ids are unknown.
 
-    A global id is 8 bits of hardware, 8 of virtual machine, 24 of process and 24 of thread.
+    A global id has 8 bits of hardware, 8 of virtual machine, 24 of process and 24 of thread.
     """
     known = np.where(global_pid != NULL, global_pid, global_tid)
     return np.where(known != NULL, known >> 24, NULL)
 
 
 def pid_of(process: int) -> int:
-    """Number of a process in its system."""
+    """Return the number of a process in its system."""
     return process & 0xFFFFFF
 
 
 def distinct_rows(*columns: Array) -> tuple[Array, Array]:
-    """Rows that are alike in all columns: a row of each kind, and the kind of every row. Shapes (k,) and (n,)."""
+    """Return one row of each distinct kind, and the kind of every row. Shapes (k,) and (n,)."""
     _, first, kind = np.unique(columns[0], return_index=True, return_inverse=True)
     for column in columns[1:]:
         distinct, own = np.unique(column, return_inverse=True)
@@ -320,5 +323,5 @@ def distinct_rows(*columns: Array) -> tuple[Array, Array]:
 
 
 def nullable(values: Array) -> Array:
-    """``values`` with ``MISSING`` for what is not known."""
+    """Return ``values`` with ``MISSING`` for unknown ones."""
     return np.where((values == NULL) | (values < 0), MISSING, values)

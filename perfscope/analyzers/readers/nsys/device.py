@@ -1,4 +1,4 @@
-"""Device rows: kernels, copies and memsets, graphs that ran as a whole, waits as the driver saw them, the devices."""
+"""Device rows: kernels, copies and memsets, graphs that ran as a whole, waits in the driver, the devices."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _MOST_BLOCKS = 1 << 62
 
 
 class Device(Struct, kw_only=True):
-    """The devices' rows of all processes; each has ``process``, ``device`` (number), ``stream``, ``correlation``."""
+    """Device rows of all processes; each has ``process``, ``device`` (number), ``stream``, ``correlation``."""
 
     kernels: Columns
     copies: Columns
     waits: Columns
     graphs: int
-    """Rows of ``kernels`` that stand for a whole graph."""
+    """Rows of ``kernels`` that represent a whole graph."""
     nodes: int
     """Kernels that are nodes of a graph."""
 
 
 class Product(Struct, frozen=True, kw_only=True):
-    """What the export says of a device."""
+    """Device properties in the export."""
 
     name: str | None
     cores: int | None
@@ -39,7 +39,7 @@ class Product(Struct, frozen=True, kw_only=True):
 
 
 def read_device(session: Session) -> Device:
-    """All device rows of an export."""
+    """Return all device rows of an export."""
     kernels, nodes = _kernels(session)
     graphs = _graphs(session, nodes)
     copies = join_columns([_copies(session), _sets(session)])
@@ -58,7 +58,7 @@ def read_device(session: Session) -> Device:
 
 
 def _placed(rows: Columns) -> None:
-    """Number of the device, stream and correlation of each row."""
+    """Set the device number, stream and correlation of each row."""
     rows["device"] = np.where(rows["deviceId"] == NULL, 0, rows.pop("deviceId"))
     stream = rows.pop("streamId")
     rows["stream"] = np.where(stream == NULL, MISSING, stream)
@@ -66,7 +66,7 @@ def _placed(rows: Columns) -> None:
 
 
 def _kernels(session: Session) -> tuple[Columns, Columns]:
-    """Kernels, and what tells whether they are nodes of a graph."""
+    """Return kernels, and the columns that identify nodes of a graph."""
     texts = ("demangledName", "shortName", "mangledName")
     rows = session.events("CUPTI_ACTIVITY_KIND_KERNEL", *_WHERE, *texts, *_GRID, *_BLOCK, "graphNodeId")
     name = np.full(len(rows["start_ns"]), MISSING, np.int32)
@@ -96,7 +96,7 @@ def _product(rows: Columns, names_: tuple[str, ...], limit: int) -> Array:
 
 
 def _graphs(session: Session, nodes: Columns) -> Columns:
-    """Graphs recorded as one piece of device time; those whose nodes were recorded are there already."""
+    """Return graphs recorded as one piece of device time, except those whose nodes were recorded."""
     rows = session.events("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", *_WHERE, "graphId")
     _placed(rows)
     recorded = set(zip(nodes["process"].tolist(), nodes["correlation"].tolist(), strict=True))
@@ -144,7 +144,7 @@ def _sets(session: Session) -> Columns:
 
 
 def _waits(session: Session, work: tuple[Columns, ...]) -> Columns:
-    """Waits. Their device is that of their context: the rows name device 0 for every process."""
+    """Return waits with the device of their context, because the rows have device 0 for every process."""
     rows = session.events("CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", *_WHERE, "syncType", "deprecatedSyncType")
     _placed(rows)
     kind = np.where(rows["syncType"] == NULL, rows.pop("deprecatedSyncType"), rows.pop("syncType"))
@@ -159,14 +159,14 @@ def _waits(session: Session, work: tuple[Columns, ...]) -> Columns:
 
 
 def _contexts(session: Session, work: tuple[Columns, ...]) -> dict[tuple[int, int], int]:
-    """(process, context) -> number of the device."""
+    """Return (process, context) -> number of the device."""
     result: dict[tuple[int, int], int] = {}
     for table in ("TARGET_INFO_CUDA_NULL_STREAM", "TARGET_INFO_CUDA_CONTEXT_INFO"):
         rows = session.database.integers(table, "hwId", "vmId", "processId", "contextId", "deviceId")
         for hardware, machine, pid, context, device in zip(*(rows[name].tolist() for name in rows), strict=True):
             if NULL not in (hardware, machine, pid, context, device) and 0 <= pid <= 0xFFFFFF:
                 result[(hardware & 0xFF) << 32 | (machine & 0xFF) << 24 | pid, context] = device
-    for columns in work:  # what ran there tells best
+    for columns in work:  # The device of the work in a context is the best evidence.
         each, _ = distinct_rows(columns["process"], columns["contextId"], columns["device"])
         places = zip(*(columns[name][each].tolist() for name in ("process", "contextId", "device")), strict=True)
         result |= {(process, context): device for process, context, device in places}
@@ -174,10 +174,10 @@ def _contexts(session: Session, work: tuple[Columns, ...]) -> dict[tuple[int, in
 
 
 def products(session: Session, process: int, ordinals: list[int]) -> list[Product | None]:
-    """What is told of the devices with these numbers in a process; None where nothing is.
+    """Return the properties of the devices with these numbers in a process; ``None`` without any.
 
-    CUDA numbers devices again in each process. Newer exports have the numbers of each; older ones those of
-    one process (``cuDevice``), and the oldest none: there the number of the machine stands for it.
+    CUDA numbers devices again in each process. Newer exports have the numbers of each; older ones those of one process
+    (``cuDevice``), and the oldest none: then the number in the machine is used.
     """
     columns, (texts,) = session.database.mixed("TARGET_INFO_GPU", ("id", "cuDevice", "smCount", "totalMemory"), "name")
     told = {

@@ -18,37 +18,88 @@ from perfscope.analyzers.readers.nsys.samples import callers
 from perfscope.model.trace import SliceKind
 from perfscope.model.trace.columns import MISSING, Array
 
-# Which ranges are the steps of the program's loop: perfscope's own, a profiler's, or ranges named like steps.
-
-
 _OWN_DOMAIN, _OWN_NAME, _OWN_EXIT = "perfscope", "step", "exit"
-"""What ``perfscope.step()`` records (``profiler/session/annotate.py``). The exit closes a range that is not a step."""
+"""Names of the ranges of ``perfscope.step()`` (``profiler/session/annotate.py``). The exit closes a range that is not a
+step.
+"""
 
 _WORDS = r"(?:train(?:ing)?|global|inference|decode)?[ _.:/-]*(?:step|iteration|iter)"
-"""An optimizer's step is a part of a step."""
+"""Names of steps; an optimizer's step is part of a step and does not match."""
 _NUMBERED = re.compile(rf"{_WORDS}[ _.:#=/-]*(\d{{1,12}})", re.IGNORECASE)
 _PLAIN = re.compile(_WORDS, re.IGNORECASE)
 
 LEAST = 2
-"""Ranges of a guessed name: a single one may be the whole loop."""
+"""Minimum number of ranges with a guessed name; a single one may be the whole loop."""
+
+_HEAD = struct.Struct("<IIIIQQ")
+
+_FIELDS = {
+    "NCCL communicator ID": "communicator",
+    "Message size [bytes]": "bytes",
+    "No. of ranks": "ranks",
+    "Rank": "rank",
+    "Peer rank": "peer",
+}
+"""Fields that are read, by NCCL's name."""
+
+Fields = dict[str, int]
+"""Values of a payload, by the names on the right of ``_FIELDS``."""
+
+_TYPES = {
+    5: "i", 6: "I", 9: "q", 10: "Q", 13: "h", 14: "H", 15: "i", 16: "I", 17: "q", 18: "Q", 22: "Q", 7: "q", 8: "Q",
+}  # fmt: skip
+"""``NVTX_PAYLOAD_ENTRY_TYPE_*`` (nvToolsExtPayload.h) -> struct code, of the integers."""
+
+OPERATIONS = {
+    "ncclAllReduce": "all_reduce",
+    "ncclAllGather": "all_gather",
+    "ncclReduceScatter": "reduce_scatter",
+    "ncclBroadcast": "broadcast",
+    "ncclBcast": "broadcast",
+    "ncclReduce": "reduce",
+    "ncclAlltoAll": "all_to_all",
+    "ncclAllToAll": "all_to_all",
+    "ncclGather": "gather",
+    "ncclScatter": "scatter",
+    "ncclSend": "send",
+    "ncclRecv": "recv",
+}
+"""Calls that move data."""
+
+_BEGIN, _END = "ncclGroupStart", "ncclGroupEnd"
+
+_SPANS = (
+    ("OSRT_API", SliceKind.OTHER, "(system call)"),
+    ("PROFILER_OVERHEAD", SliceKind.OVERHEAD, "(profiler)"),
+    ("CUPTI_ACTIVITY_KIND_OVERHEAD", SliceKind.OVERHEAD, "(profiler)"),
+)
+
+_NVTX = "NVTX_EVENTS"
+
+_NVTX_COLUMNS = ("start", "end", "eventType", "globalTid", "textId", "domainId")
+
+OWN_LANE = {0: "", 1: " ranges", 2: " profiler"}
+"""Lanes of a thread outside its stack: start/end ranges, which may cross, and the profiler's work."""
+
+
+# Ranges that are the steps of the program's loop: perfscope's, a profiler's, or ranges with the name of a step.
 
 
 class Steps(Struct, frozen=True, kw_only=True):
-    """The steps of one process, and a word on how they were found where they were guessed from names."""
+    """The steps of one process, and the name that they were guessed from."""
 
     columns: Columns
     guessed: str | None
     unfinished: int = 0
-    """Ranges of the steps' name that the end of the recording or of the program closed: they are no steps."""
+    """Number of ranges of the steps' name that the end of the recording or program closed; they are not steps."""
 
 
 def find_steps(slices: Columns, domains: Array, strings: list[str], ended_ns: int | None) -> Steps:
-    """The steps among ``slices`` (by thread, then start); ``domains``: code of each one's NVTX domain.
+    """Return the steps among ``slices`` (by thread, then start); ``domains``: code of each slice's NVTX domain.
 
-    ``ended_ns``: when the recording ended, if that is known: Nsight Systems closes then what is open.
+    ``ended_ns``: end of the recording, if known. Nsight Systems closes open ranges then.
 
-    Steps do not overlap: where ranges of one name do, those of the thread with most of them are taken, the
-    outermost alone.
+    Steps do not overlap. If ranges of one name do, take the outermost ranges of the thread with most of them.
     """
     if not slices:
         return Steps(columns={}, guessed=None)
@@ -80,7 +131,7 @@ def find_steps(slices: Columns, domains: Array, strings: list[str], ended_ns: in
 
 
 def _cut_off(slices: Columns, exits: list[int], ended_ns: int | None) -> Array:
-    """Flag of each slice: its end is not its own. ``exits``: rows of the ranges that say so."""
+    """Flag slices that were closed by the end of something else. ``exits``: rows of the ranges that mark exits."""
     end = slices["end_ns"]
     cut = np.zeros(len(end), bool) if ended_ns is None else end >= ended_ns
     for row in exits:
@@ -98,7 +149,7 @@ def _numbers(texts: dict[int, str], pattern: re.Pattern[str], *, full: bool) -> 
 
 
 def _apart(slices: Columns, rows: Array) -> Array:
-    """Of ``rows`` those of the thread with most, by start, without what begins before the one in front ended."""
+    """Return ``rows`` of the thread with most, by start, without those that begin before the previous one ended."""
     if not len(rows):
         return rows
     threads, counts = np.unique(slices["thread"][rows], return_counts=True)
@@ -114,50 +165,15 @@ def _apart(slices: Columns, rows: Array) -> Array:
     return np.array(kept, np.int64)
 
 
-# What NCCL says of its own calls: payloads of its NVTX ranges, and which kernel each call became.
+# NCCL's data about its own calls: payloads of its NVTX ranges, and the kernel of each call.
 #
-# A payload is one block of bytes, laid out by ``NVTX_PAYLOAD_SCHEMA_ENTRIES``; in the export it stands after a
-# head of 32 bytes (``<IIIIQQ``: domain, -, schema, -, bytes of the payload, bytes in all). Of a schema only the
-# fields named here are read. A message's size is that of one rank: what an all-gather sends, what a
-# reduce-scatter receives (NCCL, ``src/init_nvtx.cc`` and ``src/collectives.cc``).
+# A payload is a block of bytes, laid out by ``NVTX_PAYLOAD_SCHEMA_ENTRIES``. In the export it follows a head of 32
+# bytes (``<IIIIQQ``: domain, -, schema, -, bytes of the payload, bytes in all). Only the fields of a schema named here
+# are read. The size of a message is that of one rank: the input of an all-gather, the output of a reduce-scatter (NCCL,
+# ``src/init_nvtx.cc`` and ``src/collectives.cc``).
 #
-# A call outside a group launches its kernel inside its range. In a group the kernel is launched by the outermost
-# ``ncclGroupEnd``; where that launches one kernel, the kernel is the work of all calls of the group.
-
-
-_HEAD = struct.Struct("<IIIIQQ")
-_FIELDS = {
-    "NCCL communicator ID": "communicator",
-    "Message size [bytes]": "bytes",
-    "No. of ranks": "ranks",
-    "Rank": "rank",
-    "Peer rank": "peer",
-}
-"""Fields that are read, by the name NCCL gives them."""
-Fields = dict[str, int]
-"""What a payload tells, by the names on the right of ``_FIELDS``."""
-
-_TYPES = {
-    5: "i", 6: "I", 9: "q", 10: "Q", 13: "h", 14: "H", 15: "i", 16: "I", 17: "q", 18: "Q", 22: "Q", 7: "q", 8: "Q",
-}  # fmt: skip
-"""``NVTX_PAYLOAD_ENTRY_TYPE_*`` (nvToolsExtPayload.h) -> struct code, of the integers."""
-
-OPERATIONS = {
-    "ncclAllReduce": "all_reduce",
-    "ncclAllGather": "all_gather",
-    "ncclReduceScatter": "reduce_scatter",
-    "ncclBroadcast": "broadcast",
-    "ncclBcast": "broadcast",
-    "ncclReduce": "reduce",
-    "ncclAlltoAll": "all_to_all",
-    "ncclAllToAll": "all_to_all",
-    "ncclGather": "gather",
-    "ncclScatter": "scatter",
-    "ncclSend": "send",
-    "ncclRecv": "recv",
-}
-"""Calls that move data."""
-_BEGIN, _END = "ncclGroupStart", "ncclGroupEnd"
+# A call outside a group launches its kernel inside its range. In a group the outermost ``ncclGroupEnd`` launches the
+# kernel; if it launches one kernel, that kernel does the work of all calls of the group.
 
 
 class Call(Struct, frozen=True, kw_only=True):
@@ -170,7 +186,7 @@ class Call(Struct, frozen=True, kw_only=True):
 
 
 class Message(Struct, frozen=True, kw_only=True):
-    """What one kernel moved. ``None``: not told."""
+    """Data that one kernel moved; ``None`` for unknown values."""
 
     operation: str
     communicator: int | None
@@ -179,7 +195,7 @@ class Message(Struct, frozen=True, kw_only=True):
 
 
 class Payloads:
-    """Decodes payloads by the schemas of an export."""
+    """Decoder of payloads by the schemas of an export."""
 
     def __init__(self, database: Export) -> None:
         columns, (texts,) = database.mixed(
@@ -194,7 +210,7 @@ class Payloads:
                 self._layouts[domain, schema][_FIELDS[str(text)]] = (at, _TYPES[kind])
 
     def fields(self, payload: bytes) -> Fields:
-        """The allow-listed fields of a payload; empty where it has none, or is cut off."""
+        """Return the allow-listed fields of a payload; empty if it has none, or is truncated."""
         if len(payload) < _HEAD.size:
             return {}
         domain, _, schema, _, _, _ = _HEAD.unpack_from(payload)
@@ -208,10 +224,10 @@ class Payloads:
 
 
 def messages(calls: Sequence[Call], launches: Iterable[tuple[int, int]], size_of: dict[int, int]) -> dict[int, Message]:
-    """Kernel -> what it moved. ``calls``: one thread's NCCL ranges by start, then longest first.
+    """Return kernel -> message. ``calls``: one thread's NCCL ranges by start, then longest first.
 
-    ``launches``: (when the launch call began, kernel) of the thread's communication kernels. ``size_of``: ranks of a
-    communicator. Kernels of which the calls do not tell what they moved are left out.
+    ``launches``: (start of the launch call, kernel) of the thread's communication kernels. ``size_of``: ranks of a
+    communicator. Kernels whose message is unknown are left out.
     """
     inside = _innermost(calls, launches)
     result: dict[int, Message] = {}
@@ -237,7 +253,7 @@ def messages(calls: Sequence[Call], launches: Iterable[tuple[int, int]], size_of
 
 
 def _innermost(calls: Sequence[Call], launches: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
-    """Index of a call -> kernels launched in it and in no call inside it."""
+    """Return index of a call -> kernels launched in it and not in a call inside it."""
     result: dict[int, list[int]] = defaultdict(list)
     stack: list[int] = []
     following = 0
@@ -253,7 +269,7 @@ def _innermost(calls: Sequence[Call], launches: Iterable[tuple[int, int]]) -> di
 
 
 def _together(calls: Sequence[Call], size_of: dict[int, int]) -> Message | None:
-    """The calls of a group as one message; None if they are of several kinds or communicators."""
+    """Return the calls of a group as one message; ``None`` if they are of several kinds or communicators."""
     operations = {OPERATIONS[call.name] for call in calls}
     communicators = {call.fields.get("communicator") for call in calls}
     if not calls or len(communicators) > 1 or (len(operations) > 1 and operations != {"send", "recv"}):
@@ -285,20 +301,8 @@ def _sum(calls: Sequence[Call]) -> int | None:
     return sum(told) if told and len(told) == len(sizes) else None
 
 
-_SPANS = (
-    ("OSRT_API", SliceKind.OTHER, "(system call)"),
-    ("PROFILER_OVERHEAD", SliceKind.OVERHEAD, "(profiler)"),
-    ("CUPTI_ACTIVITY_KIND_OVERHEAD", SliceKind.OVERHEAD, "(profiler)"),
-)
-_NVTX = "NVTX_EVENTS"
-_NVTX_COLUMNS = ("start", "end", "eventType", "globalTid", "textId", "domainId")
-
-OWN_LANE = {0: "", 1: " ranges", 2: " profiler"}
-"""Lanes of a thread that are no part of its stack: start/end ranges, which may cross, and the profiler's work."""
-
-
 class Host(Struct, kw_only=True):
-    """The host's rows of all processes."""
+    """Host rows of all processes."""
 
     calls: Columns
     """``start_ns, end_ns, process, globalTid, name, correlation``."""
@@ -308,11 +312,11 @@ class Host(Struct, kw_only=True):
     ``lane``: of ``OWN_LANE``; ``domain``: code of the NVTX domain's name; ``payload``: row of ``payloads``.
     """
     payloads: list[Fields]
-    """What payloads of NVTX ranges tell, the allow-listed fields of NCCL's alone."""
+    """Allow-listed fields of NCCL in the payloads of NVTX ranges."""
 
 
 def read_host(session: Session) -> Host:
-    """All host rows of an export."""
+    """Return all host rows of an export."""
     calls = session.events("CUPTI_ACTIVITY_KIND_RUNTIME", "correlationId", "nameId", "callchainId")
     calls["name"] = _named(session, session.codes(calls.pop("nameId"), names.call_name), "(unnamed call)")
     calls["correlation"] = nullable(calls.pop("correlationId"))
@@ -327,7 +331,7 @@ def read_host(session: Session) -> Host:
 
 
 def _callers(session: Session, calls: Columns, table: str) -> Columns:
-    """An op around each call that was recorded with its stack: the program's function that made it."""
+    """Return an op around each call that was recorded with its stack: the program's function that made it."""
     name = callers(session, table, calls.pop("callchainId"))
     known = name != MISSING
     rows = {column: calls[column][known] for column in ("start_ns", "end_ns", "process", "globalTid")}
@@ -335,7 +339,7 @@ def _callers(session: Session, calls: Columns, table: str) -> Columns:
 
 
 def _as_slices(rows: Columns, kind: SliceKind) -> Columns:
-    """``rows`` with the other columns of ``Host.slices``."""
+    """Return ``rows`` with the other columns of ``Host.slices``."""
     size = len(rows["name"])
     rows["kind"] = np.full(size, int(kind), np.uint8)
     rows["lane"] = np.full(size, 2 if kind == SliceKind.OVERHEAD else 0, np.int64)
@@ -351,7 +355,7 @@ def _named(session: Session, codes: Array, nameless: str) -> Array:
 
 
 def _ranges(session: Session) -> tuple[Columns, list[Fields]]:
-    """NVTX ranges and what the payloads they carry tell."""
+    """Return NVTX ranges and the fields of their payloads."""
     payloads = Payloads(session.database)
     columns, (texts, binaries) = session.database.mixed(
         _NVTX,
@@ -388,7 +392,7 @@ def _ranges(session: Session) -> tuple[Columns, list[Fields]]:
 
 
 def _domain_names(columns: Columns, codes: Array) -> dict[tuple[int, int], int]:
-    """(process, number) -> code of a domain's name."""
+    """Return (process, number) -> code of a domain's name."""
     rows = np.flatnonzero(columns["eventType"] == names.NVTX_DOMAIN)
     process = process_of(columns["globalTid"][rows], columns["globalTid"][rows])
     return dict(
@@ -404,7 +408,7 @@ def _domain_codes(columns: Columns, named: dict[tuple[int, int], int]) -> Array:
 
 
 def _describe(session: Session, ranges: Columns) -> None:
-    """Name, kind, sequence number and shapes of each range, from its text; once a distinct text."""
+    """Set name, kind, sequence number and shapes of each range from its text, once per distinct text."""
     pool = session.pool
     distinct, inverse = np.unique(ranges.pop("text"), return_inverse=True)
     read = [names.read_range(pool.strings[code] if code != MISSING else "") for code in distinct.tolist()]

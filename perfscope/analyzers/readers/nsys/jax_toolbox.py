@@ -1,4 +1,4 @@
-"""nsys-jax: the archive of NVIDIA's JAX-Toolbox, zipped or unpacked: what Nsight Systems saw of a JAX program.
+"""nsys-jax: the archive of NVIDIA's JAX-Toolbox, zipped or unpacked, with a recording of Nsight Systems.
 
 ```
 nvtx_gpu_proj_trace/trace.parquet          NVTX ranges with the time of the device work launched in them
@@ -7,13 +7,12 @@ dump/module_0016.jit_train_step.gpu_target_config.pbtxt.xz                  the 
 thread-metadata.parquet                    names of the threads, in recordings of newer versions
 ```
 
-XLA opens a range for each instruction it launches, inside one for the program; nsys projects each range on the
-devices: from the first begin to the last end of the work launched in it. With one kernel in it that is the kernel's
-time; with several, the time between them is in it.
+XLA opens a range for each launched instruction, inside the range of the program. nsys projects each range on the
+devices: from the first begin to the last end of the work launched in it. With one kernel that is the
+kernel's time; with several, it includes the time between them.
 
-XLA launches the work of each device from a thread of its own, whose name says which device of the job that is and
-which process this one is; a process with one device launches from the caller's thread. Without the names of threads
-they stand for devices numbered by their thread ids.
+XLA launches the work of each device from a separate thread, whose name has the device of the job and the process. A
+process with one device launches from the caller's thread. Without thread names, devices are numbered by thread ids.
 """
 
 from __future__ import annotations
@@ -49,10 +48,10 @@ DUMP = "dump"
 THREADS = Path("thread-metadata.parquet")
 
 MOST_ROWS = 50_000_000
-"""Rows of the projection; a parquet file of a few MB may claim any number."""
+"""Maximum number of rows of the projection; a parquet file of a few MB may declare any number."""
 
 MAX_UNPACKED = 4 << 30
-"""Bytes of what is read of an archive: a projection of some hundred million ranges and the programs."""
+"""Maximum bytes that are read of an archive: a projection of some hundred million ranges and the programs."""
 
 _ZIP = b"PK\x03\x04"
 _PIECE = 1 << 20
@@ -72,18 +71,21 @@ _COLUMNS = ["Name", "Projected Start", "Projected Duration", "TID", "NumGPUOps",
 _MOST_NESTED = 64
 _LAUNCHER = r"^XlaLauncher:#global=(\d{1,9}),local=(\d{1,9}),process=(\d{1,9}),"
 
-_NO_INSTRUCTION = "range that is no instruction (a program as a whole, NCCL, others)"
+_NO_INSTRUCTION = "range without an instruction (a program as a whole, NCCL, others)"
 
 
 def sniff(path: Path, head: bytes) -> bool:
-    """True for the folder, and for a zip with it."""
+    """Return whether the path is the folder, or a zip with it."""
     if head.startswith(_ZIP):
         return _holds_trace(path)
     return path.is_dir() and (path / TRACE).is_file()
 
 
 def read(path: Path) -> Trace:
-    """The recording and its programs. Without pyarrow the programs alone, with a note; ``DataError`` if corrupt."""
+    """Return the recording and its programs; without pyarrow only the programs, with a note.
+
+    ``DataError`` if corrupt.
+    """
     if path.is_dir():
         return _read_folder(path)
     with tempfile.TemporaryDirectory(prefix="perfscope-") as scratch:
@@ -106,7 +108,7 @@ def _holds_trace(path: Path) -> bool:
 
 
 def _unpack(path: Path, folder: Path) -> None:
-    """Write what is read of the archive into ``folder``: members by their known names, up to `MAX_UNPACKED` bytes."""
+    """Extract the members that are read into ``folder``, by their known names, up to `MAX_UNPACKED` bytes."""
     left = MAX_UNPACKED
     try:
         with zipfile.ZipFile(path) as archive:
@@ -140,7 +142,7 @@ def _read_folder(path: Path) -> Trace:
 
 
 def _modules(path: Path) -> tuple[list[HloModule], list[str]]:
-    """The compiled programs by the number XLA gave them; those that cannot be read are reported."""
+    """Return the compiled programs by XLA's number; unreadable ones are reported."""
     modules, problems = [], []
     for file in sorted((path / DUMP).glob(_PROGRAMS)):
         try:
@@ -154,14 +156,14 @@ def _modules(path: Path) -> tuple[list[HloModule], list[str]]:
 
 
 def _ranges(file: Path) -> pd.DataFrame:
-    """Ranges that launched device work, with ``instruction``, ``module``, ``program``, ``root``."""
+    """Return ranges that launched device work, with ``instruction``, ``module``, ``program``, ``root``."""
     import pandas as pd
 
     try:
         ranges = pd.read_parquet(file, columns=_COLUMNS, engine="pyarrow")
     except ImportError:
         raise
-    except (OSError, ValueError, KeyError, TypeError) as error:  # pyarrow's own errors derive from these
+    except (OSError, ValueError, KeyError, TypeError) as error:  # Errors of pyarrow derive from these.
         reason = " ".join(str(error).split())[:200]
         raise DataError(f"{file}: cannot be read as an nsys-jax projection: {reason}") from error
     if len(ranges) > MOST_ROWS:
@@ -220,7 +222,7 @@ def _trace(path: Path, ranges: pd.DataFrame, modules: list[HloModule], problems:
 
 
 def _started(modules: list[HloModule]) -> dict[tuple[int, str], str]:
-    """(Program, operation that XLA made asynchronous) -> the start that the program has in its place."""
+    """Return (program, operation that XLA made asynchronous) -> the start instruction that replaces it."""
     return {
         (module.program_id, inside): start
         for module in modules
@@ -230,13 +232,13 @@ def _started(modules: list[HloModule]) -> dict[tuple[int, str], str]:
 
 
 def _parents(times: dict[str, Array]) -> Array:
-    """Row of each range's parent; ``MISSING`` for none."""
+    """Return the row of each range's parent, or ``MISSING``."""
     held = {number: row for row, number in enumerate(times["RangeId"].tolist()) if number == number}
     return np.array([held.get(number, MISSING) for number in times["ParentId"].tolist()], np.int64)
 
 
 def _root(row: int, parents: Array, names: list[str]) -> int:
-    """Row of the program's range around a range; ``MISSING`` for none."""
+    """Return the row of the program's range around a range, or ``MISSING``."""
     for _ in range(_MOST_NESTED):
         row = int(parents[row])
         if row == MISSING or names[row].startswith("TSL:XlaModule:"):
@@ -245,7 +247,7 @@ def _root(row: int, parents: Array, names: list[str]) -> int:
 
 
 class _Launchers(Struct, frozen=True):
-    """What the names of XLA's launcher threads say. ``place``: local number of a device -> its number in the job."""
+    """Facts in the names of XLA's launcher threads. ``place``: local number of a device -> its number in the job."""
 
     process: int | None
     device_at: dict[int, int]
@@ -253,13 +255,13 @@ class _Launchers(Struct, frozen=True):
     place: dict[int, int]
 
     def devices(self, threads: Array) -> dict[float, int]:
-        """Thread -> local number of its device; what other threads launched is taken to be of the first device."""
+        """Return thread -> local number of its device; work of other threads is assigned to the first device."""
         first = min(self.place)
         return {thread: self.device_at.get(int(thread), first) for thread in np.unique(threads[threads == threads])}
 
 
 def _launchers(path: Path) -> _Launchers | None:
-    """``None`` where the recording has no names of threads, or none of XLA's: a rank is not worth the recording."""
+    """Return the launchers; ``None`` without thread names, or without XLA's. Errors here do not lose the recording."""
     import pandas as pd
 
     if not (path / THREADS).is_file():
@@ -268,7 +270,7 @@ def _launchers(path: Path) -> _Launchers | None:
         names = pd.read_parquet(path / THREADS, engine="pyarrow").reset_index()
         numbers = names["Name"].astype(str).str.extract(_LAUNCHER).dropna().astype(np.int64)
         threads = names["TID"].loc[numbers.index].astype(np.int64).tolist()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # pyarrow's own errors derive from these
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # Errors of pyarrow derive from these.
         return None
     if numbers.empty:
         return None
@@ -281,7 +283,7 @@ def _launchers(path: Path) -> _Launchers | None:
 
 
 def _workers(threads: Array, told: list[re.Match[str] | None]) -> dict[float, int]:
-    """Thread -> device. Programs for one device are launched from the caller's thread: that is the first device."""
+    """Return thread -> device. The caller's thread launches programs for one device: that is the first device."""
     ran: dict[float, set[str]] = {}
     for thread, match in zip(threads.tolist(), told, strict=True):
         ran.setdefault(thread, set()).add(match[2] if match else "")
@@ -294,7 +296,7 @@ def _workers(threads: Array, told: list[re.Match[str] | None]) -> dict[float, in
 
 
 def _runs(roots: list[int], threads: Array, told: list[re.Match[str] | None], start: Array) -> Array:
-    """Number of the execution of its program on its thread, from 0: the same on all devices of one execution."""
+    """Return the index of the program's execution on its thread, from 0, equal on all devices of one execution."""
     by_program: dict[tuple[str, float], set[int]] = {}
     keys = [None if match is None else (match[2], thread) for match, thread in zip(told, threads.tolist(), strict=True)]
     for key, root in zip(keys, roots, strict=True):
@@ -309,14 +311,14 @@ def _runs(roots: list[int], threads: Array, told: list[re.Match[str] | None], st
 
 
 def _target(path: Path) -> dict[str, bytes]:
-    """What the programs were compiled for, by the keys of ``_TARGET``; empty where they do not agree on it."""
+    """Return the compilation target by the keys of ``_TARGET``; empty if the programs differ."""
     result = set()
     for file in sorted((path / DUMP).glob(_TARGETS)):
         try:
             with open_bytes(file, _TARGET_BYTES) as data:
                 text = bytes(data)
         except DataError:
-            return {}  # a name is not worth the recording
+            return {}  # A bad name does not lose the recording.
         result.add(
             tuple((key, match[1]) for key, pattern in _TARGET.items() if (match := pattern.search(text)) is not None)
         )
@@ -324,7 +326,7 @@ def _target(path: Path) -> dict[str, bytes]:
 
 
 def _tables(ops: Columns, launched: Array, target: dict[str, bytes], pool: TraceBuilder) -> int:
-    """Make the tables by device; how many kernels stand for several."""
+    """Make the tables by device; return how many kernels represent several."""
     leaves = np.flatnonzero(~ops["encloses"])
     leaves = leaves[np.lexsort((ops["start_ns"][leaves], ops["ordinal"][leaves]))]
     ordinals, device = np.unique(ops["ordinal"][leaves], return_inverse=True)
@@ -358,7 +360,7 @@ def _tables(ops: Columns, launched: Array, target: dict[str, bytes], pool: Trace
 
 
 def _devices(ordinals: Array, target: dict[str, bytes], pool: TraceBuilder) -> Columns:
-    """All devices are of the kind that the programs were compiled for."""
+    """Return devices of the kind that the programs were compiled for."""
     name = pool.code(target["name"].decode("ascii")) if "name" in target else MISSING
     return {
         "ordinal": ordinals,

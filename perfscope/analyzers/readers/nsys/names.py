@@ -14,20 +14,20 @@ NVTX_START_END = 60
 NVTX_DOMAIN = 75
 """``NVTX_EVENTS.eventType``: ranges of a thread's stack, ranges between two moments, and names of domains."""
 NVTX_OTHERS = {33: "NVTX category name", 34: "NVTX mark", 76: "end of an NVTX domain", 39: "NVTX thread name"}
-"""Event types with no span of their own, in words."""
+"""Event types without a span, in words."""
 
 COPY_KINDS: dict[int, CopyKind] = {
     1: CopyKind.HOST_TO_DEVICE,
     2: CopyKind.DEVICE_TO_HOST,
-    3: CopyKind.HOST_TO_DEVICE,  # to an array
-    4: CopyKind.DEVICE_TO_HOST,  # from an array
+    3: CopyKind.HOST_TO_DEVICE,  # Copy to an array.
+    4: CopyKind.DEVICE_TO_HOST,  # Copy from an array.
     5: CopyKind.DEVICE_TO_DEVICE,
     6: CopyKind.DEVICE_TO_DEVICE,
     7: CopyKind.DEVICE_TO_DEVICE,
     8: CopyKind.DEVICE_TO_DEVICE,
     9: CopyKind.HOST_TO_HOST,
     10: CopyKind.PEER_TO_PEER,
-    11: CopyKind.HOST_TO_DEVICE,  # pages of unified memory
+    11: CopyKind.HOST_TO_DEVICE,  # Pages of unified memory.
     12: CopyKind.DEVICE_TO_HOST,
     13: CopyKind.DEVICE_TO_DEVICE,
 }
@@ -41,7 +41,7 @@ DIRECTIONS: dict[CopyKind, str] = {
     CopyKind.HOST_TO_HOST: "HtoH",
     CopyKind.UNKNOWN: "?",
 }
-"""As PyTorch's profiler writes them: ``Memcpy HtoD (Pageable -> Device)``."""
+"""Directions as PyTorch's profiler writes them: ``Memcpy HtoD (Pageable -> Device)``."""
 
 MEMORY_KINDS = {
     0: "Pageable",
@@ -55,10 +55,10 @@ MEMORY_KINDS = {
 """``srcKind``, ``dstKind``, ``memKind`` (``ENUM_CUDA_MEM_KIND``)."""
 
 SYNC_NAMES = {1: "Event Sync", 2: "Stream Wait Event", 3: "Stream Sync", 4: "Context Sync"}
-"""``syncType`` (``ENUM_CUPTI_SYNC_TYPE``) as PyTorch's profiler writes them."""
+"""``syncType`` (``ENUM_CUPTI_SYNC_TYPE``) as PyTorch's profiler writes it."""
 
 _VERSION = re.compile(r"_v\d{4,5}$")
-"""Nsight appends the CUDA version an API has had its form since: ``cudaFree_v3020``."""
+"""Suffix that Nsight appends: the CUDA version since which an API has its form (``cudaFree_v3020``)."""
 
 _TORCH_RANGE = re.compile(
     r"(?P<name>.*?)(?:, seq = (?P<sequence>\d+))?, op_id = \d+"
@@ -69,7 +69,7 @@ _TORCH_RANGE = re.compile(
 
 
 class Range(Struct, frozen=True, kw_only=True):
-    """What the text of an NVTX range says."""
+    """Parsed text of an NVTX range."""
 
     name: str
     kind: SliceKind
@@ -80,7 +80,7 @@ class Range(Struct, frozen=True, kw_only=True):
 
 
 def read_range(text: str) -> Range:
-    """A range's text: an op of PyTorch where ``emit_nvtx`` wrote it, else an annotation."""
+    """Parse a range's text: an op of PyTorch from ``emit_nvtx``, else an annotation."""
     match = _TORCH_RANGE.match(text)
     if match is None:
         return Range(name=text, kind=SliceKind.ANNOTATION)
@@ -91,12 +91,12 @@ def read_range(text: str) -> Range:
 
 
 def call_name(name: str) -> str:
-    """``cudaLaunchKernel_v7000`` -> ``cudaLaunchKernel``; a driver's own ``_v2`` stays."""
+    """Return ``cudaLaunchKernel`` for ``cudaLaunchKernel_v7000``; a driver's own ``_v2`` stays."""
     return _VERSION.sub("", name)
 
 
 def host_memory(kind: CopyKind, source: int, target: int) -> HostMemory:
-    """The host side of a copy between two kinds of memory; pages of unified memory are neither pinned nor pageable."""
+    """Return the host side of a copy between two kinds of memory; unified memory is not pinned or pageable."""
     sides: tuple[int, ...]
     if kind == CopyKind.HOST_TO_DEVICE:
         sides = (source,)
@@ -112,7 +112,7 @@ def host_memory(kind: CopyKind, source: int, target: int) -> HostMemory:
 
 
 def copy_name(kind: CopyKind, source: int, target: int, devices: tuple[int, int] | None) -> str:
-    """``Memcpy HtoD (Pinned -> Device)``; ``devices``: the two of a peer copy, ``Memcpy PtoP (0 -> 3)``."""
+    """Return ``Memcpy HtoD (Pinned -> Device)``; ``devices``: the two of a peer copy, ``Memcpy PtoP (0 -> 3)``."""
     if kind == CopyKind.PEER_TO_PEER and devices is not None:
         return f"Memcpy PtoP ({devices[0]} -> {devices[1]})"
     sides = f"{MEMORY_KINDS.get(source, 'Unknown')} -> {MEMORY_KINDS.get(target, 'Unknown')}"

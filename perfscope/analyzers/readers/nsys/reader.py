@@ -5,9 +5,8 @@ nsys profile -t cuda,nvtx,osrt -o report python train.py          writes report.
 nsys export --type sqlite --output report.sqlite report.nsys-rep  writes report.sqlite: read here
 ```
 
-Which tables are read, and what becomes of each: ``docs/nsys.md``. Never read: tables and keys that hold the
-environment, host and user names (``TARGET_INFO_SYSTEM_ENV``, ``META_DATA_CAPTURE`` but for the settings named in
-``build.py``), and strings that no event points at.
+``docs/nsys.md`` lists the tables that are read. Never read: tables and keys with the environment, host and user names
+(``TARGET_INFO_SYSTEM_ENV``, ``META_DATA_CAPTURE`` except the settings in ``build.py``), and strings without an event.
 """
 
 from __future__ import annotations
@@ -31,11 +30,8 @@ from perfscope.analyzers.readers.nsys.database import NOTHING, NULL, TEXT_BYTES,
 from perfscope.model.errors import DataError
 from perfscope.model.trace import Trace
 
-# A report to its SQLite export, by the ``nsys`` that is installed: the report's own format is NVIDIA's alone.
-
-
 SECONDS = 900
-"""An export writes some 100 MB/s; what takes longer is better exported once by hand and kept."""
+"""Time limit; an export writes some 100 MB/s, so a longer one is better exported once by hand and kept."""
 
 _HEAD_BYTES = 256
 _WRITTEN_BY = re.compile(rb"Profiler Report (\d{4}@\d+@\d+)")
@@ -43,16 +39,41 @@ _VERSION = re.compile(r"version (\d{4}(?:\.\d+)+)")
 _TOO_OLD = "Version number is invalid"
 _ERROR_LETTERS = 300
 
+SUFFIX = ".parquet"
+
+MOST_ROWS = 1 << 31
+"""Maximum number of rows of one table; a parquet file of a few MB may declare any number."""
+
+_BATCH = 1 << 16
+
+SQLITE_MAGIC = b"SQLite format 3\x00"
+
+REPORT_MAGIC = b"NVIDIA Tegra Profiler Report"
+
+_REPORT_SUFFIXES = (".nsys-rep", ".qdrep")
+
+_PARQUET, _ARROW = "StringIds.parquet", "StringIds.arrow"
+"""Files that ``nsys export --type parquetdir`` and ``arrowdir`` write next to those of the other tables."""
+
+_MARKS = (b"StringIds", b"CUPTI_ACTIVITY_KIND_", b"TARGET_INFO_SESSION_START_TIME", b"ENUM_NSYS_", b"NVTX_EVENTS")
+"""Names of tables; the first tables are in the first pages of the file."""
+
+
+# Conversion of a report to SQLite by the installed ``nsys``, because only NVIDIA can read the report's format.
+
 
 @contextlib.contextmanager
 def exported(report: Path) -> Iterator[Path]:
-    """The SQLite export of a report, in a temporary folder. ``DataError``: no ``nsys``, an older one, or it failed."""
+    """Yield the SQLite export of a report, in a temporary folder.
+
+    ``DataError`` if ``nsys`` is missing, older, or fails.
+    """
     nsys = shutil.which("nsys")
     by_hand = f"nsys export --type sqlite --output {report.stem}.sqlite {report.name}"
     if nsys is None:
         raise DataError(
-            f"{report}: a report of Nsight Systems{_written_by(report)} is read by `nsys` alone, which is not on PATH; "
-            f"where it is, run `{by_hand}` and hand in the .sqlite"
+            f"{report}: only `nsys` can read a report of Nsight Systems{_written_by(report)}, and it is not on PATH; "
+            f"run `{by_hand}` where it is installed and analyze the .sqlite"
         )
     with tempfile.TemporaryDirectory(prefix="perfscope-nsys-") as folder:
         target = Path(folder) / "export.sqlite"
@@ -79,7 +100,7 @@ def exported(report: Path) -> Iterator[Path]:
 
 
 def _written_by(report: Path) -> str:
-    """`` by 2025.5.1``, from the report's first line; older reports do not say it."""
+    """Return `` by 2025.5.1`` from the report's first line; ``''`` for older reports, which lack it."""
     with report.open("rb") as file:
         match = _WRITTEN_BY.search(file.read(_HEAD_BYTES))
     return f" by {match[1].decode().replace('@', '.')}" if match else ""
@@ -99,22 +120,16 @@ def _last_line(output: str) -> str:
     return (lines[-1] if lines else "no output")[:_ERROR_LETTERS]
 
 
-# An export as a folder with a parquet file a table (``nsys export --type parquetdir``); needs pyarrow.
+# An export as a folder with a parquet file per table (``nsys export --type parquetdir``); needs pyarrow.
 #
-# The same tables and columns as in SQLite. Integers may be unsigned here; they are kept as SQLite has them, signed.
-
-
-SUFFIX = ".parquet"
-MOST_ROWS = 1 << 31
-"""Of one table; a parquet file of a few MB may claim any number."""
-_BATCH = 1 << 16
+# The tables and columns equal those of SQLite. Unsigned integers are converted to signed, as in SQLite.
 
 
 class Folder:
-    """The tables of a folder; methods as those of ``Database``. ``DataError``, one line, for whatever is wrong."""
+    """The tables of a folder, with the methods of ``Database``. ``DataError``, one line, for any fault."""
 
     def __init__(self, folder: Path) -> None:
-        """``DataError`` where pyarrow is not installed."""
+        """``DataError`` if pyarrow is not installed."""
         try:
             self._parquet: Any = importlib.import_module("pyarrow.parquet")
             self._arrow: Any = importlib.import_module("pyarrow")
@@ -128,17 +143,17 @@ class Folder:
 
     @property
     def tables(self) -> frozenset[str]:
-        """Names of its tables."""
+        """Return the names of its tables."""
         return frozenset(self._files)
 
     def columns(self, table: str) -> frozenset[str]:
-        """Names of a table's columns; empty where there is no such table."""
+        """Return the names of a table's columns; empty without such a table."""
         if table not in self._files:
             return frozenset()
         return frozenset(self._guarded(table, lambda: self._parquet.read_schema(self._files[table]).names))
 
     def integers(self, table: str, *names: str) -> Columns:
-        """As ``Database.integers``."""
+        """Return integers like ``Database.integers``."""
         return self.mixed(table, names)[0]
 
     def mixed(
@@ -148,7 +163,7 @@ class Folder:
         *others: str,
         keep: Mapping[str, Callable[[object], object]] = NOTHING,
     ) -> tuple[Columns, list[list[object]]]:
-        """As ``Database.mixed``."""
+        """Return columns like ``Database.mixed``."""
         held = self.columns(table)
         present = [name for name in names if name in held]
         grown = ColumnBuffer()
@@ -166,7 +181,7 @@ class Folder:
         return {name: taken.get(name, np.full(size, NULL)) for name in names}, values
 
     def texts(self, ids: set[int]) -> dict[int, str]:
-        """As ``Database.texts``: strings of other ids are dropped batch by batch."""
+        """Return texts like ``Database.texts``; strings of other ids are dropped batch by batch."""
         result: dict[int, str] = {}
         if not ids or not {"id", "value"} <= self.columns("StringIds"):
             return result
@@ -185,7 +200,7 @@ class Folder:
         return result
 
     def settings(self, table: str, keys: tuple[str, ...]) -> dict[str, str]:
-        """As ``Database.settings``: values of other keys are not looked at."""
+        """Return settings like ``Database.settings``; values of other keys are not read."""
         if not {"name", "value"} <= self.columns(table):
             return {}
         result: dict[str, str] = {}
@@ -207,7 +222,7 @@ class Folder:
             opened.close()
 
     def _integer(self, table: str, column: Any) -> Any:
-        """A column as int64, ``NULL`` where it has no value; large unsigned numbers as two's complement."""
+        """Return a column as int64, ``NULL`` without a value; large unsigned numbers as two's complement."""
 
         def converted() -> Any:
             known = column.cast(self._arrow.int64(), safe=False)
@@ -216,7 +231,7 @@ class Folder:
         return self._guarded(table, converted)
 
     def _guarded(self, table: str, work: Callable[[], Any]) -> Any:
-        """``work()``; whatever pyarrow says is wrong with the file becomes one line."""
+        """Return ``work()``; any error of pyarrow about the file becomes one line."""
         try:
             return work()
         except (OSError, ValueError, TypeError, KeyError, NotImplementedError, self._arrow.ArrowException) as error:
@@ -224,17 +239,8 @@ class Folder:
             raise DataError(f"{self._files[table]}: cannot be read as parquet: {reason}") from error
 
 
-SQLITE_MAGIC = b"SQLite format 3\x00"
-REPORT_MAGIC = b"NVIDIA Tegra Profiler Report"
-_REPORT_SUFFIXES = (".nsys-rep", ".qdrep")
-_PARQUET, _ARROW = "StringIds.parquet", "StringIds.arrow"
-"""A file that ``nsys export --type parquetdir`` and ``arrowdir`` write beside those of the other tables."""
-_MARKS = (b"StringIds", b"CUPTI_ACTIVITY_KIND_", b"TARGET_INFO_SESSION_START_TIME", b"ENUM_NSYS_", b"NVTX_EVENTS")
-"""Names of tables; those that are written first stand in the first pages of the file."""
-
-
 def sniff(path: Path, head: bytes) -> bool:
-    """True for an export by the names of its tables, and for a report."""
+    """Return whether the file is an export, by its table names, or a report."""
     if path.is_dir():
         return any((path / name).is_file() for name in (_PARQUET, _ARROW))
     if head.startswith(SQLITE_MAGIC):
@@ -243,9 +249,10 @@ def sniff(path: Path, head: bytes) -> bool:
 
 
 def read(path: Path) -> list[Trace]:
-    """One trace for each process with work on a device, by rank; one trace where none has.
+    """Return one trace per process with device work, by rank; one trace if there is no such process.
 
-    ``DataError``, one line: no SQLite, corrupt, nothing in it, or a report that ``nsys`` cannot export here.
+    ``DataError``, one line, for a file that is not SQLite, corrupt, empty, or a report that ``nsys`` cannot export
+    here.
     """
     shown = str(path)
     if path.is_dir():

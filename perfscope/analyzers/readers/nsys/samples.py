@@ -1,7 +1,7 @@
-"""Native stacks: of CPU samples (``nsys profile --sample=process-tree``), and of calls that were recorded with one.
+"""Native stacks: of CPU samples (``nsys profile --sample=process-tree``), and of calls recorded with a stack.
 
-Nsight Systems samples a thread only while it runs on a processor. A pause between samples is therefore no work of the
-function before it: a sample stands for ``PAUSE`` usual intervals at most.
+Nsight Systems samples a thread only while it runs on a processor. A pause between samples is therefore not work of the
+previous function: a sample represents ``PAUSE`` usual intervals at most.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from perfscope.model.trace import TABLES, Rows
 from perfscope.model.trace.columns import MISSING, Array
 
 PAUSE = 4
-"""Usual intervals between samples: a thread that shows none for longer did not run."""
+"""Number of usual intervals between samples from which the thread did not run."""
 
 _SYSTEM = re.compile(
     r"\[.*\]|(ld|ld-linux[-\w]*|libc|libpthread|libm|librt|libdl|libstdc\+\+|libgcc_s|libgomp|libiomp5"
     r"|libcuda|libcudart|libcupti|libnvidia-\w+|libToolsInjection\w*|libnvToolsExt)([-.]\S*)?"
 )
-"""Files of the operating system, the C and C++ runtimes and the CUDA driver: what calls them is named instead."""
+"""Files of the operating system, the C and C++ runtimes and the CUDA driver. Their callers are named instead."""
 _CUT = "[Max depth]"
-"""What an export shows as the caller of the outermost recorded frame."""
+"""Caller of the outermost recorded frame in an export."""
 
 
 class NativeSamples(Struct, frozen=True, kw_only=True):
@@ -38,7 +38,7 @@ class NativeSamples(Struct, frozen=True, kw_only=True):
 
 
 def read_samples(session: Session) -> NativeSamples:
-    """The samples of an export and their stacks; without rows where none were recorded."""
+    """Return the samples of an export and their stacks; without rows if none were recorded."""
     columns = session.database.integers("COMPOSITE_EVENTS", "id", "start", "end", "globalPid", "globalTid")
     columns["end"] = columns["start"]
     columns = session.timed(columns, "COMPOSITE_EVENTS")
@@ -58,7 +58,7 @@ def read_samples(session: Session) -> NativeSamples:
 
 
 def _lasts_ns(times: Int64, threads: Int64) -> Int64:
-    """How long each sample stands for: since the one before of its thread, or the longest a pause may be."""
+    """Return the time of each sample: since its thread's previous sample, or the longest possible pause."""
     order = np.lexsort((times, threads))
     since = np.diff(times[order], prepend=0)
     first = np.diff(threads[order], prepend=NULL) != 0
@@ -71,7 +71,7 @@ def _lasts_ns(times: Int64, threads: Int64) -> Int64:
 
 
 def _stacks(session: Session, ids: Int64) -> tuple[Array, Columns]:
-    """Row of the innermost kept frame of each sample, shape (n,), and the columns of ``frames``."""
+    """Return the row of the innermost kept frame of each sample, shape (n,), and the columns of ``frames``."""
     sample, name, system = _frames(session, "SAMPLING_CALLCHAINS")
     kept = _down_to_the_program(sample, system)
     sample, name = sample[kept], name[kept]
@@ -89,9 +89,9 @@ def _stacks(session: Session, ids: Int64) -> tuple[Array, Columns]:
 
 
 def callers(session: Session, table: str, chains: Int64) -> Array:
-    """Code of the innermost function of each call chain that is not of the system, shape (n,).
+    """Return the code of the innermost non-system function of each call chain, shape (n,).
 
-    ``table``: of the call chains; ``chains``: ids in it. ``MISSING`` without a chain, or where every frame is of the
+    ``table``: of the call chains; ``chains``: ids in it. ``MISSING`` without a chain, or if every frame is of the
     system.
     """
     result = np.full(len(chains), MISSING, np.int32)
@@ -104,7 +104,7 @@ def callers(session: Session, table: str, chains: Int64) -> Array:
 
 
 def _frames(session: Session, table: str) -> tuple[Int64, Array, Array]:
-    """The frames of a table of call chains: chain, code of the name and whether of the system; outermost first."""
+    """Return the frames of call chains, outermost first: chain, code of the name, and whether of the system."""
     chain = session.database.integers(table, "id", "stackDepth", "symbol", "module", "unresolved")
     name, system = _names(session, chain)
     order = np.lexsort((-chain["stackDepth"], chain["id"]))
@@ -113,9 +113,9 @@ def _frames(session: Session, table: str) -> tuple[Int64, Array, Array]:
 
 
 def _names(session: Session, chain: Columns) -> tuple[Array, Array]:
-    """Code of each frame's name, ``function (file)`` or the file alone, and whether it is of the system.
+    """Return the code of each frame's name, ``function (file)`` or the file, and whether it is of the system.
 
-    ``MISSING``: no frame. Of a file's path only its last part is kept.
+    ``MISSING`` for a missing frame. Only the last part of a file's path is kept.
     """
     columns, inverse = distinct_rows(chain["symbol"], chain["module"], (chain["unresolved"] == 1).astype(np.int64))
     distinct = np.stack(columns, axis=1)
@@ -133,7 +133,7 @@ def _names(session: Session, chain: Columns) -> tuple[Array, Array]:
 
 
 def _down_to_the_program(sample: Int64, system: Array) -> Array:
-    """Flags of the frames to keep: down to the innermost that is not of the system; all where every frame is."""
+    """Flag the frames to keep: down to the innermost non-system frame, or all if every frame is of the system."""
     rows = np.arange(len(sample))
     first = np.searchsorted(sample, sample, side="left")
     last_own = np.maximum.reduceat(np.where(system, -1, rows), np.unique(first)) if len(rows) else rows
@@ -143,9 +143,10 @@ def _down_to_the_program(sample: Int64, system: Array) -> Array:
 
 
 def _tree(sample: Int64, name: Array) -> tuple[Int64, Int64, Int64]:
-    """Stacks as a tree: parent and name of each frame, and the innermost frame of each distinct sample.
+    """Return stacks as a tree: parent and name of each frame, and the innermost frame of each distinct sample.
 
-    ``sample``: sorted; the frames of one follow each other, outermost first. Built level by level, callers first.
+    ``sample``: sorted; the frames of a sample are consecutive, outermost first. The tree is built level by level,
+    callers first.
     """
     starts = np.flatnonzero(np.diff(sample, prepend=NULL) != 0) if len(sample) else np.empty(0, np.int64)
     depths = np.diff(starts, append=len(sample))

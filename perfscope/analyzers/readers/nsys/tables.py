@@ -1,4 +1,4 @@
-"""From the rows of one process (or several that share a trace) to declared tables, linked."""
+"""Declared and linked tables from the rows of one process (or several that share a trace)."""
 
 from __future__ import annotations
 
@@ -30,19 +30,18 @@ from perfscope.model.trace.columns import MISSING, Array
 _CORRELATIONS = 40
 """Bits of a correlation id; CUPTI's have 32."""
 _ASKED = re.compile(r"nccl:(\w+)")
-"""PyTorch's annotation around a collective: the operation the program asked for."""
+"""PyTorch's annotation around a collective: the operation that the program called."""
 BYTE = "uint8"
-"""Type of the elements where only bytes are told."""
+"""Type of the elements if only bytes are known."""
 
 
 class Tables:
-    """Builds the tables of one trace; ``rows`` is the result."""
+    """Builder of the tables of one trace; ``rows`` is the result."""
 
     def __init__(self, session: Session, parts: dict[str, Columns], frames: Rows, ranks: dict[int, int]) -> None:
         """``parts``: ``calls, slices, kernels, copies, waits, usage, samples, counters`` of the trace's processes.
 
-        ``frames``: those of the samples' stacks.
-        ``ranks``: ranks of each NCCL communicator that is told.
+        ``frames``: those of the samples' stacks. ``ranks``: ranks of each known NCCL communicator.
         """
         self._session = session
         self._pool = session.pool
@@ -71,7 +70,7 @@ class Tables:
         self._list_threads()
 
     def collectives(self, fields: list[dict[str, int]]) -> None:
-        """Fill the table of collectives; ``fields``: what the payload of each row of ``payload`` tells."""
+        """Fill the table of collectives; ``fields``: values of the payload in each row of ``payload``."""
         kernels = self.rows["kernels"]
         rows = np.flatnonzero(kernels["communication"])
         told = self._messages(rows, fields)
@@ -104,13 +103,13 @@ class Tables:
         self.rows["collectives"] = Rows(TABLES["collectives"], columns)
 
     def _process(self, columns: Columns) -> Array:
-        """Number of each row's process in the trace."""
+        """Return the number of each row's process in the trace."""
         distinct, inverse = np.unique(columns["process"], return_inverse=True)
         known = [self._processes.setdefault(one, len(self._processes)) for one in distinct.tolist()]
         return np.array(known, np.int64)[inverse.reshape(-1)] if len(known) else np.empty(0, np.int64)
 
     def _thread(self, columns: Columns, lane: Array | int = 0) -> Array:
-        """Row of ``threads`` of each row."""
+        """Return the row of ``threads`` of each row."""
         lanes = np.broadcast_to(np.asarray(lane), (len(columns["globalTid"]),))
         each, inverse = distinct_rows(columns["process"], columns["globalTid"], lanes)
         places = zip(
@@ -156,13 +155,13 @@ class Tables:
         columns["kind"] = of_names(columns["name"], self._pool.strings, categories.call_kind, np.uint8)
         columns["parent"] = span_around(self.rows["slices"], columns["thread"], columns["start_ns"], columns["end_ns"])
         self._table("calls", columns)
-        # where calls share a correlation id, the one that launches wins
+        # If calls share a correlation id, the one that launches wins.
         launches = columns["kind"] <= int(CallKind.MEMSET)
         keys = self._keys(columns)
         self._by_correlation = Lookup(keys, np.argsort(launches, kind="stable"))
 
     def _keys(self, columns: Columns) -> Array:
-        """Process and correlation id in one number; ``MISSING`` where the id is not known."""
+        """Return process and correlation id as one number; ``MISSING`` if the id is unknown."""
         correlation = columns["correlation"]
         known = (correlation >= 0) & (correlation < 1 << _CORRELATIONS)
         return np.where(known, (self._process(columns) << _CORRELATIONS) + np.where(known, correlation, 0), MISSING)
@@ -236,7 +235,7 @@ class Tables:
         self._table("samples", columns)
 
     def _messages(self, rows: Array, fields: list[dict[str, int]]) -> dict[int, host.Message]:
-        """Communication kernel -> what NCCL's own ranges say it moved."""
+        """Return communication kernel -> its message from NCCL's ranges."""
         kernels, calls, slices = self.rows["kernels"], self.rows["calls"], self.rows["slices"]
         linked = rows[kernels["call"][rows] != MISSING]
         if not len(linked) or not len(slices):
@@ -262,7 +261,7 @@ class Tables:
         return result
 
     def _asked(self, rows: Array) -> dict[int, str]:
-        """Communication kernel -> the operation that PyTorch's annotation around its launch names."""
+        """Return communication kernel -> the operation in PyTorch's annotation around its launch."""
         kernels, calls, slices = self.rows["kernels"], self.rows["calls"], self.rows["slices"]
         named = {
             code: match[1]

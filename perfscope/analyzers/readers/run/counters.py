@@ -1,4 +1,4 @@
-"""Step counters of a run: put into the trace of its timing pass, on its clock."""
+"""Step counters of a run, added to the trace of its timing pass, on its clock."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, TraceBuilder
 from perfscope.model.trace.core_facts import OVERSUBSCRIBED, CoreFacts
 
+_SLACK_NS = 1_000_000
+"""Time between a reading and the edge of its step: the session's own work between two steps."""
+
 
 def attach_counters(builder: TraceBuilder, counters: StepCounters) -> None:
-    """Put ``cores``, ``run_steps``, ``run_memory`` and ``held_names`` into a trace.
+    """Add ``cores``, ``run_steps``, ``run_memory`` and ``held_names`` to a trace.
 
-    Where no step is in both, the times stay on the counters' own clock, and ``cores`` is left out.
+    Without a common step, the times stay on the counters' own clock, and ``cores`` is left out.
     """
     counters = _without_own_waits(counters)
     steps = list(zip(counters.step_number, counters.step_begin_ns, counters.step_end_ns, strict=True))
@@ -37,11 +40,11 @@ def attach_counters(builder: TraceBuilder, counters: StepCounters) -> None:
 
 
 def _without_own_waits(counters: StepCounters) -> StepCounters:
-    """Counters whose waits have only what other processes can have caused.
+    """Return counters with only those waits that other processes can have caused.
 
-    Between two readings, others had at most the processor time that they used on the whole machine, and at most what
-    the process left unused of its cores. A wait beyond that was for the process's own threads, which did its work.
-    A framework with more compute threads than cores is the exception: its threads disturb each other, and all of
+    Between two readings, other processes had at most the processor time that they used on the whole machine, and at
+    most the time that this process left of its cores. Any longer wait was for the process's own threads, which did its
+    work. A framework with more compute threads than cores is the exception: its threads disturb each other, and all of
     their waits count.
     """
     cores = min(counters.cores, counters.core_limit or counters.cores)
@@ -61,14 +64,14 @@ def _without_own_waits(counters: StepCounters) -> StepCounters:
 
 
 def _bounded(total: tuple[int, ...], most: Int64) -> tuple[int, ...]:
-    """A cumulative counter that grows between two readings by at most ``most``."""
+    """Limit the growth of a cumulative counter between two readings to ``most``."""
     values = np.array(total, np.int64)
     grown = np.minimum(np.diff(values), most)
     return tuple((values[0] + np.concatenate(([0], np.cumsum(grown)))).tolist())
 
 
 def _machine_looks(counters: StepCounters) -> Int64:
-    """(time, processor time of the machine, of the process) of each look that could read them; n x 3, ns."""
+    """Return (time, processor time of the machine, of the process) of each valid sample; n x 3, ns."""
     looks = zip(counters.machine_ns, counters.busy_ns, counters.own_busy_ns, strict=True)
     return np.array([look for look in looks if look[1] >= 0], np.int64).reshape(-1, 3)
 
@@ -102,7 +105,7 @@ def _steps(builder: TraceBuilder, counters: StepCounters, offset: int) -> None:
 
 
 def _within(counters: StepCounters, total: tuple[int, ...], begin: Int64, end: Int64) -> Int64:
-    """By how much a cumulative counter grew in each step; ``MISSING`` where it was not read around the step."""
+    """Return the growth of a cumulative counter in each step; ``MISSING`` if it was not read around the step."""
     if counters.supported is not None or len(counters.read_ns) < 2:
         return np.full(len(begin), MISSING, np.int64)
     read = np.array(counters.read_ns, np.float64)
@@ -110,10 +113,6 @@ def _within(counters: StepCounters, total: tuple[int, ...], begin: Int64, end: I
     grown = np.interp(end, read, values) - np.interp(begin, read, values)
     inside = (begin >= read[0] - _SLACK_NS) & (end <= read[-1] + _SLACK_NS)
     return np.where(inside, np.clip(np.round(grown), 0, end - begin), MISSING).astype(np.int64)
-
-
-_SLACK_NS = 1_000_000
-"""Between a reading and the edge of the step that it was taken at: the session's own work between two steps."""
 
 
 def _held(builder: TraceBuilder, counters: StepCounters) -> None:

@@ -1,4 +1,4 @@
-"""What the capture `torch_compile` left of a process: the log, fusion refusals, and the steps that compiled."""
+"""Files of the capture `torch_compile`: the log, fusion refusals, and the steps that compiled."""
 
 from __future__ import annotations
 
@@ -19,8 +19,14 @@ from perfscope.model.trace import Rows
 MAX_STEPS_BYTES = 64 << 20
 
 ONE_CLOCK_NS = 1_000_000
-"""The log and torch's profiler read the same clock within some us; a step range opens within a ms of its mark. What is
-further apart is two clocks."""
+"""The log and torch's profiler read the same clock within some us, and a step range opens within a ms of its mark. A
+larger difference means two clocks.
+"""
+
+MAX_JAX_LOG_BYTES = 256 << 20
+"""Maximum bytes of a file; 20,000 records of 2,000 characters take far less."""
+
+Record = TypeVar("Record", CompileEvent, HostRead)
 
 
 class _Mark(msgspec.Struct):
@@ -37,10 +43,10 @@ class _Steps(msgspec.Struct):
 
 
 def read_compile(path: Path, steps: Rows | None) -> tuple[CompileLog, list[str]]:
-    """The log in ``path`` with what lies beside it, and what a reader of the report must know.
+    """Return the log in ``path`` with the files next to it, and notes for a reader of the report.
 
-    ``steps``: the steps of the trace it belongs to, whose clock is sought. ``DataError`` if the log itself cannot
-    be read; of the rest only a note is left.
+    ``steps``: the steps of its trace, whose clock is wanted. ``DataError`` if the log itself is unreadable; faults of
+    the other files become notes.
     """
     log = read_log(path)
     notes = []
@@ -60,7 +66,7 @@ def read_compile(path: Path, steps: Rows | None) -> tuple[CompileLog, list[str]]
             clock_offset_ns=_offset_ns(written.marks, steps),
         )
     except DataError as error:
-        notes.append(f"steps that compiled are not known: {error}")
+        notes.append(f"steps that compiled are unknown: {error}")
     fusion = path.parent / FUSION_FILE
     if fusion.exists():
         try:
@@ -78,15 +84,15 @@ def read_compile(path: Path, steps: Rows | None) -> tuple[CompileLog, list[str]]
     cached = sum("hit" in compiled.caches.values() for compiled in log.compiles)
     if cached:
         notes.append(
-            f"inductor's caches held {cached:,} of {len(log.compiles):,} compilations: what was not fused in them is "
-            "not known; TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 has them compiled again"
+            f"inductor's caches held {cached:,} of {len(log.compiles):,} compilations, whose fusion decisions are "
+            "unknown; TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 has them compiled again"
         )
     watched = watched and bool(log.scheduled_graphs or log.refusals)
     return replace(log, has_refusals=watched), notes
 
 
 def _offset_ns(marks: tuple[_Mark, ...], steps: Rows | None) -> int:
-    """What to add to times of the log: 0 where both clocks are one, and where nothing tells."""
+    """Return the offset to add to times of the log; 0 if both clocks are one, or nothing relates them."""
     if steps is None:
         return 0
     begun = {mark.step: mark.time_ns for mark in marks}
@@ -95,26 +101,22 @@ def _offset_ns(marks: tuple[_Mark, ...], steps: Rows | None) -> int:
         for number, start in zip(steps["number"], steps["start_ns"], strict=True)
         if int(number) in begun
     )
-    middle = apart[len(apart) // 2] if apart else 0  # of integers: a float holds such times to 256 ns
+    middle = (
+        apart[len(apart) // 2] if apart else 0
+    )  # The median of integers, because a float holds such times to 256 ns.
     return middle if abs(middle) > ONE_CLOCK_NS else 0
 
 
-# The logs of a JAX program in a run: ``events.jsonl`` and ``syncs.jsonl``. Read as a part of a run, never alone.
-
-
-MAX_JAX_LOG_BYTES = 256 << 20
-"""Of a file: 20,000 records of 2,000 characters stay far below."""
-
-Record = TypeVar("Record", CompileEvent, HostRead)
+# The logs of a JAX program in a run: ``events.jsonl`` and ``syncs.jsonl``. Read as part of a run, never alone.
 
 
 def read_events(path: Path) -> tuple[CompileEvent, ...]:
-    """The compilations, in the order they ended; ``DataError`` if the file is corrupt or of another schema."""
+    """Return the compilations, in order of their ends; ``DataError`` if the file is corrupt or of another schema."""
     return _read(path, EVENTS_SCHEMA, CompileEvent)
 
 
 def read_syncs(path: Path) -> tuple[HostRead, ...]:
-    """The reads, in the order they ended; ``DataError`` as in ``read_events``."""
+    """Return the reads, in order of their ends; ``DataError`` as in ``read_events``."""
     return _read(path, SYNCS_SCHEMA, HostRead)
 
 

@@ -1,4 +1,4 @@
-"""CUDA memory snapshots of a run: put into the trace of the pass they were taken in, or of a failed allocation."""
+"""CUDA memory snapshots of a run, added to the trace of their pass, or of a failed allocation."""
 
 from __future__ import annotations
 
@@ -19,17 +19,32 @@ from perfscope.model.trace import MISSING, TABLES, Rows, Trace, TraceBuilder
 from perfscope.model.trace.tables import MemoryAction, MemoryCategory
 
 SNAPSHOT_PASS = "memory"  # noqa: S105 (a pass of ours)
-"""Name of the recording of the CUDA allocator beside the detail pass; another is of a failed allocation."""
+"""Name of the CUDA allocator's recording during the detail pass; other snapshots are of a failed allocation."""
 
 _ELSEWHERE = ("op", "thread")
-"""Columns of events that point at tables of the snapshot's own, which are not taken."""
+"""Columns of events that refer to other tables of the snapshot, which are not taken."""
+
+MOMENTS, SUFFIX = ("before", "after"), ".prof"
+"""Names as in `profiler/jax/memory.py`, which imports jax."""
+
+MAX_BYTES = 256 << 20
+"""Maximum decompressed bytes. The capture lists 20,000 storages twice, some MB."""
+
+CATEGORY = {
+    "parameter": MemoryCategory.PARAMETER,
+    "buffer": MemoryCategory.PARAMETER,  # Buffers live as long as the weights, in the same modules.
+    "gradient": MemoryCategory.GRADIENT,
+    "optimizer_state": MemoryCategory.OPTIMIZER_STATE,
+}
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 def attach_snapshot(builder: TraceBuilder, snapshot: Trace) -> None:
-    """What the allocator held goes into a recording, and its events in place of those of the profiler.
+    """Add the allocator's held memory to a recording, and replace the profiler's events by the allocator's.
 
-    Both tell of the same device memory on the same clock; the allocator's own events also have sizes as asked for,
-    streams, Python stacks, and the blocks from before. Events without times stay out. Host memory stays the profiler's.
+    Both record the same device memory on the same clock. The allocator's own events also have requested sizes, streams,
+    Python stacks, and older blocks. Events without times are left out. Host memory is taken from the profiler.
     """
     merged = builder.merge_tables(snapshot, ("frames", "segments", "held", "memory"), blank=_ELSEWHERE)
     events = merged.pop("memory")
@@ -43,13 +58,13 @@ def attach_snapshot(builder: TraceBuilder, snapshot: Trace) -> None:
 
 
 def _joined(first: Rows, second: Rows, *, by_time: bool = False) -> Rows:
-    """Rows of both; ``by_time``: in order of ``time_ns``."""
+    """Return the rows of both; ``by_time``: in order of ``time_ns``."""
     joined = Rows(first.table, {name: np.concatenate((first[name], second[name])) for name in first})
     return joined.take(np.argsort(joined["time_ns"], kind="stable")) if by_time else joined
 
 
 def failed_allocations(path: Path, part: RunPart) -> tuple[list[Trace], DataError | None]:
-    """Snapshots of a run's allocators as an allocation failed, and why the last corrupt one cannot be read."""
+    """Return snapshots of failed allocations, and the error of the last corrupt one."""
     traces: list[Trace] = []
     damaged = None
     for process in part.processes:
@@ -63,9 +78,9 @@ def failed_allocations(path: Path, part: RunPart) -> tuple[list[Trace], DataErro
 
 
 def mark_failed(snapshot: Trace) -> Trace:
-    """The snapshot with the event that an allocation failed: without a history nothing in it says so.
+    """Add the event that an allocation failed to a snapshot, because a snapshot without a history lacks it.
 
-    How much was asked for is not known then. Of several devices it is not known which one was full, and none is marked.
+    The requested size is unknown then. With several devices, the full one is unknown, and none is marked.
     """
     events, segments = snapshot.rows["memory"], snapshot.rows["segments"]
     ordinals = np.unique(segments["ordinal"][segments["on_device"]])
@@ -87,22 +102,18 @@ def mark_failed(snapshot: Trace) -> Trace:
     return replace(snapshot, rows={**snapshot.rows, "memory": _joined(events, row)})
 
 
-# What a run of a JAX program held before and after its traced steps: ``rank00000/memory/{before,after}.prof``.
-
-
-MOMENTS, SUFFIX = ("before", "after"), ".prof"
-"""As `profiler/jax/memory.py` names them, which imports jax."""
+# Memory of a JAX program before and after its traced steps: ``rank00000/memory/{before,after}.prof``.
 
 
 class MemoryMoments(Struct, frozen=True, kw_only=True):
-    """The profiles as traces of their own; ``None``: there is none, or it is corrupt, as ``notes`` say."""
+    """The profiles as separate traces; ``None`` if missing or corrupt, as in ``notes``."""
 
     before: Trace | None
     after: Trace | None
     notes: tuple[str, ...] = field(default_factory=tuple)
 
     def attach(self, builder: TraceBuilder) -> None:
-        """Give a recording the tables ``held`` and ``frames`` of the profile after its steps, and what was before."""
+        """Add ``held`` and ``frames`` of the profile after the steps to a recording, and the profile before."""
         builder.attached["held_before"] = self.before
         if self.after is not None:
             builder.rows |= builder.merge_tables(self.after, ("held", "frames"))
@@ -110,7 +121,7 @@ class MemoryMoments(Struct, frozen=True, kw_only=True):
 
 
 def read_moments(folder: Path) -> MemoryMoments:
-    """The profiles of a process; never raises for corrupt ones."""
+    """Return the profiles of a process; never raises for corrupt ones."""
     result: dict[str, Trace | None] = {}
     notes = []
     for moment in MOMENTS:
@@ -124,20 +135,7 @@ def read_moments(folder: Path) -> MemoryMoments:
     return MemoryMoments(before=result["before"], after=result["after"], notes=tuple(notes))
 
 
-# Reads ``tensors.json.gz``: what a PyTorch program held when its recordings began (`perfscope run`).
-
-
-MAX_BYTES = 256 << 20
-"""Unpacked. The capture lists 20,000 storages twice, some MB: what is larger is not ours."""
-
-CATEGORY = {
-    "parameter": MemoryCategory.PARAMETER,
-    "buffer": MemoryCategory.PARAMETER,  # held as long as the weights, and by the same modules
-    "gradient": MemoryCategory.GRADIENT,
-    "optimizer_state": MemoryCategory.OPTIMIZER_STATE,
-}
-
-Count = Annotated[int, msgspec.Meta(ge=0)]
+# Reader of ``tensors.json.gz``: tensors of a PyTorch program when its recordings began (`perfscope run`).
 
 
 class _Rest(msgspec.Struct, frozen=True):
@@ -167,22 +165,22 @@ class _Document(msgspec.Struct, frozen=True):
 
 
 class TensorListings:
-    """What was held, by the pass that began then."""
+    """Listed tensors, by the pass that began then."""
 
     def __init__(self, document: _Document) -> None:
-        """Hold it; ``ValueError`` if its parts do not fit together."""
+        """Check the parts; ``ValueError`` if they do not fit together."""
         self._texts = document.strings
         self._by_pass = {listing.pass_name: listing for listing in document.listings}
         for listing in self._by_pass.values():
             self._check(listing)
 
     def notes(self) -> list[str]:
-        """What a reader of the report must know."""
+        """Notes for a reader of the report."""
         most = max((listing.unreadable for listing in self._by_pass.values()), default=0)
         return [f"{most} tensors of the program have no storage that could be listed"] if most else []
 
     def attach(self, builder: TraceBuilder, pass_name: str) -> None:
-        """Put what was held when ``pass_name`` began into the recording of that pass, or what was held at first."""
+        """Add the tensors from the beginning of ``pass_name`` to its recording, or the first listing."""
         listing = self._by_pass.get(pass_name) or next(iter(self._by_pass.values()), None)
         if listing is None:
             return
@@ -198,12 +196,12 @@ class TensorListings:
                 "name": [first + code for code in names],
                 "module": [MISSING if code is None else first + code for code in listing.module] + [MISSING] * summed,
                 "category": [CATEGORY.get(category, MemoryCategory.UNKNOWN) for category in categories],
-                "on_device": [_type(device) != "cpu" for device in devices],
+                "on_device": [device.partition(":")[0] != "cpu" for device in devices],
                 "ordinal": [_ordinal(device) for device in devices],
                 "address": np.array([*listing.address, *([0] * summed)], np.uint64),
                 "bytes": np.array([*listing.bytes, *(rest.bytes for rest in listing.rest)], np.int64),
                 "count": np.array([*([1] * len(listing.bytes)), *(rest.count for rest in listing.rest)], np.int64),
-                # A moment of another pass is none of this one's.
+                # Times of another pass do not apply.
                 "freed_ns": [MISSING if when is None or not own else when for when in listing.freed_ns]
                 + [MISSING] * summed,
             },
@@ -224,26 +222,25 @@ class TensorListings:
             raise ValueError("columns of different length")
         codes = [code for column in (listing.name, listing.module, listing.category, listing.device) for code in column]
         if max((code for code in codes if code is not None), default=-1) >= len(self._texts):
-            raise ValueError("a text that is not there")
+            raise ValueError("a missing text")
         sizes = [*listing.bytes, *(rest.bytes for rest in listing.rest), *(when or 0 for when in listing.freed_ns)]
         if sum(sizes[: len(listing.bytes) + len(listing.rest)]) >= 1 << 62 or max(sizes, default=0) >= 1 << 62:
-            raise ValueError("more bytes than there can be")
+            raise ValueError("an impossible number of bytes")
         if max(listing.address, default=0) >= 1 << 64:
-            raise ValueError("an address that cannot be")
+            raise ValueError("an impossible address")
 
 
 def read_tensors(path: Path) -> TensorListings:
-    """The listings in a file; ``DataError`` (one line) if it is missing, cut, corrupt or of another format."""
+    """Return the listings in a file.
+
+    ``DataError`` (one line) if it is missing, truncated, corrupt or of another format.
+    """
     what = "a list of tensors of perfscope"
     document = read_document(path, _Document, "perfscope.tensors/1", what=what, most_bytes=MAX_BYTES)
     try:
         return TensorListings(document)
     except ValueError as error:
         raise DataError(f"{path}: not {what}: {error}") from error
-
-
-def _type(device: str) -> str:
-    return device.partition(":")[0]
 
 
 def _ordinal(device: str) -> int:

@@ -1,4 +1,4 @@
-"""The recordings of Nsight Systems in a run directory: one holds every process that a task of the run started."""
+"""Recordings of Nsight Systems in a run directory: one holds every process that a task of the run started."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from perfscope.model.trace import Trace
 
 
 class Recordings:
-    """The traces of a run's recordings, each given to the process it is of."""
+    """The traces of a run's recordings, assigned to their processes."""
 
     def __init__(self, path: Path, processes: Sequence[Process]) -> None:
-        """Read what ``processes`` of the run at ``path`` point at; what is corrupt is in ``problems``."""
+        """Read the recordings of ``processes`` of the run at ``path``; corrupt ones are in ``problems``."""
         self.problems: dict[str, str] = {}
-        """By the file's path in the run."""
+        """Problem, by the file's path in the run."""
         self.notes: dict[str, str] = {}
-        """What the reader must know of a process's trace, by the process's directory."""
+        """Note for the reader of a process's trace, by the process's directory."""
         self.further: list[Trace] = []
-        """Of processes that left no manifest: other programs than Python's."""
+        """Traces of processes without a manifest: programs other than Python."""
         self._of: dict[str, Trace] = {}
         groups: dict[str, list[Process]] = {}
         for process in processes:
@@ -39,30 +39,30 @@ class Recordings:
                 self.problems[artifact] = str(error)
 
     def of(self, process: Process) -> Trace | None:
-        """The trace of a process; ``None`` if its work is in another's."""
+        """Return the trace of a process; ``None`` if its work is in another process's trace."""
         return self._of.get(process.directory)
 
     def _share(self, processes: list[Process], traces: list[Trace]) -> None:
         ranks = {trace.source.rank: trace for trace in traces}
         if len(ranks) == len(traces) and set(ranks) == {process.rank for process in processes}:
             pairs = [(process, ranks[process.rank]) for process in processes]
-        else:  # both are in order: by rank, and by process id
+        else:  # Both are in order: by rank, and by process id.
             pairs = list(zip(processes, traces, strict=False))
         self._of |= {process.directory: _complete(trace, process) for process, trace in pairs}
         self.further += traces[len(pairs) :]
         if len(traces) == 1 and len(processes) > 1:
             text = (
-                f"{len(processes)} processes in one timeline: what no device tells apart is one trace, and its steps "
-                "are of the thread with most"
+                f"{len(processes)} processes in one timeline: without devices that separate them they are one trace, "
+                "and its steps are of the thread with most"
             )
             self.notes[processes[0].directory] = text
 
 
 def _complete(trace: Trace, process: Process) -> Trace:
-    """The trace without the step that the program's end cut off: the tool ends its range with the process.
+    """Return the trace without the step that the end of the program truncated, because the tool ends its range.
 
-    What a process wrote of its steps is up to some seconds old if it was killed: those after are complete but the
-    last.
+    The steps in a process's manifest are up to some seconds old if it was killed; later steps except the last are
+    complete.
     """
     told = [capture.steps for capture in process.captures if capture.tool == NSYS]
     steps = trace.rows["steps"]

@@ -1,4 +1,4 @@
-"""How a run directory divides into parts that are read one by one, and how what was read of them is put together."""
+"""Division of a run directory into parts that are read one by one, and combination of the results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perfscope.model.trace import Trace
 FORMAT = "run"
 
 NSYS = "nsys"
-"""The tool whose one recording holds every process that a task of the run started."""
+"""Tool whose one recording holds every process that a task of the run started."""
 
 
 class RunPart(Struct, frozen=True, kw_only=True):
@@ -24,11 +24,11 @@ class RunPart(Struct, frozen=True, kw_only=True):
     path: str
     """The run directory."""
     run: Run
-    """Without its processes: those of 4096 ranks would travel with each of them."""
+    """Run without its processes, because those of 4096 ranks would travel with each part."""
     processes: tuple[Process, ...]
-    """Not empty."""
+    """Processes of the part, not empty."""
     several: bool
-    """The run has more than one process."""
+    """Whether the run has more than one process."""
 
     def name(self) -> str:
         """``rank00003``, or the recording that the processes share."""
@@ -37,7 +37,7 @@ class RunPart(Struct, frozen=True, kw_only=True):
         return shared if others and shared is not None else first.directory
 
     def artifacts(self) -> tuple[str, ...]:
-        """Paths of what was recorded, relative to the run directory, each once."""
+        """Paths of the recorded files, relative to the run directory, each once."""
         result = (
             capture.artifact
             for process in self.processes
@@ -56,7 +56,7 @@ class DividedRun(Struct, frozen=True, kw_only=True):
 
 
 def divide_run(path: Path) -> DividedRun:
-    """The parts of the run at ``path``; ``DataError`` if its manifest is corrupt."""
+    """Return the parts of the run at ``path``; ``DataError`` if its manifest is corrupt."""
     run = run_folders.read(path)
     bare = replace(run, processes=())
     return DividedRun(
@@ -70,12 +70,12 @@ def divide_run(path: Path) -> DividedRun:
 
 
 def shared_recording(process: Process) -> str | None:
-    """The recording of Nsight Systems that a process shares with others, by its path in the run."""
+    """Return the recording of Nsight Systems that a process shares with others, by its path in the run."""
     return next((capture.artifact for capture in process.captures if capture.tool == NSYS and capture.artifact), None)
 
 
 def _by_shared_recording(processes: Sequence[Process]) -> Iterable[list[Process]]:
-    """Processes that share a recording; each of the others alone."""
+    """Group processes that share a recording; each of the others alone."""
     groups: dict[str, list[Process]] = {}
     for process in processes:
         shared = shared_recording(process)
@@ -84,14 +84,14 @@ def _by_shared_recording(processes: Sequence[Process]) -> Iterable[list[Process]
 
 
 def trace_order(trace: Trace) -> tuple[bool, int]:
-    """Sorts the traces of all parts: those of processes by rank, then those that a recording has of other programs."""
+    """Return the sort key of the traces of all parts: processes by rank, then other programs."""
     return trace.source.format != FORMAT, trace.source.rank or 0
 
 
 def why_nothing_captured(run: Run) -> str:
-    """Why there is no trace in a run of which nothing is corrupt."""
+    """Return why a run without corrupt files has no trace."""
     if run.state == "running":
-        return "nothing was captured yet: the run is in progress, and no pass of it has ended"
+        return "nothing was captured yet: the run is in progress, and none of its passes has ended"
     reasons = [capture.reason for process in run.processes for capture in process.captures if capture.reason]
     why = (reasons or list(run.notes) or ["the program ended before a step was complete"])[0]
     return why if why.startswith("nothing was captured") else f"nothing was captured: {why}"

@@ -1,25 +1,25 @@
-"""Run: a directory that `perfscope run` wrote. Each process becomes one trace.
+"""Run: a directory from `perfscope run`. Each process is one trace.
 
 ```
 20261120-174233-train-7f3a/
   run.json                              the manifest
-  rank00000/process.json                steps, captures, why one is missing
-  rank00000/timing.pt.trace.json.gz     light pass: its times are the trace's times
+  rank00000/process.json                steps, captures, reasons of missing ones
+  rank00000/timing.pt.trace.json.gz     light pass with the times of the trace
   rank00000/detail.pt.trace.json.gz     shapes, memory, stacks: call sites only, attached as ``detail``
   rank00000/structure.opgraph.json.gz   op graph of one step, attached as ``op_graph``
   rank00000/timing.xplane.pb            jax: the light pass; the compiled programs are in it
   rank00000/events.jsonl                jax: compilations and retraces, ``compile_events``
   rank00000/syncs.jsonl                 jax: reads of arrays by the host, ``host_reads``
-  rank00000/memory/{before,after}.prof  jax: what was held before and after the traced steps, ``held``
-  rank00000/hlo/*.hlo.pb                jax: the programs alone, read where there is no timing pass
+  rank00000/memory/{before,after}.prof  jax: memory before and after the traced steps, ``held``
+  rank00000/hlo/*.hlo.pb                jax: the programs, read without a timing pass
   nsys/export.sqlite                    Nsight Systems around the program: the timing pass of all its processes
   rank00000/tensors.json.gz             parameters, gradients, optimizer state when the passes began, ``tensors``
-  rank00000/memory.pickle.gz            CUDA: the allocator over the detail pass, its tables are in ``detail``
-  rank00000/out_of_memory.pickle.gz     CUDA: the allocator as an allocation failed, a trace of its own
+  rank00000/memory.pickle.gz            CUDA: the allocator during the detail pass, in ``detail``
+  rank00000/out_of_memory.pickle.gz     CUDA: the allocator at a failed allocation, a separate trace
   rank00000/stacks.json.gz              sampled Python stacks, ``samples``
   rank00000/counters.json.gz            waiting for cores, memory and variables at the ends of steps
-  rank00000/numerics.json.gz            what ``--numerics`` records of values, ``numerics``
-  workers/PARENT-PID.stacks.json.gz     the same of a worker process
+  rank00000/numerics.json.gz            values recorded by ``--numerics``, ``numerics``
+  workers/PARENT-PID.stacks.json.gz     stacks of a worker process
   rank00000/compile/                    torch.compile's log, fusion refusals, steps that compiled: ``compile_log``
 ```
 """
@@ -70,13 +70,26 @@ from perfscope.model.plugins import Recording, load, named
 from perfscope.model.trace import MISSING, Source, Trace, TraceBuilder
 from perfscope.model.units import format_ns
 
-# Why a run of ours holds no step that plans can be made for, and what to record to have one.
+NOTED_SLOWDOWN = 1.1
+"""Traced over untraced step time from which the reader gets a note; launches differ by less without a cause."""
+
+WAITING_SHARE = 0.5
+"""Share of the watched steps; a program that reads every second step is throttled by it."""
+
+WATCHED_STEPS = 64
+"""Steps in which reads are watched (`profiler/jax/host_syncs.py`)."""
+
+_TIMED = ("timing", "detail")
+"""Passes whose times may be shown, the least disturbed first."""
+
+
+# Why a run of ours has no step for plans, and how to record one.
 
 
 def why_no_step(run: Run, process: Process) -> str:
-    """What the run was asked to record, or what stopped it; and the command that records the step's ops.
+    """Return what the run was started with, or what stopped it, and the command that records the step's ops.
 
-    For a process whose recording has neither an op graph (PyTorch) nor a compiled program (JAX).
+    For a process whose recording has no op graph (PyTorch) and no compiled program (JAX).
     """
     if any(capture.tool.startswith("jax") for capture in process.captures):
         why = _why_missing(process, "jax_hlo") or "none ran in the traced steps"
@@ -98,32 +111,20 @@ def why_no_step(run: Run, process: Process) -> str:
 
 
 def _why_missing(process: Process, tool: str) -> str | None:
-    """Why there is no artifact of a tool that was there; ``None``: it was not, or it has one."""
+    """Return why a tool that ran left no artifact; ``None`` if it did not run, or has one."""
     missing = [capture for capture in process.captures if capture.tool == tool and capture.artifact is None]
     return next((capture.reason or f"it is {capture.state}" for capture in missing), None)
 
 
-NOTED_SLOWDOWN = 1.1
-"""Traced over untraced step time from which a reader must know; launches differ by less without any cause."""
-
-WAITING_SHARE = 0.5
-"""Of the steps that were watched: a program that reads every second step is throttled by it."""
-WATCHED_STEPS = 64
-"""Steps in which reads are watched (`profiler/jax/host_syncs.py`)."""
-
-_TIMED = ("timing", "detail")
-"""Passes whose times may be shown, the least disturbed first."""
-
-
 def sniff(path: Path, head: bytes) -> bool:
-    """True for a directory with a run's manifest."""
+    """Return whether the path is a directory with a run's manifest."""
     return path.is_dir() and run_folders.is_run(path)
 
 
 def read(path: Path) -> list[Trace]:
-    """One trace a process, by rank. ``DataError`` if nothing was captured, or the manifest is corrupt.
+    """Return one trace per process, by rank. ``DataError`` if nothing was captured, or the manifest is corrupt.
 
-    An artifact that is corrupt is left out and said in the source's notes; the others are read.
+    A corrupt artifact is left out and named in the source's notes; the others are read.
     """
     divided = divide_run(path)
     traces: list[Trace] = []
@@ -139,9 +140,9 @@ def read(path: Path) -> list[Trace]:
 
 
 def read_part(part: RunPart) -> list[Trace]:
-    """The traces of the processes of a part, in order; none if they captured nothing.
+    """Return the traces of the processes of a part, in order; empty if they captured nothing.
 
-    ``DataError`` if what they captured is corrupt and nothing else is left of them.
+    ``DataError`` if their captures are corrupt and nothing else is left.
     """
     path = Path(part.path)
     recordings = Recordings(path, part.processes)
@@ -156,7 +157,7 @@ def read_part(part: RunPart) -> list[Trace]:
 
 
 def _compiling_ns(trace: Trace, log: CompileLog | None) -> int:
-    """What torch.compile compiled within the traced steps."""
+    """Return the compilation time of torch.compile within the traced steps."""
     if log is None:
         return 0
     phases = union([phase.start_ns for phase in log.phases], [phase.end_ns for phase in log.phases])
@@ -166,10 +167,10 @@ def _compiling_ns(trace: Trace, log: CompileLog | None) -> int:
 
 
 def _slowdown(trace: Trace, free_ns: float | None, compiling_ns: int) -> list[str]:
-    """What the profiler itself cost a step, where it is enough to matter for the savings that are shown.
+    """Return notes about the profiler's cost per step, if it is large enough to matter for savings.
 
-    ``free_ns``: a step without it, measured as the traced ones are: on the host, or work included. ``compiling_ns``:
-    of all traced steps, which is no cost of the profiler.
+    ``free_ns``: a step without the profiler, measured as the traced ones: on the host, or with its work.
+    ``compiling_ns``: of all traced steps, which is not a cost of the profiler.
     """
     steps = trace.rows["steps"]
     if not len(steps) or not free_ns:
@@ -187,20 +188,20 @@ def _slowdown(trace: Trace, free_ns: float | None, compiling_ns: int) -> list[st
 
 
 def _free_step_ns(trace: Trace, process: Process, *, waits: bool) -> float | None:
-    """A step without a profiler to hold the traced ones against; ``None`` where none was timed in the same way."""
+    """Return a step without a profiler that is comparable with the traced ones; ``None`` without one."""
     if late_span_ns(trace) is None and waits:
         return float(np.median(process.untraced_step_ns)) if process.untraced_step_ns else None
     return process.window_ns / process.window_steps if process.window_ns and process.window_steps > 0 else None
 
 
 def _jax_notes(main: Trace | None, process: Process, *, waits: bool) -> list[str]:
-    """What the step times of a JAX program are, where they are not the host's."""
+    """Return what the step times of a JAX program mean, if they are not the host's."""
     notes = []
     if main is not None and late_span_ns(main) is not None:
         work = main.fact(steps_work)
         how = "the time from the end of one step's work to the end of the next step's"
         if work is None or not work.steps:
-            how = "not told: which work belongs to which step is not recorded"
+            how = "unknown: the recording does not assign work to steps"
         notes.append(f"no step waits for its work: a traced step is {how}")
     if not waits and process.window_ns is None:
         notes.append(
@@ -216,26 +217,26 @@ def _jax_notes(main: Trace | None, process: Process, *, waits: bool) -> list[str
 
 
 class _Captured(Struct, kw_only=True):
-    """What the captures of one process recorded, as far as it could be read."""
+    """Recorded data of one process, as far as it could be read."""
 
     folder: Path
     process: Process
     recordings: Recordings
     notes: list[str]
     timed: dict[str, Trace] = field(default_factory=dict)
-    """By pass."""
+    """Trace by pass."""
     op_graph: OpGraph | None = None
     programs: Path | None = None
     tensors: TensorListings | None = None
     snapshot: Trace | None = None
     moments: MemoryMoments | None = None
     stacks: list[StackSamples] = field(default_factory=list)
-    """Of the program itself first, then of its workers."""
+    """Stacks of the program itself first, then of its workers."""
     counters: StepCounters | None = None
     logs: dict[str, Any] = field(default_factory=dict)
-    """``compile_events``, ``host_reads`` and ``compile_log`` of the trace, those that were recorded."""
+    """``compile_events``, ``host_reads`` and ``compile_log`` of the trace, if recorded."""
     documents: dict[str, Any] = field(default_factory=dict)
-    """What recorders of plug-ins recorded."""
+    """Documents of plug-ins' recorders."""
 
     @property
     def main(self) -> Trace | None:
@@ -244,7 +245,7 @@ class _Captured(Struct, kw_only=True):
 
 
 def _attach(captured: _Captured, capture: Capture, path: Path) -> None:
-    """Read an artifact by the tool that wrote it. Artifacts of other tools are not read."""
+    """Read an artifact by its tool; artifacts of other tools are skipped."""
     match capture.tool:
         case "torch_profiler":
             if capture.pass_name in _TIMED:
@@ -273,7 +274,7 @@ def _attach(captured: _Captured, capture: Capture, path: Path) -> None:
             captured.programs = path
         case "op_graph":
             captured.op_graph = read_op_graph(path)
-        case "torch_compile":  # the manifest lists it after the passes whose clock it is put on
+        case "torch_compile":  # The manifest lists it after the passes whose clock it uses.
             main = captured.main
             log, notes = read_compile(path, None if main is None else main.rows["steps"])
             captured.logs["compile_log"] = log
@@ -291,9 +292,9 @@ def _attach_document(captured: _Captured, tool: str, path: Path) -> None:
 
 
 def _reads_in_steps(reads: Sequence[HostRead], process: Process) -> tuple[HostRead, ...]:
-    """The reads, those behind the end of the last step without a step.
+    """Return the reads; those after the end of the last step have no step.
 
-    Where calls are the steps, one begins as the last ends: what a program reads at its end would be in it.
+    If calls are the steps, one begins when the last ends, so reads at the program's end would be in it.
     """
     seen = process.steps_seen
     return tuple(
@@ -314,11 +315,11 @@ def _attach_nsys(captured: _Captured, capture: Capture) -> None:
 
 
 def _read_captures(path: Path, run: Run, process: Process, recordings: Recordings) -> _Captured:
-    """Read every artifact of the process, and attach to its traces what belongs to them."""
+    """Read every artifact of the process, and attach the parts to its traces."""
     captured = _Captured(folder=path, process=process, recordings=recordings, notes=[*run.notes])
     notes = captured.notes
     if run.state != "finished":
-        notes.append(f"the run is {run.state}: what had been captured by then is shown")
+        notes.append(f"the run is {run.state}: the captures up to then are shown")
     notes += [f"{capture.pass_name} pass: {capture.reason}" for capture in process.captures if capture.reason]
     for capture in process.captures:
         if capture.artifact is None:
@@ -336,7 +337,7 @@ def _read_captures(path: Path, run: Run, process: Process, recordings: Recording
 
 
 def _attach_memory(captured: _Captured) -> None:
-    """Give each pass what other captures say of its memory."""
+    """Attach the memory captures to each pass."""
     main = captured.main
     for name, trace in captured.timed.items():
         builder = TraceBuilder.of(trace)
@@ -353,7 +354,7 @@ def _attach_memory(captured: _Captured) -> None:
 
 
 def _attach_stacks(captured: _Captured) -> None:
-    """Lay the samples over the timing pass; nothing else has the times of its steps."""
+    """Attach the samples to the timing pass, because only its steps have comparable times."""
     timing = captured.timed.get("timing")
     if timing is None:
         return
@@ -365,7 +366,7 @@ def _attach_stacks(captured: _Captured) -> None:
 
 
 def _attach_counters(captured: _Captured, counters: StepCounters) -> None:
-    """Give the trace whose times are shown what was counted at the steps of the whole run."""
+    """Attach the step counters of the whole run to the trace whose times are shown."""
     name = next((name for name in _TIMED if name in captured.timed), None)
     if name is None:
         return
@@ -375,7 +376,7 @@ def _attach_counters(captured: _Captured, counters: StepCounters) -> None:
 
 
 def _process(path: Path, part: RunPart, process: Process, recordings: Recordings) -> Trace | None:
-    """The trace of a process; ``None`` if it captured nothing."""
+    """Return the trace of a process; ``None`` if it captured nothing."""
     captured = _read_captures(path, part.run, process, recordings)
     main, notes, logs = captured.main, captured.notes, captured.logs
     hlo = () if main is None else main.hlo
@@ -417,7 +418,7 @@ def _process(path: Path, part: RunPart, process: Process, recordings: Recordings
 
 
 def _note_times(captured: _Captured) -> tuple[int, ...]:
-    """Durations of steps without a profiler, where the host's are those of the work; notes on all times."""
+    """Return step durations without a profiler, if the host's equal those of the work; add notes on all times."""
     main, process, notes = captured.main, captured.process, captured.notes
     if main is not None and "timing" not in captured.timed:
         notes.append("times are from the detail pass (shapes, memory and stacks on) and are too long; no timing pass")
@@ -428,7 +429,7 @@ def _note_times(captured: _Captured) -> tuple[int, ...]:
     if main is not None:
         compiling_ns = _compiling_ns(main, captured.logs.get("compile_log"))
         notes += _slowdown(main, _free_step_ns(main, process, waits=waits), compiling_ns)
-    return process.untraced_step_ns if waits else ()  # without waiting, a step takes as long as queueing it
+    return process.untraced_step_ns if waits else ()  # Without waiting, a step only takes as long as queueing it.
 
 
 def _source(captured: _Captured, part: RunPart) -> Source:
@@ -451,9 +452,9 @@ def _source(captured: _Captured, part: RunPart) -> Source:
 
 
 def _rank(main: Trace | None, part: RunPart, process: Process) -> tuple[int | None, str | None, int | None]:
-    """(Rank, what tells it, world size): the launcher's, else the recording's own of a process started without one.
+    """Return (rank, its evidence, world size): the launcher's, else the recording's of a process without a launcher.
 
-    The number of the only process of a run, which no launcher set, is no rank.
+    The number of a run's only process, which no launcher set, is not a rank.
     """
     if part.several or (process.world_size or 1) > 1:
         return process.rank, "launcher's environment", process.world_size
@@ -464,7 +465,7 @@ def _rank(main: Trace | None, part: RunPart, process: Process) -> tuple[int | No
 
 
 def _counters(process: Process) -> AllocatorCounters | None:
-    """What the allocator counted before the first pass and after the last one, and the steps between."""
+    """Return the allocator's counters before the first and after the last pass, and the steps between."""
     if not process.memory and not process.memory_after:
         return None
     passes = [capture.steps for capture in process.captures if capture.steps is not None]
@@ -473,7 +474,7 @@ def _counters(process: Process) -> AllocatorCounters | None:
 
 
 def _device_memory(builder: TraceBuilder, process: Process) -> None:
-    """The memory of the device that the process used, where the recording does not say it."""
+    """Set the memory of the process's device, if the recording lacks it."""
     devices = builder.rows["devices"]
     reported = process.devices[0].get("memory_bytes") if len(process.devices) == 1 else None
     if isinstance(reported, int) and len(devices) == 1 and devices["memory_bytes"][0] == MISSING:
@@ -481,13 +482,13 @@ def _device_memory(builder: TraceBuilder, process: Process) -> None:
 
 
 def _waits_in_steps(reads: Sequence[HostRead], process: Process) -> bool:
-    """Whether the program reads results in its steps, so that a step on the host lasts as long as its work."""
+    """Return whether the program reads results in its steps, so that a host step lasts as long as its work."""
     steps = {read.step for read in reads if read.main_thread and read.step is not None}
     return len(steps) >= WAITING_SHARE * min(process.steps_seen, WATCHED_STEPS)
 
 
 def _programs(folder: Path) -> tuple[tuple[HloModule, ...], list[str]]:
-    """The compiled programs in a folder, and what is corrupt there."""
+    """Return the compiled programs in a folder, and the corrupt ones."""
     modules: list[HloModule] = []
     problems = []
     for file in sorted(folder.glob("*.hlo.pb")):
@@ -499,7 +500,7 @@ def _programs(folder: Path) -> tuple[tuple[HloModule, ...], list[str]]:
 
 
 def _whole_steps(trace: Trace, steps: tuple[int, int] | None) -> Trace:
-    """The trace without the step that the program's end cut off: its range ends where the recording does."""
+    """Return the trace without the step that the program's end truncated: its range ends with the recording."""
     if steps is None:
         return trace
     rows = trace.rows["steps"]

@@ -1,4 +1,4 @@
-"""Sampled Python stacks of a run: put into the trace of its timing pass, on that one's clock."""
+"""Sampled Python stacks of a run, added to the trace of its timing pass, on its clock."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from perfscope.model.trace import MISSING, TABLES, Rows, TraceBuilder
 
 
 def attach_stacks(builder: TraceBuilder, processes: Sequence[StackSamples]) -> str | None:
-    """Put ``samples``, their ``frames`` and threads into a trace. ``processes``: the program itself first.
+    """Add ``samples``, their ``frames`` and threads to a trace. ``processes``: the program itself first.
 
-    The steps tell how the clocks go together. A note where they do not, and then nothing is put.
+    Common steps relate the clocks. Without any, a note is returned and nothing is added.
     """
     program = processes[0]
     offset = clock_offset_ns(builder.rows["steps"], program.steps)
     if offset is None:
-        return "sampled stacks: no step of theirs is in the trace, so that their times are not known"
+        return "sampled stacks: they share no step with the trace, so their times are unknown"
     parts = [_samples(builder, process, program, offset, worker=process is not program) for process in processes]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     order = np.argsort(columns["time_ns"], kind="stable")
@@ -32,9 +32,9 @@ def attach_stacks(builder: TraceBuilder, processes: Sequence[StackSamples]) -> s
 
 
 def clock_offset_ns(steps: Rows, counted: Sequence[tuple[int, int, int]]) -> int | None:
-    """Return what to add to a time of the process's clock to have one of the trace; ``None`` without a common step.
+    """Return the offset from the process's clock to the trace's; ``None`` without a common step.
 
-    ``counted``: (number, begin, end) of steps on the process's clock. The median over the steps that are in both.
+    ``counted``: (number, begin, end) of steps on the process's clock. It is the median over the steps in both.
     """
     begins = {number: begin for number, begin, _ in counted}
     both = [
@@ -48,7 +48,7 @@ def clock_offset_ns(steps: Rows, counted: Sequence[tuple[int, int, int]]) -> int
 def _samples(
     builder: TraceBuilder, process: StackSamples, program: StackSamples, offset: int, *, worker: bool
 ) -> dict[str, np.ndarray]:
-    """Columns of one process; its frames and threads go into the tables. Of a worker the main thread alone is told."""
+    """Return the columns of one process and add its frames and threads; of a worker only the main thread."""
     first = _add_frames(builder, process)
     threads = _add_threads(builder, process, worker=worker)
     frames, time = np.array(process.frame, np.int64), np.array(process.time_ns, np.int64)
@@ -70,7 +70,7 @@ def _samples(
 
 
 def _steps_at(program: StackSamples, times: Int64) -> tuple[Int64, Int64]:
-    """Number and duration of the step that each time of the program's clock lies in; ``MISSING`` between steps."""
+    """Return number and duration of the step at each time of the program's clock; ``MISSING`` between steps."""
     steps = sorted(program.steps, key=lambda step: step[1])
     numbers, begins, ends = np.array([(MISSING, 0, 0), *steps], np.int64).T
     row = np.searchsorted(begins[1:], times, side="right")
@@ -79,7 +79,7 @@ def _steps_at(program: StackSamples, times: Int64) -> tuple[Int64, Int64]:
 
 
 def _add_frames(builder: TraceBuilder, process: StackSamples) -> int:
-    """Row of the first frame of the process; those of memory stay where they are."""
+    """Add the frames of the process; return the row of the first. Frames of memory keep their rows."""
     texts = builder.codes(process.texts)
     callers, files, lines, functions = np.array(process.frames or np.empty((0, 4)), np.int64).T
     known = builder.rows.get("frames", Rows(TABLES["frames"], {}))
@@ -101,7 +101,7 @@ def _pick(codes: np.ndarray, index: Int64) -> np.ndarray:
 
 
 def _add_threads(builder: TraceBuilder, process: StackSamples, *, worker: bool) -> np.ndarray:
-    """Row of ``threads`` of each thread of the process: the trace's own where it has the thread."""
+    """Return the row of ``threads`` of each thread of the process: the trace's own if it exists."""
     known = builder.rows.get("threads", Rows(TABLES["threads"], {}))
     names = [builder.strings[code] if code != MISSING else "" for code in known["thread"].tolist()]
     by_id = {int(number): row for row, name in enumerate(names) for number in re.findall(r"\d+", name)[:1]}

@@ -1,1 +1,1 @@
-"""torch.compile's structured log: records, and what each kind of them says."""
+"""torch.compile's structured log: records, and the content of each kind."""

@@ -1,10 +1,10 @@
-"""Graph breaks: the text that torch wrote, in all its forms, as reason, explanation, hints and place.
+"""Graph breaks: torch's text, in all its forms, as reason, explanation, hints and place.
 
 Forms (``log_graph_break`` in ``torch._dynamo.symbolic_convert``, ``convert_frame``, ``exc``):
 
-* torch 2.6: ``Graph break in user code at F:L``, ``Reason: ...``, ``User code traceback:``
-* since 2.7: ``Graph Break Reason:``, then ``Explanation:``, ``Hint:`` and the link with the stable id
-* frames skipped whole: ``Failed to handle graph break gracefully ... falling back to eager``, ``Graph break: skip:``,
+- torch 2.6: ``Graph break in user code at F:L``, ``Reason: ...``, ``User code traceback:``
+- since 2.7: ``Graph Break Reason:``, then ``Explanation:``, ``Hint:`` and the link with the stable id
+- skipped frames: ``Failed to handle graph break gracefully ... falling back to eager``, ``Graph break: skip:``,
   ``torch.compile will skip tracing the frame``, ``WON'T CONVERT``; the reason is the last line of the traceback
 """
 
@@ -51,9 +51,23 @@ _SKIPS = (
 )
 _SECOND = "*** While handling this graph break, another graph break occurred: ***"
 
+_EARLIER = re.compile(r"^!?\d+(?:/\d+){1,2}: ")
+
+_HINT = re.compile(r"\((?:HINT: [^()]{1,300})\)")
+
+_STRING = r"""[bru]?(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')"""
+
+_VALUE = re.compile(rf"((?:[=!]=|\bis(?: not)?|\bin|\bexpected|\bactual)\s*){_STRING}")
+
+_VALUES = re.compile(rf"([\[{{(,:]\s*){_STRING}(?=\s*[,\]}}):])")
+
+_MADE_AT = re.compile(r"  # ([^#\n]{1,4096}?):(\d{1,9}) in ([\w<>.]{1,512})(?: \([^#\n]*\))?\s*$")
+
+_COMPARED = re.compile(r"(?:[=!]=|\bis(?: not)?|\bin)\s*(?=[\[{(])")
+
 
 def parse_break(text: str, unit: Unit) -> GraphBreak:
-    """The break that a ``dynamo_graph_break_reason`` tells of."""
+    """Return the break in a ``dynamo_graph_break_reason``."""
     match = _AT.search(text)
     reported = _reason_text(text)
     first = reported.split(_SECOND, 1)[0]
@@ -72,7 +86,7 @@ def parse_break(text: str, unit: Unit) -> GraphBreak:
 
 
 def failure_break(unit: Unit) -> GraphBreak | None:
-    """A frame that failed without a record of its own: recompile limit, a backend that raised."""
+    """Return the break of a frame that failed without its own record: recompile limit, or a backend that raised."""
     reason = unit.fail_reason or unit.fail_type
     if unit.breaks or reason is None:
         return None
@@ -92,7 +106,7 @@ def failure_break(unit: Unit) -> GraphBreak | None:
 
 
 def doc_id(text: str) -> str | None:
-    """torch's id of the kind of break, from the link in the text."""
+    """Return torch's id of the kind of break, from the link in the text."""
     match = _LINK.search(text)
     return (match[1] or match[2]) if match else None
 
@@ -104,7 +118,7 @@ def _reason_text(text: str) -> str:
         return text[begun.end() : ended.start() if ended else len(text)]
     every = list(_RAISED.finditer(text))
     if every:
-        raised = every[-1]  # what was raised in the end
+        raised = every[-1]  # The final exception.
         ended = _END.search(text, raised.end())
         return text[raised.start(1) : ended.start() if ended else len(text)]
     return text
@@ -112,13 +126,13 @@ def _reason_text(text: str) -> str:
 
 def _headline(text: str) -> str:
     before = None
-    while before != text:  # one preamble may stand before another
+    while before != text:  # Preambles may follow each other.
         before, text = text, _PREAMBLE.sub("", text, count=1)
     return headline(_MARK.split(text, maxsplit=1)[0] or text)
 
 
 def _parts(text: str, mark: str, most: int) -> tuple[str, ...]:
-    """What follows each ``mark``, up to the next mark or to where the text is no longer indented under it."""
+    """Return the text after each ``mark``, up to the next mark or the end of its indentation."""
     pieces = _MARK.split(text)
     result = []
     for name, piece in zip(pieces[1::2], pieces[2::2], strict=True):
@@ -129,7 +143,7 @@ def _parts(text: str, mark: str, most: int) -> tuple[str, ...]:
 
 
 def _user_stack(text: str) -> tuple[CodeLine, ...]:
-    """The program's frames: after ``User code traceback:`` up to dynamo's own traceback."""
+    """Return the program's frames: after ``User code traceback:``, up to dynamo's own traceback."""
     for mark in ("User code traceback:", "The graph break occurred in the following user code:", "from user code at:"):
         index = text.find(mark)
         if index >= 0:
@@ -141,7 +155,7 @@ def _user_stack(text: str) -> tuple[CodeLine, ...]:
 
 
 def _place(match: re.Match[str] | None, stack: tuple[CodeLine, ...]) -> CodeLine | None:
-    """The line of the break, with its function and text where the stack has them."""
+    """Return the line of the break, with its function and text if the stack has them."""
     if match is None:
         return stack[-1] if stack else None
     file, line = clean(match[1], 4096), int(match[2])
@@ -149,24 +163,15 @@ def _place(match: re.Match[str] | None, stack: tuple[CodeLine, ...]) -> CodeLine
     return same or CodeLine(file=file, line=line)
 
 
-# Recompilations: the guards that failed, one by earlier compilation, the latest first.
+# Recompilations: the guards that failed, one per earlier compilation, the latest first.
 #
-# String values that a guard compares with are not kept: they are the program's data.
-
-
-_EARLIER = re.compile(r"^!?\d+(?:/\d+){1,2}: ")
-_HINT = re.compile(r"\((?:HINT: [^()]{1,300})\)")
-_STRING = r"""[bru]?(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')"""
-_VALUE = re.compile(rf"((?:[=!]=|\bis(?: not)?|\bin|\bexpected|\bactual)\s*){_STRING}")
-_VALUES = re.compile(rf"([\[{{(,:]\s*){_STRING}(?=\s*[,\]}}):])")
-_MADE_AT = re.compile(r"  # ([^#\n]{1,4096}?):(\d{1,9}) in ([\w<>.]{1,512})(?: \([^#\n]*\))?\s*$")
-_COMPARED = re.compile(r"(?:[=!]=|\bis(?: not)?|\bin)\s*(?=[\[{(])")
+# String values in guards are not kept, because they are the program's data.
 
 
 def failed_guards(record: Record) -> tuple[tuple[str, ...], CodeLine | None]:
-    """``recompile_reasons``: the guards that failed, and the line that made the first one necessary, where it is said.
+    """Return failed guards of ``recompile_reasons``, and the line that caused the first guard, if recorded.
 
-    The payload is a JSON list, or (torch since 2.11, where there is one guard) plain text.
+    The payload is a JSON list, or (torch since 2.11, with one guard) plain text.
     """
     payload = record.payload()
     try:
@@ -181,10 +186,10 @@ def failed_guards(record: Record) -> tuple[tuple[str, ...], CodeLine | None]:
 
 
 def _made_at(texts: Sequence[str]) -> CodeLine | None:
-    """The line whose tracing made the first guard: ``# code  # folder/file.py:6 in f`` after it, or a stack below it.
+    """Return the line whose tracing made the first guard: ``# code # folder/file.py:6 in f``, or a stack below it.
 
-    Of a file torch writes the end in the first form, perhaps from within a folder's name; a stack, perhaps below
-    another guard of the same line, has the whole path.
+    The first form has the end of the file's path, possibly cut inside a folder's name. A stack has the whole path,
+    possibly below another guard of the same line.
     """
     stacks = [places_of(text[:20_000].partition("\nUser stack trace:")[2]) for text in texts]
     if not stacks:
@@ -202,13 +207,13 @@ def _made_at(texts: Sequence[str]) -> CodeLine | None:
 
 
 def clean_guard(text: str) -> str:
-    """The guard alone: no compile id before it, no source line after it, no string values in it."""
+    """Return a guard without the compile id in front, the source line at the end, and string values."""
     text = text[:20_000]
     head = text.split("\nUser stack trace:", 1)[0]
     hint = _HINT.search(head)
     reported = _EARLIER.sub("", head.split("  # ", 1)[0].split("\n", 1)[0]).strip()
     reported = _VALUE.sub(r"\1'...'", reported)
     compared = _COMPARED.search(reported)
-    if compared is not None:  # a list or a set of strings
+    if compared is not None:  # A list or a set of strings.
         reported = reported[: compared.end()] + _VALUES.sub(r"\1'...'", reported[compared.end() :])
     return clean(f"{reported} {hint[0]}" if hint and hint[0] not in reported else reported, 500)

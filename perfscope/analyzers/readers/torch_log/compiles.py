@@ -1,6 +1,6 @@
-"""Compilations: where they start (``dynamo_start``), how they end (metrics), the symbols of dynamic sizes.
+"""Compilations: start (``dynamo_start``), end (metrics), and the symbols of dynamic sizes.
 
-Of the metrics only times, counts and reasons are read; the configurations, versions and provenance in them are not.
+Only times, counts and reasons of the metrics are read; configurations, versions and provenance are not.
 """
 
 from __future__ import annotations
@@ -28,13 +28,49 @@ from perfscope.analyzers.readers.torch_log.unit import Unit
 from perfscope.model.compile_log import CacheResult, CodeLine, Phase
 
 MAX_EXECUTED = 100_000
-"""Calls of graphs whose order is kept."""
-
-# Chromium events to timed phases: B and E pairs, and complete X events.
+"""Maximum number of graph calls whose order is kept."""
 
 
 LATEST_US = 4e15
-"""Of a time in µs: the year 2096. Past it a number is no time."""
+"""Upper bound of a time in µs: the year 2096."""
+
+_Lane = tuple[int, int | str, int | str]
+
+_SUFFIXES = (
+    ("_cumulative_compile_time_us", 1e6),
+    ("_time_us", 1e6),
+    ("_time_s", 1.0),
+)
+"""Suffixes of the metrics' times, and their units per second."""
+
+_NOT_PHASES = frozenset({"start", "end", "remote_cache_time_saved"})
+
+_NAMES = {
+    "dynamo": "entire_frame_compile",
+    "aot_autograd": "backend_compile",
+    "inductor": "inductor_compile",
+    "inductor_code_gen": "code_gen",
+    "backward": "backward_compile",
+    "dynamo_compile_time_before_restart": "dynamo_before_restart",
+    "dynamo_time_before_restart": "dynamo_before_restart",
+}
+"""Common names of the metrics in all versions of torch (``CompilationMetrics`` of ``torch._dynamo.utils``)."""
+
+LIMIT_REACHED = "cache_size_limit reached"
+"""Text of torch 2.6 for a frame that was compiled too often (``_compile`` of ``convert_frame``)."""
+
+_RESULTS: dict[str, CacheResult | None] = {"hit": "hit", "miss": "miss", "bypass": "bypass", "hash": None}
+
+CACHE_ANSWERS: dict[str, tuple[str, CacheResult | None]] = {
+    f"{cache}{bundled}_cache_{answer}": (cache, result)
+    for cache in ("fx_graph", "aotautograd")
+    for bundled in ("", "_bundled")
+    for answer, result in _RESULTS.items()
+}
+"""Name of an artifact -> the cache and its answer; ``None`` if the answer is in the payload."""
+
+
+# Chromium events as timed phases: B and E pairs, and complete X events.
 
 
 class _Args(msgspec.Struct):
@@ -51,11 +87,8 @@ class _Event(msgspec.Struct):
     pid: int | str = 0
 
 
-_Lane = tuple[int, int | str, int | str]
-
-
 class Phases:
-    """Collects events in the order of the log."""
+    """Collector of events in the order of the log."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[_Lane, str], list[tuple[int, str | None]]] = {}
@@ -63,7 +96,7 @@ class Phases:
         self.left_out: Counter[str] = Counter()
 
     def add(self, record: Record) -> int | None:
-        """Take an event; its time in ns since the epoch if it was written as it happened (B and E)."""
+        """Add an event; return its time in ns since the epoch if it was written as it happened (B and E)."""
         event = decode(record.payload(), _Event)
         if not (0 < event.ts < LATEST_US and math.isfinite(event.dur) and 0 <= event.dur < LATEST_US):
             raise CorruptRecordError("not a time")
@@ -95,10 +128,10 @@ class Phases:
         self._closed.append((lane, start, end, name, compile_id))
 
     def finish(self) -> tuple[Phase, ...]:
-        """All phases by start, the outer first.
+        """Return all phases by start, the outer first.
 
-        A phase lies in the innermost one of its thread that holds it whole: torch writes one thread id for all
-        threads, so phases of several may overlap.
+        The parent of a phase is the innermost phase of its thread that contains it completely: torch writes one thread
+        id for all threads, so phases of several threads may overlap.
         """
         unclosed = sum(len(begun) for begun in self._open.values())
         if unclosed:
@@ -109,7 +142,7 @@ class Phases:
         for index, (lane, start, end, name, compile_id) in enumerate(self._closed):
             stack = stacks.setdefault(lane, [])
             while stack and stack[-1][0] < end:
-                stack.pop()  # it ends sooner, so it holds neither this one nor anything that this one does not hold
+                stack.pop()  # It ends sooner, so it contains neither this phase nor anything outside of it.
             around = stack[-1][1] if stack else None
             phases.append(
                 Phase(
@@ -126,32 +159,9 @@ class Phases:
 
 
 def _ns(us: float) -> int:
-    """µs since the epoch, which a float holds to a quarter of one, as whole ns."""
+    """Convert µs since the epoch, which a float holds to a quarter of one, to whole ns."""
     whole = int(us)
     return whole * 1000 + round((us - whole) * 1000)
-
-
-_SUFFIXES = (
-    ("_cumulative_compile_time_us", 1e6),
-    ("_time_us", 1e6),
-    ("_time_s", 1.0),
-)
-"""Endings of the metrics' times, and their unit in a second."""
-_NOT_PHASES = frozenset({"start", "end", "remote_cache_time_saved"})
-_NAMES = {
-    "dynamo": "entire_frame_compile",
-    "aot_autograd": "backend_compile",
-    "inductor": "inductor_compile",
-    "inductor_code_gen": "code_gen",
-    "backward": "backward_compile",
-    "dynamo_compile_time_before_restart": "dynamo_before_restart",
-    "dynamo_time_before_restart": "dynamo_before_restart",
-}
-"""One name for what versions of torch call differently (``CompilationMetrics`` of ``torch._dynamo.utils``)."""
-
-
-LIMIT_REACHED = "cache_size_limit reached"
-"""What torch 2.6 says, elsewhere, of a frame it has compiled too often (``_compile`` of ``convert_frame``)."""
 
 
 class _Start(msgspec.Struct):
@@ -181,7 +191,7 @@ class _Symbol(msgspec.Struct):
 
 
 class Units(Struct):
-    """All compilations so far. An id comes again after ``torch._dynamo.reset()``: that is another compilation."""
+    """All compilations so far. After ``torch._dynamo.reset()`` an id is used again for another compilation."""
 
     all: list[Unit] = field(default_factory=list)
     latest: dict[str, Unit] = field(default_factory=dict)
@@ -189,7 +199,7 @@ class Units(Struct):
     """Records of compilations beyond the limit."""
 
     def of(self, record: Record) -> Unit | None:
-        """The compilation a record belongs to; ``None`` if it names none."""
+        """Return the compilation of a record; ``None`` if the record has no id."""
         compile_id = record.compile_id
         if compile_id is None:
             return None
@@ -198,9 +208,9 @@ class Units(Struct):
         return unit
 
     def new(self, compile_id: str) -> Unit:
-        """Another compilation under this id."""
+        """Start another compilation under this id."""
         unit = Unit(clean(compile_id, 64))
-        if len(self.all) >= MAX_COMPILES:  # filled and forgotten
+        if len(self.all) >= MAX_COMPILES:  # It is filled, but not kept.
             self.beyond += 1
             return unit
         self.latest[compile_id] = unit
@@ -208,7 +218,7 @@ class Units(Struct):
         return unit
 
     def begin(self, record: Record) -> Unit | None:
-        """The compilation that a record begins: a new one if that id was already used up."""
+        """Return the compilation that a record begins: a new one if that id was already used."""
         compile_id = record.compile_id
         if compile_id is None:
             return None
@@ -219,7 +229,7 @@ class Units(Struct):
 
 
 def end(units: Units, record: Record) -> Unit | None:
-    """The compilation whose metrics a record has: a new one if the known one has its own already."""
+    """Return the compilation of a record with metrics: a new one if the known one already has metrics."""
     compile_id = record.compile_id
     before = units.latest.get(compile_id) if compile_id is not None else None
     if compile_id is not None and before is not None and before.complete:
@@ -228,7 +238,7 @@ def end(units: Units, record: Record) -> Unit | None:
 
 
 def name_by_frame(units: list[Unit]) -> None:
-    """Name compilations that torch gave up before it wrote their frame (recompile limit) after the frame's last one."""
+    """Name compilations without a frame (recompile limit) after the last compilation of their frame."""
     named: dict[str, Unit] = {}
     for unit in units:
         frame = unit.compile_id.rpartition("/")[0]
@@ -240,7 +250,7 @@ def name_by_frame(units: list[Unit]) -> None:
 
 
 def start(unit: Unit, record: Record, strings: Strings, now_ns: int | None) -> None:
-    """``dynamo_start``: the frame and who called it."""
+    """Apply ``dynamo_start``: the frame and its callers."""
     unit.started = True
     unit.stack = strings.places(decode(record.body, _Start).stack)
     if unit.stack:
@@ -251,7 +261,7 @@ def start(unit: Unit, record: Record, strings: Strings, now_ns: int | None) -> N
 
 
 def metrics(unit: Unit, record: Record) -> str | None:
-    """``compilation_metrics``: how it went. Gives torch's version where it is said."""
+    """Apply ``compilation_metrics``: the result of the compilation. Return torch's version, if recorded."""
     reported = decode(record.body, _Metrics)
     unit.complete = True
     unit.function = clean(reported.co_name) if reported.co_name else unit.function
@@ -271,7 +281,7 @@ def metrics(unit: Unit, record: Record) -> str | None:
         )
     unit.restart_reasons = tuple(headline(reason) for reason in (reported.restart_reasons or [])[:MAX_ITEMS])
     if reported.has_guarded_code is not None or reported.fail_type:
-        # torch 2.8 says true of frames it skipped; what has no guards has no code
+        # torch 2.8 reports true for skipped frames; a frame without guards has no code.
         unit.has_code = bool(reported.has_guarded_code) and reported.guard_count is not None
     unit.start_ns = _start_ns(reported) or unit.start_ns
     seconds = _seconds(record)
@@ -285,10 +295,10 @@ def metrics(unit: Unit, record: Record) -> str | None:
 
 
 def backward_metrics(unit: Unit, record: Record) -> None:
-    """``bwd_compilation_metrics``: the backward graph, compiled when the first backward ran."""
+    """Apply ``bwd_compilation_metrics``: the backward graph, compiled when the first backward ran."""
     reported = decode(record.body, _Metrics)
     if not unit.started and not unit.complete and not unit.sections:
-        # torch 2.6 gives a frame up before it begins, and logs the metrics as if of a backward
+        # torch 2.6 gives a frame up before it begins, and logs the metrics like those of a backward.
         unit.complete, unit.has_code, unit.fail_reason = True, False, LIMIT_REACHED
         unit.start_ns = _start_ns(reported) or unit.start_ns
         return
@@ -302,26 +312,26 @@ def backward_metrics(unit: Unit, record: Record) -> None:
 
 
 def symbol(unit: Unit, record: Record) -> None:
-    """``create_symbol``: a dynamic size and what it is the size of."""
+    """Apply ``create_symbol``: a dynamic size and its source."""
     reported = decode(record.body, _Symbol)
     if reported.source and len(unit.symbols) < 16 * MAX_ITEMS:
         unit.symbols[clean(reported.symbol, 64)] = clean(reported.source, 500)
 
 
 def clean_block(text: str) -> str:
-    """A text of several lines, bounded."""
+    """Return a bounded text of several lines."""
     return clean(text, 8_000)
 
 
 def _start_ns(reported: _Metrics) -> int | None:
-    """When it began, ns since the epoch (metrics have it to a µs); ``None`` where not said, or no time."""
+    """Return the start in ns since the epoch (metrics have it to a µs); ``None`` if missing or invalid."""
     if reported.start_time is None or not 0 < reported.start_time < 4e9:
         return None
     return round(reported.start_time * 1e6) * 1000
 
 
 def _seconds(record: Record) -> dict[str, float]:
-    """The times among the metrics, in seconds, by torch's name of the phase."""
+    """Return the times among the metrics in seconds, by torch's name of the phase."""
     result: dict[str, float] = {}
     for key, raw in decode(record.body, dict[str, msgspec.Raw]).items():
         ending = next(((end, unit) for end, unit in _SUFFIXES if key.endswith(end)), None)
@@ -331,7 +341,7 @@ def _seconds(record: Record) -> dict[str, float]:
         name = _NAMES.get(name, clean(name, 64))
         try:
             value = float(bytes(raw))
-        except ValueError:  # null, or no number
+        except ValueError:  # Null, or not a number.
             continue
         if name in _NOT_PHASES or not math.isfinite(value) or len(result) >= MAX_ITEMS:
             continue
@@ -339,17 +349,7 @@ def _seconds(record: Record) -> dict[str, float]:
     return result
 
 
-# What the caches of the compiler answered: hit, miss, or bypass and why.
-
-
-_RESULTS: dict[str, CacheResult | None] = {"hit": "hit", "miss": "miss", "bypass": "bypass", "hash": None}
-CACHE_ANSWERS: dict[str, tuple[str, CacheResult | None]] = {
-    f"{cache}{bundled}_cache_{answer}": (cache, result)
-    for cache in ("fx_graph", "aotautograd")
-    for bundled in ("", "_bundled")
-    for answer, result in _RESULTS.items()
-}
-"""Name of an artifact -> the cache, and what it answered; ``None``: the answer is in the payload."""
+# Answers of the compiler's caches: hit, miss, or bypass with its reason.
 
 
 class _CacheAnswer(msgspec.Struct):
@@ -359,7 +359,7 @@ class _CacheAnswer(msgspec.Struct):
 
 
 def record_cache_answer(unit: Unit, record: Record) -> None:
-    """Note the answer; of a backward graph's under ``fx_graph_backward``."""
+    """Record the answer; that of a backward graph under ``fx_graph_backward``."""
     cache, result = CACHE_ANSWERS[record.name]
     reported = decode(record.payload(), _CacheAnswer)
     result = result or _RESULTS.get(reported.cache_state or "")
@@ -396,19 +396,19 @@ class _Executions(msgspec.Struct):
 
 
 def executed(record: Record) -> tuple[str | None, ...]:
-    """Compile ids of graphs in the order in which they ran."""
+    """Return the compile ids of graphs in the order in which they ran."""
     order = decode(record.payload(), _Executions).graph_execution_order[:MAX_EXECUTED]
     return tuple(None if run.compile_id is None else clean(run.compile_id, 80) for run in order)
 
 
 def schedule(unit: Unit, record: Record) -> None:
-    """Note the collectives of a graph in the order of their calls; waits for them are none."""
+    """Record the collectives of a graph in the order of their calls, without waits."""
     names = [name for name in decode(record.payload(), list[str]) if "wait_tensor" not in name]
     unit.schedule = (*unit.schedule, *(clean(name, 200) for name in names))[:MAX_COMPILES]
 
 
 def estimate(unit: Unit, record: Record) -> None:
-    """Note inductor's estimate of a graph's time and what its calls return."""
+    """Record inductor's estimate of a graph's time, and the results of its calls."""
     ops = decode(record.payload(), _Estimates).ops
     known = [op.estimated_runtime_ns for op in ops if op.estimated_runtime_ns is not None]
     unit.estimated_ns = (unit.estimated_ns or 0.0) + sum(ns for ns in known if math.isfinite(ns) and ns >= 0)

@@ -1,4 +1,4 @@
-"""Refusals of inductor's scheduler as `perfscope run` logs them (``compile/fusion.jsonl``). Read as a part of a run.
+"""Refusals of inductor's scheduler as `perfscope run` logs them (``compile/fusion.jsonl``). Read as part of a run.
 
 ```
 {"schema": "perfscope.fusion/1", "torch": "2.13.0"}
@@ -21,15 +21,15 @@ from perfscope.model.compile_log import FUSION_SCHEMA, CompiledKernel, Direction
 from perfscope.model.documents.bounded_json import read_lines
 
 MAX_BYTES = 256 << 20
-"""Of a file: eight times what is written at most."""
+"""Maximum bytes of a file: eight times the largest that is written."""
 
 
 class FusionLog(Struct, frozen=True, kw_only=True):
-    """What the file holds. ``damaged``: lines that cannot be read, the last one of a killed program among them."""
+    """Content of the file. ``damaged``: unreadable lines, including the last line of a killed program."""
 
     refusals: tuple[FusionRefusal, ...]
     left_out: int
-    """Refusals that there was no room for."""
+    """Refusals beyond the limit of the file."""
     damaged: int
 
 
@@ -42,7 +42,7 @@ class _Kind(msgspec.Struct):
 
 
 def read_fusion(path: Path) -> FusionLog:
-    """The refusals in ``path``; ``DataError`` if it cannot be read or is of another schema."""
+    """Return the refusals in ``path``; ``DataError`` if it is unreadable or of another schema."""
     refusals, left_out, damaged = [], 0, 0
     for line in read_lines(path, FUSION_SCHEMA, what="a log of fusion", most_bytes=MAX_BYTES)[1:]:
         try:
@@ -57,7 +57,7 @@ def read_fusion(path: Path) -> FusionLog:
 
 
 def with_kernels(refusals: Iterable[FusionRefusal], kernels: Sequence[CompiledKernel]) -> tuple[FusionRefusal, ...]:
-    """The refusals with the names of the kernels that their two sides became, as far as the log tells."""
+    """Return the refusals with the names of the kernels of their two sides, as far as the log has them."""
     by_graph: dict[tuple[str | None, Direction | None], list[CompiledKernel]] = defaultdict(list)
     for kernel in kernels:
         by_graph[kernel.compile_id, kernel.direction].append(kernel)
@@ -72,10 +72,10 @@ def with_kernels(refusals: Iterable[FusionRefusal], kernels: Sequence[CompiledKe
 
 
 def _kernel_of(nodes: Sequence[str], kernels: Iterable[CompiledKernel]) -> str | None:
-    """The kernel that computes most of just these nodes; ``None`` if there is none, or several do alike.
+    """Return the kernel that computes most of exactly these nodes; ``None`` if there is none, or a tie.
 
-    Inductor computes a cheap node again in each kernel that needs it, so that to share one is not enough: what
-    counts is the common part of both sets (their intersection over their union).
+    Inductor computes a cheap node again in each kernel that needs it, so sharing one node is not enough. The measure is
+    the intersection of both sets over their union.
     """
     wanted = set(nodes)
     best, names = 0.0, set()

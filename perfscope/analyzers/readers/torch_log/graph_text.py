@@ -48,13 +48,13 @@ _DTYPES = {
     "u8": "uint8",
     "b8": "bool",
 }
-"""``torch.utils._dtype_abbrs``, turned around."""
+"""``torch.utils._dtype_abbrs``, inverted."""
 NO_CALL = "operator"
 """Op of a node printed as an expression of sizes, ``s27 * 4``."""
 
 
 def parse(text: str) -> GraphText:
-    """The nodes of the first ``forward`` in ``text``; subgraphs after it are their own graphs."""
+    """Return the nodes of the first ``forward`` in ``text``; subgraphs after it are separate graphs."""
     lines = text.split("\n")
     index = next((number for number, line in enumerate(lines) if line.lstrip().startswith("def forward(")), None)
     if index is None:
@@ -81,12 +81,12 @@ def parse(text: str) -> GraphText:
 
 
 def is_backward(graph: GraphText) -> bool:
-    """Whether it takes gradients: AOT autograd names them ``tangents_1`` ..."""
+    """Return whether it takes gradients, which AOT autograd names ``tangents_1`` ..."""
     return any(node.name.startswith("tangents_") for node in graph.inputs)
 
 
 def _header(lines: list[str], index: int) -> tuple[str, int]:
-    """The signature, which may go over many lines, and the line after it."""
+    """Return the signature, which may span many lines, and the line after it."""
     collected = [lines[index].split("def forward(", 1)[1]]
     while not collected[-1].rstrip().endswith(":") and index + 1 < len(lines):
         index += 1

@@ -1,4 +1,4 @@
-"""From a graph's records to kernels: calls of the output code, joined to nodes and lines by inductor's provenance."""
+"""Kernels from a graph's records: calls of the output code, joined to nodes and lines by inductor's provenance."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class _Compiled(msgspec.Struct):
 
 
 def mappings(unit: Unit, record: Record) -> None:
-    """Kernel to nodes."""
+    """Apply the map from kernels to nodes."""
     section = unit.section
     if section is None:
         return
-    if record.name == "inductor_triton_kernel_to_post_grad_nodes":  # torch 2.7 and 2.8; the other one repeats it
+    if record.name == "inductor_triton_kernel_to_post_grad_nodes":  # torch 2.7 and 2.8; the other record repeats it.
         reported = decode(record.payload(), dict[str, list[str]])
     else:
         reported = decode(record.payload(), _Mappings).cpp_code_to_post
@@ -40,7 +40,7 @@ def mappings(unit: Unit, record: Record) -> None:
 
 
 def stack_traces(unit: Unit, record: Record) -> None:
-    """Kernel to lines: the innermost of each stack, which inductor already freed of torch's own."""
+    """Apply the map from kernels to lines: the innermost of each stack, without torch's own frames."""
     section = unit.section
     if section is None:
         return
@@ -52,7 +52,7 @@ def stack_traces(unit: Unit, record: Record) -> None:
 
 
 def triton_info(unit: Unit, record: Record) -> None:
-    """How long triton compiled each kernel."""
+    """Record triton's compilation time of each kernel."""
     section = unit.section
     if section is None:
         return
@@ -68,7 +68,7 @@ class _Gathered(Struct):
 
 
 def build(unit: Unit, section: Section) -> Iterator[CompiledKernel]:
-    """A kernel for each call that inductor numbered, else one by name; in the order of the code."""
+    """Yield a kernel for each call that inductor numbered, else one per name, in the order of the code."""
     if section.code is None:
         return
     gathered: dict[str, _Gathered] = {}

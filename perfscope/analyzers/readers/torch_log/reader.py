@@ -1,7 +1,7 @@
-"""torch.compile's structured log, as ``TORCH_TRACE=DIR`` writes it: one file a process, plain, gzip or xz.
+"""torch.compile's structured log from ``TORCH_TRACE=DIR``: one file per process, plain, gzip or xz.
 
-A log alone is a trace without rows: what was compiled and why, and how long compiling took, but not how long
-anything ran. Configurations, environments, runnable graphs and values that guards compare with are not read.
+A log alone is a trace without rows. It has the compilations, their reasons and durations, but not the time of anything
+that ran. Configurations, environments, runnable graphs and values in guards are not read.
 """
 
 from __future__ import annotations
@@ -36,9 +36,6 @@ from perfscope.model.compile_log import CodeLine, CompileLog, Direction, Graph, 
 from perfscope.model.errors import DataError
 from perfscope.model.trace import Trace, TraceBuilder
 
-# Takes the records of a log one by one, each kind to what understands it.
-
-
 PASSED_OVER = frozenset(
     {
         "describe_storage",
@@ -69,7 +66,7 @@ PASSED_OVER = frozenset(
         "mismatched_fake_kernel",
     }
 )
-"""Kinds that are known and hold nothing the model needs (guards and programs of the user among them)."""
+"""Known kinds that the model does not need (including guards and programs of the user)."""
 
 _AOT: dict[str, Direction] = {
     "aot_forward_graph": "forward",
@@ -77,24 +74,36 @@ _AOT: dict[str, Direction] = {
     "aot_inference_graph": "inference",
 }
 _POST_GRAD = {"inductor_post_grad_graph": True, "after_post_grad_graph": False, "after_recompile_post_grad": False}
-"""Names of the graph after inductor's passes, as kind or as artifact; true: nothing comes after it."""
+"""Names of the graph after inductor's passes, as kind or as artifact; true for the final graph."""
+
+NO_COMPILE_ID = "calls of graphs in order, some without a compile id (compiled earlier, or loaded from a cache),"
+
+FORMAT = "torch_trace"
+
+MAX_LOG_BYTES = 16 << 30
+"""Maximum bytes of a log: 50,000 compilations, with 30 kB per graph and 300 kB per compilation."""
+
+_RANK = re.compile(r"_rank_?(\d{1,6})(?=[._]|$)")
+
+_BY_TORCH = re.compile(r"dedicated_log_torch_trace_rank_\d")
+"""Prefix of torch's name for the log of a rank."""
+
+
+# Dispatch of a log's records, each kind to its parser.
 
 
 class _Version(msgspec.Struct):
     pytorch_version: str | None = None
 
 
-NO_COMPILE_ID = "calls of graphs in order, some without a compile id (compiled earlier, or loaded from a cache),"
-
-
 class Collector:
-    """Takes records one by one."""
+    """Collector of records, one by one."""
 
     def __init__(self) -> None:
         self.units = compiles.Units()
         self.phases = Phases()
         self.now_ns: int | None = None
-        """When the latest event of the log was, ns since the epoch: lines have local time without a year."""
+        """Time of the latest event of the log, ns since the epoch; lines have local time without a year."""
         self.strings = Strings()
         self.breaks: list[tuple[Unit, GraphBreak]] = []
         self.recompiles: list[tuple[Unit, tuple[str, ...], CodeLine | None]] = []
@@ -130,14 +139,14 @@ class Collector:
             **dict.fromkeys(_POST_GRAD, self._post_grad),
             **dict.fromkeys(compiles.CACHE_ANSWERS, compiles.record_cache_answer),
         }
-        """Records that say something of one compilation; of artifacts by their name, as above."""
+        """Records about one compilation; artifacts by their name, as above."""
 
     def take(self, record: Record) -> None:
-        """Note what a record says; ``CorruptRecordError`` if its content is not what its kind has."""
+        """Record the content; ``CorruptRecordError`` if it does not fit its kind."""
         if self.rank is None:
             self.rank = record.envelope.rank
         kind = record.name or record.kind
-        if record.name and record.empty:  # of what came from a cache
+        if record.name and record.empty:  # Artifacts from a cache are empty.
             return
         if (use := self._kinds.get(kind)) is not None:
             use(record)
@@ -205,7 +214,7 @@ class Collector:
     def _code(self, unit: Unit, record: Record) -> None:
         code = parse_code(record.payload().decode("utf-8", "replace"))
         if not code.is_python:
-            self.left_out["output codes that are no Python"] += 1
+            self.left_out["output codes other than Python"] += 1
         section = unit.section
         if section is None or section.code is not None:
             section = Section()
@@ -229,7 +238,7 @@ class Collector:
     def _broke(self, record: Record) -> None:
         unit = self.units.of(record)
         if unit is None:
-            unit = Unit("")  # torch.export has no compile id
+            unit = Unit("")  # torch.export has no compile id.
         unit.breaks += 1
         if len(self.breaks) >= MAX_COMPILES:
             self.left_out["graph breaks beyond the limit"] += 1
@@ -238,11 +247,11 @@ class Collector:
         self.breaks.append((unit, graph_break))
 
 
-# What was collected from a log, as the model of it.
+# The model of a log from its collected records.
 
 
 def read_records(data: bytes | mmap.mmap, path: str) -> CompileLog:
-    """The log in ``data``. What is corrupt is counted and left out; nothing in it makes this raise."""
+    """Return the log in ``data``. Corrupt parts are counted and left out, and never raise."""
     reader = Reader(data)
     collector = Collector()
     damaged = 0
@@ -298,20 +307,20 @@ def _log(collector: Collector, path: str, records: int, corrupt: int) -> Compile
 
 
 def _with_skips(found: list[tuple[Unit, GraphBreak]]) -> Iterator[GraphBreak]:
-    """Breaks with the time their frame was begun; the text does not say before torch 2.9 that it left without code."""
+    """Yield breaks with the start of their frame, and whether it was skipped, which the text lacks before torch 2.9."""
     for unit, graph_break in found:
         skipped = graph_break.skipped_frame or unit.has_code is False
         yield replace(graph_break, skipped_frame=skipped, time_ns=unit.start_ns)
 
 
 def _graphs(unit: Unit) -> Iterator[Graph]:
-    """Graphs that inductor compiled, after its passes; AOT autograd's graph where that one was not logged.
+    """Yield graphs that inductor compiled, after its passes; else AOT autograd's graph.
 
-    Where inductor logged any code, a graph of AOT autograd without code was never compiled (a backward that never
-    ran), or it is the same graph under another name (before torch 2.8 that of inference was logged as a forward).
+    If inductor logged any code, a graph of AOT autograd without code was never compiled (a backward that never ran), or
+    is the same graph under another name (before torch 2.8 an inference graph was logged as a forward).
 
-    AOT autograd's partitioner copies nodes of the joint graph with their names into the forward and the backward:
-    a node that both define is computed twice. Inductor's passes come later and keep the names of what they leave.
+    AOT autograd's partitioner copies nodes of the joint graph with their names into the forward and the backward: a
+    node that both define is computed twice. Inductor's passes run later and keep the names of the remaining nodes.
     """
     found: list[tuple[Direction, GraphText, bool]] = []
     for section in unit.sections:
@@ -339,32 +348,22 @@ def _graphs(unit: Unit) -> Iterator[Graph]:
 
 
 def _twice(unit: Unit) -> set[tuple[str, str]]:
-    """Nodes that AOT autograd's forward and backward graphs both define, by name and op."""
+    """Return nodes that AOT autograd's forward and backward graphs both define, by name and op."""
     forward, backward = unit.aot.get("forward"), unit.aot.get("backward")
     if forward is None or backward is None:
         return set()
     return {(node.name, node.op) for node in forward.nodes} & {(node.name, node.op) for node in backward.nodes}
 
 
-FORMAT = "torch_trace"
-
-MAX_LOG_BYTES = 16 << 30
-"""Of a log: 30 kB a graph and 300 kB a compilation make 50,000 compilations of it."""
-
-_RANK = re.compile(r"_rank_?(\d{1,6})(?=[._]|$)")
-_BY_TORCH = re.compile(r"dedicated_log_torch_trace_rank_\d")
-"""Beginning of the name that torch gives the log of a rank."""
-
-
 def sniff(path: Path, head: bytes) -> bool:
-    """True for text whose first lines are records of the log (``head``: first bytes, decompressed)."""
+    """Return whether the first lines of the text are records of the log (``head``: first bytes, decompressed)."""
     return records.sniff(head)
 
 
 def read(path: Path) -> Trace:
-    """The log in ``path``, as a trace with nothing but ``compile_log``. ``DataError`` as in ``read_log``.
+    """Return the log in ``path`` as a trace with ``compile_log`` only. ``DataError`` as in ``read_log``.
 
-    ``compile_log`` counts as recorded where there is a compilation in it.
+    ``compile_log`` counts as recorded if there is a compilation in it.
     """
     log = read_log(path)
     builder = TraceBuilder(str(path), FORMAT)
@@ -375,18 +374,18 @@ def read(path: Path) -> Trace:
         builder.note(f"{log.corrupt:,} of {log.corrupt + log.records:,} records of the log are corrupt and left out")
     if log.compiles:
         builder.record("compile_log")
-    else:  # a rule that has nothing to look at says so
+    else:  # Rules without input report that.
         builder.note("no compilation in it: torch.export and AOTInductor log without ids of compilations")
     builder.note(*(f"{count:,} {what} are left out" for what, count in sorted(log.left_out.items())))
     return builder.build(compile_log=log)
 
 
 def read_log(path: Path) -> CompileLog:
-    """The log in ``path``; the rank is that of the name torch gave the file, else the records', else any name's.
+    """Return the log in ``path``. The rank is that in torch's file name, else the records', else any name's.
 
-    Records say 0 of a process whose group was not made yet, and so do logs that were put together.
+    Records have rank 0 if the process group did not exist yet, and so do combined logs.
 
-    ``DataError``, one line, for a file that is no such log, empty, too large, or compressed and cut off. Damaged
+    ``DataError``, one line, for a file that is not such a log, empty, too large, or compressed and truncated. Damaged
     records are counted in ``corrupt`` and left out.
     """
     with open_bytes(path, MAX_LOG_BYTES) as data:

@@ -1,7 +1,7 @@
-r"""A log's records: a line ``V0401 12:00:00.000000 77 torch/x.py:3] {...}``, then its payload, each line after a tab.
+r"""Records of a log: a line ``V0401 12:00:00.000000 77 torch/x.py:3] {...}``, then its payload, each line after a tab.
 
-The payload's md5 is in ``has_payload``. Everything else (blank lines, corrupt lines, a cut-off end) is counted.
-One record is held at a time; a payload that is not needed is hashed in pieces and never held.
+``has_payload`` has the payload's md5. Everything else (blank lines, corrupt lines, a truncated end) is counted. One
+record is in memory at a time; a payload that is not needed is hashed in pieces and never held.
 """
 
 from __future__ import annotations
@@ -18,32 +18,31 @@ from msgspec import Struct
 
 from perfscope.model.compile_log import CodeLine
 
-# How much of a log is held, whatever it holds. Real logs stay far below all of them.
-
-
+# Limits of the memory for a log of any content. Real logs are far below all of them.
 MAX_HEAD_BYTES = 16 << 20
-"""Of a record's own line: metrics with all configurations of torch have 60 kB."""
+"""Maximum bytes of a record's own line: metrics with all configurations of torch have 60 kB."""
 MAX_PAYLOAD_BYTES = 64 << 20
-"""Of a payload that is parsed: the output code of a graph of 20,000 nodes has 20 MB."""
+"""Maximum bytes of a parsed payload: the output code of a graph of 20,000 nodes has 20 MB."""
 _PIECE = 1 << 20
 MAX_STRINGS = 100_000
-"""File names that records refer to by number."""
+"""Maximum number of file names that records refer to by number."""
 MAX_COMPILES = 100_000
-"""Compilations, breaks, recompiles and refusals each: torch gives up after 8 compilations of a frame."""
+"""Maximum number of compilations, breaks, recompiles and refusals each; torch gives up after 8 compilations of a frame.
+"""
 MAX_SPANS = 1_000_000
-"""Timed phases: about 60 a compilation."""
+"""Maximum number of timed phases: about 60 per compilation."""
 MAX_NODES = 2_000_000
-"""Nodes of all graphs together."""
+"""Maximum number of nodes of all graphs together."""
 MAX_KERNELS = 500_000
-"""Kernels of all graphs together."""
+"""Maximum number of kernels of all graphs together."""
 MAX_TEXT = 2_000
-"""Characters kept of a reason, a hint, a line of code."""
+"""Maximum characters of a reason, a hint, a line of code."""
 MAX_ITEMS = 64
-"""Hints, reasons, restarts of one record."""
+"""Maximum number of hints, reasons or restarts of one record."""
 MAX_STACK = 200
-"""Frames of a stack: the innermost ones."""
+"""Maximum number of frames of a stack, the innermost ones."""
 MAX_KINDS = 50
-"""Unknown kinds of records that are named."""
+"""Maximum number of unknown kinds of records that are named."""
 
 
 ENVELOPE = frozenset(
@@ -62,7 +61,7 @@ ENVELOPE = frozenset(
         "lineno",
     }
 )
-"""Keys that go with any record; the other one is its kind (``torch._logging._internal.trace_structured``)."""
+"""Keys of any record; the remaining key is its kind (``torch._logging._internal.trace_structured``)."""
 
 _PREFIX = re.compile(
     rb"(?:\[rank(\d{1,9})\]:)?[A-Z]\d{4} \d\d:\d\d:\d\d\.\d{1,9} (\d{1,20}) [^\]\n]{0,4096}?\]"
@@ -71,13 +70,24 @@ _PREFIX = re.compile(
 """``torch._logging._internal.TorchLogsFormatter.format``: level, date without a year, local time, process, place."""
 _NEXT = re.compile(rb"\n(?!\t)")
 _BLANK = 8
-"""Bytes up to which a line may be blank: no record is that short."""
+"""Maximum bytes of a blank line; every record is longer."""
 
 Kind = TypeVar("Kind")
 
+_KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+_KIND = re.compile(rb'\{"[a-z_]{2,40}": ?[\[{]')
+
+_UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+_CONSTANT = re.compile(r"""(Variable\((?:str|bytes): )b?(?:"(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?)""")
+"""Dynamo's name of a string: ``ConstantVariable(str: 'value')``."""
+
+_FRAME = re.compile(r'\s*File "([^"\n]{1,4096})", line (\d{1,9})(?:, in ([^\n]{1,512}))?$')
+
 
 class Envelope(msgspec.Struct):
-    """What goes with any record."""
+    """Common keys of all records."""
 
     frame_id: int | None = None
     frame_compile_id: int | None = None
@@ -92,15 +102,15 @@ class _Name(msgspec.Struct):
 
 
 class CorruptRecordError(Exception):
-    """A record, or what it holds, cannot be understood."""
+    """A record or its content is invalid."""
 
 
 class Record(Struct):
-    """One record, valid until the next one is asked for."""
+    """One record, valid until the next one is read."""
 
     kind: str
     name: str
-    """Of an artifact; ``''`` for other kinds."""
+    """Name of an artifact; ``''`` for other kinds."""
     body: msgspec.Raw
     """The JSON of its kind."""
     envelope: Envelope
@@ -127,7 +137,7 @@ class Record(Struct):
         return start == end
 
     def payload(self) -> bytes:
-        """The payload without its tabs; ``CorruptRecordError`` if it is too long to hold."""
+        """Return the payload without its tabs; ``CorruptRecordError`` if it is too long."""
         start, end = self._span
         if end - start > MAX_PAYLOAD_BYTES:
             raise CorruptRecordError("payload too long")
@@ -137,7 +147,7 @@ class Record(Struct):
         return raw[1:].replace(b"\n\t", b"\n")
 
     def check(self) -> None:
-        """``CorruptRecordError`` unless the payload has the hash that was written with it, if one was."""
+        """Raise ``CorruptRecordError`` unless the payload has the hash in the record, if there is one."""
         expected = self.envelope.has_payload
         if expected is None:
             return
@@ -150,15 +160,15 @@ class Record(Struct):
             while index < end:
                 stop = min(index + _PIECE, end)
                 if stop < end and self._data[stop - 1 : stop] == b"\n":
-                    stop += 1  # the tab goes with its line end
+                    stop += 1  # The tab belongs to its line end.
                 digest.update(self._data[index:stop].replace(b"\n\t", b"\n"))
                 index = stop
         if digest.hexdigest() != expected:
-            raise CorruptRecordError("payload is not what was written")
+            raise CorruptRecordError("payload has another hash than recorded")
 
 
 class Reader:
-    """Reads records; ``corrupt`` counts what was no record, or a corrupt one."""
+    """Reader of records; ``corrupt`` counts invalid text and corrupt records."""
 
     def __init__(self, data: bytes | mmap.mmap) -> None:
         self._data = data
@@ -166,7 +176,7 @@ class Reader:
         self.records = 0
 
     def __iter__(self) -> Iterator[Record]:
-        """The records whose line and payload are intact, in order."""
+        """Yield the records whose line and payload are intact, in order."""
         data, size, index = self._data, len(self._data), 0
         while index < size:
             match = _NEXT.search(data, index)
@@ -211,7 +221,6 @@ class Reader:
         return record
 
 
-_KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ENVELOPE = msgspec.json.Decoder(Envelope)
 
 
@@ -227,7 +236,10 @@ def _decoded(head: bytes) -> tuple[dict[str, msgspec.Raw], Envelope]:
 
 
 def _mended(text: bytes) -> bytes:
-    """The standard's JSON of Python's (NaN, lone surrogates), as torch writes it; ``CorruptRecordError`` if neither."""
+    """Convert Python's JSON (NaN, lone surrogates), as torch writes it, to standard JSON.
+
+    ``CorruptRecordError`` if invalid.
+    """
     try:
         read = json.loads(text, parse_constant=lambda _: None)
         return json.dumps(read, ensure_ascii=False).encode("utf-8", "replace")
@@ -236,7 +248,7 @@ def _mended(text: bytes) -> bytes:
 
 
 def decode(text: bytes | msgspec.Raw, kind: type[Kind]) -> Kind:
-    """JSON as ``kind``; ``CorruptRecordError`` if it is not."""
+    """Decode JSON as ``kind``; ``CorruptRecordError`` if it is invalid."""
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
@@ -248,7 +260,7 @@ def decode(text: bytes | msgspec.Raw, kind: type[Kind]) -> Kind:
 
 
 def sniff(head: bytes) -> bool:
-    """True if one of the first lines is a record of the log."""
+    """Return whether one of the first lines is a record of the log."""
     for line in head.split(b"\n", 50)[:50]:
         prefix = _PREFIX.match(line)
         if prefix is not None and _KIND.match(line, prefix.end()):
@@ -256,20 +268,11 @@ def sniff(head: bytes) -> bool:
     return False
 
 
-_KIND = re.compile(rb'\{"[a-z_]{2,40}": ?[\[{]')
-
-
-# Text of a log as it may be shown: bounded, without what a terminal would obey; stacks as places.
-
-
-_UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-_CONSTANT = re.compile(r"""(Variable\((?:str|bytes): )b?(?:"(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?)""")
-"""Dynamo's name of a string: ``ConstantVariable(str: 'value')``."""
-_FRAME = re.compile(r'\s*File "([^"\n]{1,4096})", line (\d{1,9})(?:, in ([^\n]{1,512}))?$')
+# Text of a log for display: bounded, without control characters of a terminal; stacks as places.
 
 
 def clean(text: str, most: int = MAX_TEXT) -> str:
-    """``text`` without control characters and the program's own strings, at most ``most`` characters."""
+    """Return ``text`` without control characters and the program's own strings, at most ``most`` characters."""
     text = text[: most + 256]
     if "Variable(" in text:
         text = _CONSTANT.sub(r"\1'...'", text)
@@ -277,7 +280,7 @@ def clean(text: str, most: int = MAX_TEXT) -> str:
 
 
 def headline(text: str) -> str:
-    """The first line that says something; the next too if it ends in a colon."""
+    """Return the first line with content; also the next one if it ends in a colon."""
     lines = [line.strip() for line in text[: 4 * MAX_TEXT].split("\n") if line.strip()]
     if not lines:
         return ""
@@ -297,18 +300,18 @@ class Frame(msgspec.Struct):
 
 
 class Strings:
-    """The table of strings that records intern: ``{"str": ["/x.py", 3]}``."""
+    """Table of strings that records intern: ``{"str": ["/x.py", 3]}``."""
 
     def __init__(self) -> None:
         self._held: dict[int, str] = {}
 
     def add(self, text: str, number: int) -> None:
-        """Remember ``text``; a number is used again when torch starts again."""
+        """Add ``text``; torch reuses numbers when it starts again."""
         if len(self._held) < MAX_STRINGS:
             self._held[number] = clean(text, 4096)
 
     def places(self, frames: Iterable[Frame]) -> tuple[CodeLine, ...]:
-        """Frames as places, the innermost last; those whose file is not known are left out."""
+        """Return frames as places, the innermost last, without frames of an unknown file."""
         result = []
         for frame in list(frames)[-MAX_STACK:]:
             file = self._held.get(frame.filename) if isinstance(frame.filename, int) else frame.filename
@@ -321,7 +324,7 @@ class Strings:
 
 
 def places_of(text: str) -> tuple[CodeLine, ...]:
-    """The frames of a printed traceback, the innermost last."""
+    """Return the frames of a printed traceback, the innermost last."""
     lines = text.split("\n")
     result = []
     for number, line in enumerate(lines):

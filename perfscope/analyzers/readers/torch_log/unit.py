@@ -1,4 +1,4 @@
-"""What is known so far of one compilation, while the log is read."""
+"""State of one compilation while the log is read."""
 
 from __future__ import annotations
 
@@ -8,12 +8,6 @@ from msgspec import Struct, field
 
 from perfscope.analyzers.readers.torch_log.records import MAX_ITEMS
 from perfscope.model.compile_log import CacheResult, CodeLine, Compile, Direction, GraphNode, KernelBackend
-
-# Inductor's output code: which kernels and library calls its ``call`` makes, and of which nodes they are.
-#
-# Only names are read: of definitions (``x = async_compile.triton('x', ...``), of calls, and in inductor's comments.
-# The code is never run.
-
 
 _AOT_ID = re.compile(r"# AOT ID: \['[^']*?_(forward|backward|inference)'\]")
 _DEFINED = re.compile(r"([A-Za-z_]\w{0,511}) = async_compile\.(\w{1,40})\((?:\s*'([\w.]{1,511})')?")
@@ -27,8 +21,16 @@ _MAPPED = re.compile(r"#   \S.{0,4096}? => (.+)$")
 _FRAGMENT = re.compile(r"#   %(\w{1,511}) .{0,4096}?call_function\[target=(?:torch\.ops\.)?([\w.]{1,300})\]")
 _BACKENDS: dict[str, KernelBackend] = {"triton": "triton", "cpp": "cpp", "cpp_pybinding": "cpp"}
 _GENERIC = "triton_"
-"""What a kernel is called in its own source unless ``triton.unique_kernel_names`` is on."""
+"""Name of a kernel in its own source, unless ``triton.unique_kernel_names`` is on."""
 MAX_CALLS = 200_000
+
+_DIRECTIONS: dict[str, Direction] = {"forward": "forward", "backward": "backward", "inference": "inference"}
+
+
+# Inductor's output code: the kernels and library calls in its ``call``, and their nodes.
+#
+# Only names are read: from definitions (``x = async_compile.triton('x', ...``), from calls, and from inductor's
+# comments. The code is never run.
 
 
 class Defined(Struct):
@@ -41,28 +43,28 @@ class Defined(Struct):
 
 
 class Call(Struct):
-    """One place in ``call`` where a kernel or library is called."""
+    """A call of a kernel or library in ``call``."""
 
     name: str
-    """The variable or function called; provenance knows it under this name."""
+    """Name of the variable or function, which provenance uses too."""
     backend: KernelBackend
     handle: str | None = None
-    """``extern_kernels.mm:4``, where inductor numbers its calls."""
+    """``extern_kernels.mm:4``, if inductor numbers its calls."""
     ops: tuple[str, ...] = ()
 
 
 class Code(Struct):
-    """What one output code defines and calls, in order."""
+    """Definitions and calls of one output code, in order."""
 
     direction: Direction | None = None
     defined: dict[str, Defined] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
     is_python: bool = True
-    """False: inductor's C++ wrapper, whose calls are not read."""
+    """``False`` for inductor's C++ wrapper, whose calls are not read."""
 
 
 class _Comments(Struct):
-    """The comments that stand before a definition or a call."""
+    """Comments in front of a definition or a call."""
 
     ops: tuple[str, ...] = ()
     nodes: dict[str, str | None] = field(default_factory=dict)
@@ -70,13 +72,13 @@ class _Comments(Struct):
 
 
 def parse(text: str) -> Code:
-    """Definitions and calls of ``text``."""
+    """Return definitions and calls of ``text``."""
     named = _AOT_ID.search(text[:4096])
     code = Code(direction=_DIRECTIONS[named[1]] if named else None, is_python="def call(" in text)
     comments = _Comments()
     quoted = False
     for line in text.split("\n"):
-        if quoted:  # a kernel's own source
+        if quoted:  # The source of a kernel.
             quoted = line.count("'''") % 2 == 0
             continue
         stripped = line.lstrip()
@@ -91,9 +93,6 @@ def parse(text: str) -> Code:
             comments = _Comments()
         quoted = line.count("'''") % 2 == 1
     return code
-
-
-_DIRECTIONS: dict[str, Direction] = {"forward": "forward", "backward": "backward", "inference": "inference"}
 
 
 def _comment(line: str, stripped: str, comments: _Comments) -> None:
@@ -123,7 +122,7 @@ def _define(line: str, code: Code, comments: _Comments) -> None:
 
 
 def _call(line: str, code: Code, comments: _Comments) -> bool:
-    """Note the call in ``line``; false if there is none."""
+    """Record the call in ``line``; return ``False`` if there is none."""
     run = _RUN.match(line) or _CALLED.match(line)
     if run is not None and run[1] in code.defined:
         call = Call(run[1], code.defined[run[1]].backend)
@@ -131,7 +130,7 @@ def _call(line: str, code: Code, comments: _Comments) -> bool:
         call = Call(extern[1], "extern", ops=comments.ops)
     else:
         return False
-    # several handles stand together where inductor put a call's comments first: the one of its name is its own
+    # If inductor put the comments of several calls together, the handle with the call's name is its own.
     own = next((handle for handle in comments.handles if handle.rpartition(":")[0] == call.name), None)
     call.handle = own or (comments.handles[0] if len(comments.handles) == 1 else None)
     code.calls.append(call)
@@ -139,7 +138,7 @@ def _call(line: str, code: Code, comments: _Comments) -> bool:
 
 
 class GraphText(Struct):
-    """A graph as read: its nodes, the values it takes, the names it returns."""
+    """A parsed graph: its nodes, its inputs, the names that it returns."""
 
     nodes: tuple[GraphNode, ...] = ()
     inputs: tuple[GraphNode, ...] = ()
@@ -147,7 +146,7 @@ class GraphText(Struct):
 
 
 class Section(Struct):
-    """One graph on its way through inductor: its records follow each other."""
+    """One graph on its way through inductor: its records are consecutive."""
 
     direction: Direction | None = None
     graph: GraphText | None = None
@@ -155,7 +154,7 @@ class Section(Struct):
     """Whether ``graph`` is the last one before code is made, not an earlier stage."""
     code: Code | None = None
     nodes_of: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Kernel to nodes, as inductor's provenance says."""
+    """Kernel to nodes, from inductor's provenance."""
     places_of: dict[str, tuple[CodeLine, ...]] = field(default_factory=dict)
     compile_us: dict[str, float] = field(default_factory=dict)
 
@@ -170,7 +169,7 @@ class Unit(Struct):
     attempt: int = 0
     started: bool = False
     complete: bool = False
-    """Whether its metrics were written; one that died has none."""
+    """Whether its metrics were written; a compilation that died has none."""
     schedule: tuple[str, ...] = ()
     estimated_ns: float | None = None
     tensors: str | None = None
@@ -185,7 +184,7 @@ class Unit(Struct):
     fail_type: str | None = None
     fail_reason: str | None = None
     fail_text: str | None = None
-    """The whole of it, for the hints in it."""
+    """Complete text of the failure, for the hints in it."""
     fail_place: CodeLine | None = None
     restart_reasons: tuple[str, ...] = ()
     has_code: bool | None = None
@@ -198,20 +197,20 @@ class Unit(Struct):
 
     @property
     def section(self) -> Section | None:
-        """The graph that inductor works on, or worked on last."""
+        """Return the latest graph that inductor works on."""
         return self.sections[-1] if self.sections else None
 
     def direction_of(self, section: Section | None) -> Direction:
-        """Which pass a graph is of; where nothing says it, what AOT autograd made of the frame."""
+        """Return the pass of a graph; without a record, what AOT autograd made of the frame."""
         if section is not None and section.direction is not None:
             return section.direction
         return "forward" if "forward" in self.aot else "inference"
 
     @property
     def attempts(self) -> int:
-        """As of ``Compile``."""
+        """Number of attempts, as in ``Compile``."""
         return self.attempt + 1
 
     def build(self) -> Compile:
-        """The compilation, as far as the log tells."""
+        """Return the compilation, as far as the log has it."""
         return Compile(**{name: getattr(self, name) for name in Compile.__dataclass_fields__})

@@ -1,1 +1,1 @@
-"""CUDA memory snapshots, read opcode by opcode: entries become columns as they pass, and nothing can be run."""
+"""CUDA memory snapshots, read opcode by opcode: entries become columns at once, and nothing can be run."""

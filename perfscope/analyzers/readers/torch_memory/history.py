@@ -1,9 +1,9 @@
 """The history of one device's allocator as rows of ``memory``.
 
-A history is a ring buffer: it ends at the snapshot, and what was before its first entry is gone. What was held then
-follows from what is held at the end, less what was allocated and plus what was freed since: a block that is freed
-without having been allocated, and one that is held at the end and was never heard of, were held before. Totals are
-computed the same way, backwards from the end. Both are only said where the entries and the state agree with each other.
+A history is a ring buffer: it ends at the snapshot, and events before its first entry are lost. The blocks held then
+follow from the blocks held at the end, minus later allocations, plus later frees: a block that is freed without an
+allocation, or held at the end without any entry, existed before. Totals are computed the same way, backwards from the
+end. Both are reported only if the entries and the state agree.
 """
 
 from __future__ import annotations
@@ -21,59 +21,12 @@ from perfscope.model.errors import DataError
 from perfscope.model.trace.columns import MISSING, Rows
 from perfscope.model.trace.tables import HeldState, MemoryAction
 
-# The entries of one device's history as columns.
-
-
 Int64 = npt.NDArray[np.int64]
 
 NUMBERS = ("addr", "size", "stream", "time_us", "device_free")
 """Numbers of an entry that are kept."""
 WORDS = ("action", "pool_id")
 """Words of an entry that are kept, as codes."""
-
-
-class Entries:
-    """One device's history as columns."""
-
-    def __init__(self, entries: Sequence[Any], stacks: Stacks) -> None:
-        """``entries`` as they were pickled; what is no dictionary is an entry of which nothing is known."""
-        known: list[dict[str, Any]] = [entry if type(entry) is dict else {} for entry in entries]
-        self.count = len(known)
-        self.words: dict[str, list[str]] = {name: [] for name in WORDS}
-        """What the codes of each column of words mean."""
-        self._columns: dict[str, npt.NDArray[Any]] = {
-            name: _numbers([entry.get(name) for entry in known]) for name in NUMBERS
-        }
-        for name in WORDS:
-            values = (entry.get(name, entry.get("segment_pool_id") if name == "pool_id" else None) for entry in known)
-            self._columns[name] = self._codes(name, values)
-        self._columns["frame"] = np.array([stacks.of(entry.get("frames")) for entry in known], np.int32)
-
-    def _codes(self, name: str, values: Iterable[object]) -> npt.NDArray[np.int32]:
-        """Codes of words, and of pairs of numbers as text; ``MISSING`` for all else."""
-        codes: dict[str, int] = {}
-        column = array("i")
-        for value in values:
-            word = str(value) if type(value) is tuple else value
-            column.append(codes.setdefault(word, len(codes)) if type(word) is str else MISSING)
-        self.words[name] = list(codes)
-        return np.frombuffer(column, np.int32) if column else np.empty(0, np.int32)
-
-    def recode(self, name: str, codes: npt.NDArray[np.int32]) -> None:
-        """Replace the codes of a column of words; the last of ``codes`` stands for ``MISSING``."""
-        self._columns[name] = codes[self._columns[name]]
-
-    def column(self, name: str) -> npt.NDArray[Any]:
-        """A column of all entries, (n,): int64 for numbers, int32 codes for words and ``frame``. Can be asked once."""
-        return self._columns.pop(name)
-
-
-def _numbers(values: list[Any]) -> Int64:
-    """Whole numbers of eight bytes; ``MISSING`` for all else."""
-    if set(map(type, values)) != {int} or min(values) < -(2**63) or max(values) >= 2**63:
-        values = [value if type(value) is int and -(2**63) <= value < 2**63 else MISSING for value in values]
-    return np.array(values, np.int64)
-
 
 ACTIONS = {
     "alloc": MemoryAction.ALLOCATE,
@@ -87,29 +40,78 @@ ACTIONS = {
     "oom": MemoryAction.OUT_OF_MEMORY,
 }
 """torch's words. Segments that can grow are mapped and unmapped piece by piece."""
+
 _LESS = (MemoryAction.FREE, MemoryAction.FREE_REQUESTED, MemoryAction.RELEASE)
+
 LARGEST_BLOCK = 1 << 46
-"""Bytes of one block at most: 64 TiB, so that a forged size does not overflow a total."""
+"""Maximum bytes of one block, 64 TiB, so that a forged size does not overflow a total."""
+
 _LAST_MICROSECOND = 2**63 // 1000 - 1
 
 
+# The entries of one device's history as columns.
+
+
+class Entries:
+    """The history of one device as columns."""
+
+    def __init__(self, entries: Sequence[Any], stacks: Stacks) -> None:
+        """``entries`` as they were pickled; an entry that is not a dictionary has no known values."""
+        known: list[dict[str, Any]] = [entry if type(entry) is dict else {} for entry in entries]
+        self.count = len(known)
+        self.words: dict[str, list[str]] = {name: [] for name in WORDS}
+        """Words of the codes in each column."""
+        self._columns: dict[str, npt.NDArray[Any]] = {
+            name: _numbers([entry.get(name) for entry in known]) for name in NUMBERS
+        }
+        for name in WORDS:
+            values = (entry.get(name, entry.get("segment_pool_id") if name == "pool_id" else None) for entry in known)
+            self._columns[name] = self._codes(name, values)
+        self._columns["frame"] = np.array([stacks.of(entry.get("frames")) for entry in known], np.int32)
+
+    def _codes(self, name: str, values: Iterable[object]) -> npt.NDArray[np.int32]:
+        """Return the codes of words, and of pairs of numbers as text; ``MISSING`` for anything else."""
+        codes: dict[str, int] = {}
+        column = array("i")
+        for value in values:
+            word = str(value) if type(value) is tuple else value
+            column.append(codes.setdefault(word, len(codes)) if type(word) is str else MISSING)
+        self.words[name] = list(codes)
+        return np.frombuffer(column, np.int32) if column else np.empty(0, np.int32)
+
+    def recode(self, name: str, codes: npt.NDArray[np.int32]) -> None:
+        """Replace the codes of a column of words; the last of ``codes`` replaces ``MISSING``."""
+        self._columns[name] = codes[self._columns[name]]
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """Remove and return a column of all entries, (n,): int64 for numbers, int32 codes for words and ``frame``."""
+        return self._columns.pop(name)
+
+
+def _numbers(values: list[Any]) -> Int64:
+    """Return 64-bit integers; ``MISSING`` for anything else."""
+    if set(map(type, values)) != {int} or min(values) < -(2**63) or max(values) >= 2**63:
+        values = [value if type(value) is int and -(2**63) <= value < 2**63 else MISSING for value in values]
+    return np.array(values, np.int64)
+
+
 class History(Struct, kw_only=True):
-    """Rows of one device, the blocks held before the first entry in front."""
+    """Rows of one device, with the blocks held before the first entry in front."""
 
     columns: dict[str, npt.NDArray[Any]]
     before: int
-    """Rows that are blocks held before."""
+    """Number of rows that are blocks held before."""
     unplaced: dict[str, int]
     repairs: dict[str, int]
     notes: list[str]
     timed: bool = True
-    """Whether its entries have times; snapshots of torch 2.0 have their order alone."""
+    """Whether its entries have times; snapshots of torch 2.0 only have their order."""
 
 
 def history_of(entries: Entries, rows: Rows, reserved: int) -> History:
-    """The rows of ``entries`` of one device.
+    """Return the rows of ``entries`` of one device.
 
-    ``held``: its blocks at the snapshot; ``reserved``: bytes of its segments then.
+    ``rows``: its blocks at the snapshot; ``reserved``: bytes of its segments then.
     """
     history = History(columns={}, before=0, unplaced={}, repairs={}, notes=[])
     columns = _placed(entries, history)
@@ -122,19 +124,19 @@ def history_of(entries: Entries, rows: Rows, reserved: int) -> History:
         columns["allocated_bytes"] = _allocated(columns, rows)
     else:
         history.notes.append(
-            "the history and the blocks held at the end contradict each other: totals of allocated bytes are not known"
+            "the history and the blocks held at the end contradict each other: totals of allocated bytes are unknown"
         )
     at_end = _reserved(columns, reserved)
     if at_end is not None and (not agree or (at_end >= columns["allocated_bytes"]).all()):
         columns["reserved_bytes"] = at_end
     else:
-        history.notes.append("segments are missing in the history: totals of reserved bytes are not known")
+        history.notes.append("segments are missing in the history: totals of reserved bytes are unknown")
     history.columns = _joined(before, columns)
     return history
 
 
 def _placed(entries: Entries, history: History) -> dict[str, npt.NDArray[Any]]:
-    """Columns of the entries that are allocator events, sizes signed; ``time_us`` among them."""
+    """Return columns of the entries that are allocator events, with signed sizes and ``time_us``."""
     words = entries.words["action"]
     meaning = np.array([*(int(ACTIONS.get(word, MISSING)) for word in words), MISSING], np.int16)
     codes = entries.column("action")
@@ -165,11 +167,11 @@ def _placed(entries: Entries, history: History) -> dict[str, npt.NDArray[Any]]:
 def _failures(columns: Mapping[str, npt.NDArray[Any]], free: Int64, history: History) -> None:
     for row in np.flatnonzero(columns["action"] == MemoryAction.OUT_OF_MEMORY)[:3].tolist():
         left = f", {int(free[row]):,} bytes were free on the device" if free[row] >= 0 else ""
-        history.notes.append(f"out of memory: {int(columns['bytes'][row]):,} bytes were asked for{left}")
+        history.notes.append(f"out of memory: {int(columns['bytes'][row]):,} bytes were requested{left}")
 
 
 def _times(times: Int64, history: History) -> Int64:
-    """In ns, never backwards; numbers of events where an entry has no time."""
+    """Return times in ns, never decreasing; numbers of events if an entry has no time."""
     if (times < 0).any():
         history.timed = False
         return np.arange(len(times))
@@ -183,9 +185,9 @@ def _times(times: Int64, history: History) -> Int64:
 
 
 def _before(columns: Mapping[str, npt.NDArray[Any]], rows: Rows) -> tuple[dict[str, npt.NDArray[Any]], bool]:
-    """Blocks held before the first entry, and whether entries and state agree."""
+    """Return blocks held before the first entry, and whether entries and state agree."""
     chosen = (columns["action"] == MemoryAction.ALLOCATE) | (columns["action"] == MemoryAction.FREE)
-    events = np.flatnonzero(chosen).astype(np.int32)  # of a history of millions, every array counts
+    events = np.flatnonzero(chosen).astype(np.int32)  # In a history of millions of entries, every array counts.
     address = columns["address"][events]
     order = np.argsort(address, kind="stable").astype(np.int32)
     events, address = events[order], address[order]
@@ -197,7 +199,7 @@ def _before(columns: Mapping[str, npt.NDArray[Any]], rows: Rows) -> tuple[dict[s
     last[:-1] = first[1:]
     size = columns["bytes"][events]
     agree = not (~first[1:] & (frees[1:] == frees[:-1])).any()
-    agree = agree and not (~first[1:] & frees[1:] & (size[1:] != -size[:-1])).any()  # frees are negative
+    agree = agree and not (~first[1:] & frees[1:] & (size[1:] != -size[:-1])).any()  # Sizes of frees are negative.
 
     in_use = np.flatnonzero((rows["state"] != HeldState.FREE) & (rows["address"] != 0))
     at_end = rows["address"][in_use].astype(np.int64)
@@ -224,14 +226,14 @@ def _before(columns: Mapping[str, npt.NDArray[Any]], rows: Rows) -> tuple[dict[s
 
 
 def _allocated(columns: Mapping[str, npt.NDArray[Any]], rows: Rows) -> Int64:
-    """Bytes asked for in blocks that are not free yet, after each entry: (n,)."""
+    """Return the requested bytes of blocks in use after each entry: (n,)."""
     in_use = rows["state"] != HeldState.FREE
     asked = np.where(rows["requested_bytes"] != MISSING, rows["requested_bytes"], rows["bytes"])
     return _back_from(int(asked[in_use].sum()), columns, (MemoryAction.ALLOCATE, MemoryAction.FREE))
 
 
 def _reserved(columns: Mapping[str, npt.NDArray[Any]], at_end: int) -> Int64 | None:
-    """Bytes of all segments after each entry, (n,); ``None`` where the entries cannot be right."""
+    """Return the bytes of all segments after each entry, (n,); ``None`` if the entries are inconsistent."""
     found = _back_from(at_end, columns, (MemoryAction.RESERVE, MemoryAction.RELEASE))
     return None if len(found) and int(found.min()) < 0 else found
 
@@ -244,7 +246,7 @@ def _back_from(at_end: int, columns: Mapping[str, npt.NDArray[Any]], kinds: tupl
 
 
 def _joined(before: dict[str, npt.NDArray[Any]], columns: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-    """Both as one, the blocks held before at the time of the first entry."""
+    """Return both, with the blocks held before at the time of the first entry."""
     size = len(before["address"])
     if not size:
         return columns

@@ -1,4 +1,4 @@
-"""CUDA memory snapshots: what ``torch.cuda.memory._dump_snapshot`` writes, gzip or not.
+"""CUDA memory snapshots from ``torch.cuda.memory._dump_snapshot``, gzip or not.
 
 ```
 {"segments": [{"device": 0, "address": N, "total_size": B, "allocated_size": B, "active_size": B, "stream": N,
@@ -9,8 +9,8 @@
  "external_annotations": [{"stage": "START", "name": "Optimizer.step#AdamW.step", "device": 0, "time_us": T}]}
 ```
 
-Sizes of the history are as they were asked for: torch does not write there what it handed out. That is what torch's own
-viewer sums, and so are the totals of allocated bytes here; what rounding adds is in ``held`` and ``segments``.
+Sizes of the history are requested sizes, because torch does not record the rounded ones there. Torch's own viewer sums
+requested sizes, and so do the totals of allocated bytes here; ``held`` and ``segments`` have the rounded sizes.
 """
 
 from __future__ import annotations
@@ -33,34 +33,41 @@ from perfscope.model.trace import TABLES, Rows, SliceKind, Trace, TraceBuilder
 from perfscope.model.trace.columns import MISSING, Array
 from perfscope.model.trace.tables import MEMORY, MemoryAction
 
-# The annotations that a snapshot carries beside its history: ranges of the program on the same clock.
-
-
 _STEP = re.compile(r"(?:perfscope\.step#|ProfilerStep\s?#)(\d{1,15})")
+
+FORMAT = "torch_memory"
+
+_KEYS = (b"segments", b"device_traces", b"segment_type", b"total_size", b"free_completed")
+
+_OTHERS = (b"pg_config", b"collective_seq_id")
+"""Keys of the flight recorder."""
+
+
+# The annotations of a snapshot next to its history: ranges of the program on the same clock.
 
 
 class Annotations(Struct, frozen=True, kw_only=True):
-    """Tables ``threads``, ``slices`` and ``steps`` of them."""
+    """Tables ``threads``, ``slices`` and ``steps`` of the annotations."""
 
     rows: dict[str, Rows]
     unplaced: dict[str, int]
 
     def around(self, times_ns: Array) -> Array | None:
-        """Row of the innermost range around each time, (n,) int32; ``None`` if there are no ranges."""
+        """Return the row of the innermost range around each time, (n,) int32; ``None`` without ranges."""
         slices = self.rows["slices"]
         if not len(slices):
             return None
         start, end = slices["start_ns"], slices["end_ns"]
         edges = np.unique(np.concatenate((start, end)))
         inner = np.full(len(edges), MISSING, np.int32)
-        for row in range(len(slices)):  # callers stand in front of what they call, which then paints over them
+        for row in range(len(slices)):  # Callers come before their callees, which then overwrite them.
             inner[np.searchsorted(edges, start[row]) : np.searchsorted(edges, end[row])] = row
         positions = np.searchsorted(edges, times_ns, side="right") - 1
         return np.where(positions >= 0, inner[np.maximum(positions, 0)], MISSING).astype(np.int32)
 
 
 def annotations_of(found: Any, strings: TraceBuilder) -> Annotations:
-    """Ranges of ``external_annotations``: START and END of one name on one device, the last begun ends first."""
+    """Return ranges of ``external_annotations``: START and END of one name on one device; the last begun ends first."""
     opened: dict[tuple[int, str], list[int]] = {}
     ranges: list[tuple[int, int, int, str]] = []
     lost = 0
@@ -113,15 +120,8 @@ def _rows(ranges: list[tuple[int, int, int, str]], strings: TraceBuilder) -> dic
     }  # fmt: skip
 
 
-FORMAT = "torch_memory"
-
-_KEYS = (b"segments", b"device_traces", b"segment_type", b"total_size", b"free_completed")
-_OTHERS = (b"pg_config", b"collective_seq_id")
-"""Keys of the flight recorder."""
-
-
 def sniff(path: Path, head: bytes) -> bool:
-    """True for a pickle that begins with the segments, or the history, of an allocator."""
+    """Return whether the file is a pickle that begins with the segments, or the history, of an allocator."""
     return head[:1] == b"\x80" and any(key in head for key in _KEYS[:2]) and _tells_apart(head)
 
 
@@ -130,9 +130,9 @@ def _tells_apart(head: bytes) -> bool:
 
 
 def read(path: Path) -> Trace:
-    """The snapshot at ``path``. ``DataError``, one line, if it is corrupt, hostile or of another kind.
+    """Return the snapshot at ``path``. ``DataError``, one line, if it is corrupt, hostile or of another kind.
 
-    Memory: about five times the file, unpacked. Nothing in it can be run.
+    Memory: about five times the decompressed file. Nothing in it can be run.
     """
     strings = TraceBuilder(str(path), FORMAT)
     stacks = Stacks(strings)
@@ -162,10 +162,10 @@ def _trace(found: Any, stacks: Stacks, strings: TraceBuilder) -> Trace:
             rows = state.held.take(np.flatnonzero(state.held["ordinal"] == ordinal))
             part = history_of(entries, rows, state.reserved.get(ordinal, 0))
             part.columns |= _constant(len(part.columns["action"]), on_device=True, ordinal=ordinal)
-            if len(part.columns["action"]) == part.before:  # nothing but marks: it does not say since when
+            if len(part.columns["action"]) == part.before:  # The history has only marks, so its start is unknown.
                 part.columns, part.before = {}, 0
             parts.append(part)
-    if not all(part.timed for part in parts):  # then no device has them: all of them count events
+    if not all(part.timed for part in parts):  # Otherwise all devices count events.
         strings.events_only = True
         for part in parts:
             part.columns |= {"time_ns": np.arange(len(part.columns["action"]))} if part.columns else {}
@@ -189,7 +189,7 @@ def _trace(found: Any, stacks: Stacks, strings: TraceBuilder) -> Trace:
 
 
 def _pools(entries: Entries, strings: TraceBuilder) -> None:
-    """Give the words for pools as codes of the trace's strings."""
+    """Replace the words of pools by codes of the trace's strings."""
     words = entries.words["pool_id"]
     if words:
         codes = [MISSING if (pool := pool_of(word)) is None else strings.code(pool) for word in words]
@@ -197,14 +197,14 @@ def _pools(entries: Entries, strings: TraceBuilder) -> None:
 
 
 def _constant(size: int, **values: float) -> dict[str, Array]:
-    """Columns of one value each; they take no room."""
+    """Return columns of one value each, which take no memory."""
     return {
         name: np.broadcast_to(np.array(value, MEMORY.column(name).dtype), (size,)) for name, value in values.items()
     }
 
 
 def _blank(size: int) -> dict[str, Array]:
-    """All columns that may be left out, as they are then; without room for each row."""
+    """Return all optional columns with their default values, without memory for each row."""
     blank = {
         column.name: column.default if column.default is not None else np.nan if column.dtype[0] == "f" else MISSING
         for column in MEMORY.columns
@@ -214,7 +214,7 @@ def _blank(size: int) -> dict[str, Array]:
 
 
 def _memory(parts: list[History]) -> dict[str, Array]:
-    """The rows of all devices in the order they happened, blocks held before in front."""
+    """Return the rows of all devices in order of time, with blocks held before in front."""
     if not parts:
         return {}
     if len(parts) == 1:
@@ -238,8 +238,8 @@ def _memory(parts: list[History]) -> dict[str, Array]:
 def _notes(parts: list[History], rows: int, segments: int) -> Iterable[str]:
     yield from (note for part in parts for note in part.notes)
     if not rows and not segments:
-        yield "the allocator held nothing at the moment of the snapshot, and its history tells of no allocation"
+        yield "the allocator held nothing at the moment of the snapshot, and its history has no allocation"
     if rows:
-        yield "sizes of the history are as asked for, which is what torch records; its rounding is in `held`"
+        yield "sizes of the history are requested sizes, as torch records them; `held` has rounded sizes"
     if before := sum(part.before for part in parts):
         yield f"{before:,} blocks were held before the first entry of the history: computed backwards from the snapshot"

@@ -1,4 +1,4 @@
-"""What the allocator held when a snapshot was taken: its segments and their blocks."""
+"""Allocator state of a snapshot: its segments and their blocks."""
 
 from __future__ import annotations
 
@@ -14,19 +14,32 @@ from perfscope.model.trace import TraceBuilder
 from perfscope.model.trace.columns import MISSING, Rows
 from perfscope.model.trace.tables import FRAMES, HELD, SEGMENTS, HeldState
 
+MOST_ROWS = 4_000_000
+"""Maximum number of rows: a program has some ten thousand different callers, and each row takes about 150 bytes here.
+"""
+
+_NO_FILE = ("", "??", "none", "<unknown>")
+"""Texts of torch for an unknown file (of C++ functions)."""
+_LARGEST_LINE = 2**31 - 1
+
+_STATES = {
+    "active_allocated": HeldState.IN_USE,
+    "active_awaiting_free": HeldState.AWAITING_FREE,
+    "active_pending_free": HeldState.AWAITING_FREE,
+    "inactive": HeldState.FREE,
+}
+"""torch's words; ``active_pending_free`` occurs in snapshots of C++."""
+
+DEFAULT_POOL = ("(0, 0)", "")
+
+Row = dict[str, Any]
+
+
 # Stacks of a snapshot as rows that share their callers.
 
 
-MOST_ROWS = 4_000_000
-"""Rows at most: a program has some ten thousand different callers; each row takes about 150 bytes here."""
-
-_NO_FILE = ("", "??", "none", "<unknown>")
-"""What torch writes for a file it does not know (of C++ functions)."""
-_LARGEST_LINE = 2**31 - 1
-
-
 class Stacks:
-    """Frames seen so far; the same stack is the same row."""
+    """Frames seen so far; equal stacks have the same row."""
 
     def __init__(self, strings: TraceBuilder) -> None:
         self._strings = strings
@@ -34,12 +47,13 @@ class Stacks:
         self._frames: dict[tuple[object, object, object], tuple[int, int, int, int]] = {}
         self._rows: dict[int, int] = {}
         self._known: dict[tuple[int, ...], tuple[int, list[Any]]] = {}
-        """By the identities of their frames, which entries share: rows of stacks, with the frames to keep them."""
+        """By the identities of their frames, which entries share: rows of stacks, with the frames to keep them alive.
+        """
 
     def of(self, frames: object) -> int:
-        """Row of the innermost of ``frames``; ``MISSING`` for what is no list. What is no frame in it is left out.
+        """Return the row of the innermost of ``frames``; ``MISSING`` if it is not a list. Invalid frames are left out.
 
-        Of a frame ``filename``, ``line`` and ``name`` are read and nothing else. ``DataError``: too many.
+        Only ``filename``, ``line`` and ``name`` of a frame are read. ``DataError`` for too many.
         """
         row = MISSING
         if type(frames) is not list:
@@ -64,7 +78,7 @@ class Stacks:
         return row
 
     def _frame(self, frame: dict[str, Any]) -> tuple[int, int, int, int]:
-        """Number of the frame, codes of its file and name, its line between them."""
+        """Return the frame's number, code of its file, line, and code of its name."""
         file, line, name = frame.get("filename"), frame.get("line"), frame.get("name")
         file = file if type(file) is str else ""
         line = line if type(line) is int and 0 < line <= _LARGEST_LINE else MISSING
@@ -82,21 +96,8 @@ class Stacks:
         return Rows(FRAMES, {name: np.array(values, np.int32) for name, values in columns.items()})
 
 
-_STATES = {
-    "active_allocated": HeldState.IN_USE,
-    "active_awaiting_free": HeldState.AWAITING_FREE,
-    "active_pending_free": HeldState.AWAITING_FREE,
-    "inactive": HeldState.FREE,
-}
-"""torch's words; ``active_pending_free`` is what C++'s own snapshots say."""
-
-DEFAULT_POOL = ("(0, 0)", "")
-
-Row = dict[str, Any]
-
-
 class State(Struct, frozen=True, kw_only=True):
-    """The tables ``segments`` and ``held``, and what could not be placed."""
+    """The tables ``segments`` and ``held``, and the entries without a place."""
 
     segments: Rows
     held: Rows
@@ -106,14 +107,14 @@ class State(Struct, frozen=True, kw_only=True):
 
 
 def state_of(found: list[Any], stacks: Stacks, strings: TraceBuilder) -> State:
-    """The tables of a snapshot's ``segments``."""
+    """Return the tables of a snapshot's ``segments``."""
     segments: list[Row] = []
     held: list[Row] = []
     unplaced: dict[str, int] = {}
     reserved: dict[int, int] = {}
     for one in found:
         if type(one) is not dict:
-            unplaced["segments that are none"] = unplaced.get("segments that are none", 0) + 1
+            unplaced["invalid segments"] = unplaced.get("invalid segments", 0) + 1
             continue
         ordinal = _number(one.get("device"), 0)
         place = {"on_device": True, "ordinal": ordinal}
@@ -145,18 +146,18 @@ def _segment(one: Row, blocks: list[Row], place: Row, total: int, stacks: Stacks
 
 
 def _blocks(segment: Row, stacks: Stacks, unplaced: dict[str, int]) -> Iterator[Row]:
-    """The blocks of a segment. They lie one after the other, which older schemas leave to the reader."""
+    """Yield the blocks of a segment. They are contiguous, so readers of older schemas compute their addresses."""
     address = _size(segment, "address")
     blocks = segment.get("blocks")
     for block in blocks if type(blocks) is list else ():
         named = block.get("state") if type(block) is dict else None
         state = _STATES.get(named) if type(named) is str else None
         if state is None:
-            unplaced["blocks in a state that is not known"] = unplaced.get("blocks in a state that is not known", 0) + 1
+            unplaced["blocks in an unknown state"] = unplaced.get("blocks in an unknown state", 0) + 1
             continue
         size, requested, frames = _size(block, "size"), block.get("requested_size"), block.get("frames")
         history = block.get("history")
-        if type(history) is list and history and type(history[0]) is dict:  # torch 2.0
+        if type(history) is list and history and type(history[0]) is dict:  # torch 2.0.
             frames, requested = history[0].get("frames"), history[0].get("real_size", requested)
         yield {
             "address": _number(block.get("address"), address),
@@ -170,7 +171,7 @@ def _blocks(segment: Row, stacks: Stacks, unplaced: dict[str, int]) -> Iterator[
 
 
 def pool_of(said: object) -> str | None:
-    """The name of a memory pool, ``None`` for the default one: ``(0, 0)``."""
+    """Return the name of a memory pool, ``None`` for the default one: ``(0, 0)``."""
     text = str(said) if type(said) in (tuple, str) else ""
     return None if text in DEFAULT_POOL else text
 

@@ -1,1 +1,1 @@
-"""XSpace, the profiles of XLA (JAX, TensorFlow, PyTorch/XLA), taken apart plane by plane."""
+"""XSpace, the profiles of XLA (JAX, TensorFlow, PyTorch/XLA), read plane by plane."""

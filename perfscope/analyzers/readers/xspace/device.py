@@ -1,10 +1,10 @@
 """Planes of accelerators: streams of a GPU, op lines of a TPU core -> kernels, copies, instructions.
 
-GPU: a line is a stream. Lines that a viewer's conversion adds (``XLA Ops``, ``Steps`` ...) repeat the
-streams and are left out. TPU: ``XLA Ops`` is what the core did, in order and nested: a loop encloses its
-body. Kernels are the innermost instructions, so no moment is counted twice. What only starts or awaits an
-asynchronous copy is a copy row, for the core does nothing else meanwhile; ``Async XLA Ops`` says how long
-the copies and collectives themselves took.
+GPU: a line is a stream. Lines that a viewer's conversion adds (``XLA Ops``, ``Steps`` ...) repeat the streams and are
+left out. TPU: ``XLA Ops`` is the work of the core, in order and nested: a loop encloses its body. Kernels are the
+innermost instructions, so that no moment counts twice. An instruction that only starts or awaits an asynchronous copy
+is a copy row, because the core does nothing else meanwhile. ``Async XLA Ops`` has the durations of copies and
+collectives.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from perfscope.model.trace.columns import MISSING, Array
 
 
 class Devices:
-    """Collects the lines of all accelerator planes; ``build`` turns them into tables."""
+    """Collector of the lines of all accelerator planes; ``build`` makes the tables."""
 
     def __init__(self, pool: TraceBuilder) -> None:
         self._pool = pool
@@ -44,12 +44,12 @@ class Devices:
         self._found: list[tuple[int, Plane]] = []
         self._modules: dict[int, int] = {}
         self._executions: dict[int, tuple[Array, Array, Array]] = {}
-        """Of each TPU: start, end and number of the executions of programs, by start."""
+        """Start, end and number of each TPU's executions of programs, by start."""
         self.graphs = self.hidden = 0
-        """Work inside command buffers, and that part of it that does not say its instruction."""
+        """Work inside command buffers, and its part without the name of its instruction."""
 
     def add(self, plane: Plane, lines: list[Line]) -> None:
-        """All lines of an accelerator's plane."""
+        """Add all lines of an accelerator's plane."""
         match = names.ACCELERATOR.match(plane.name)
         assert match is not None
         kind, ordinal = match[1], int(match[2])
@@ -84,7 +84,7 @@ class Devices:
         self._counters.append({"time_ns": line.start_ns, "name": code, "value": np.nan_to_num(line.values)})
 
     def _add_stream(self, plane: Plane, line: Line, device: int, stream: int) -> None:
-        """A GPU's stream: every event is a kernel, a copy or a memset."""
+        """Add a GPU's stream: every event is a kernel, a copy or a memset."""
         texts = {key: plane.names.get(key, "") for key in distinct(line.metadata)[0].tolist()}
         graph = line.number("cuda_graph_id") != MISSING
         self.graphs += int(graph.sum())
@@ -137,7 +137,7 @@ class Devices:
             "program_id": self._by_metadata(line, lambda key: _number(shared.get(key, {}), "program_id")),
             "run_id": self._execution_of(line, device),
             "asynchronous": np.full(len(line), on_the_side),
-            # the same bytes stand on the copy's start, its end and its own row: one of them counts
+            # The same bytes are on the copy's start, its end and its own row; only one counts.
             "bytes": self._by_metadata(line, lambda key: _number(shared.get(key, {}), "bytes_accessed"))
             if on_the_side else np.full(len(line), MISSING, np.int64),
         }  # fmt: skip
@@ -153,7 +153,7 @@ class Devices:
 
     @staticmethod
     def _numbered_executions(lines: list[Line]) -> tuple[Array, Array, Array]:
-        """Executions on one device by start; the number counts those of the same program, from 0."""
+        """Return the executions on one device by start; the number counts those of the same program, from 0."""
         modules = [line for line in lines if line.name == names.MODULES_LINE]
         start, end, program = (
             np.concatenate([np.empty(0, np.int64), *(getattr(line, name) for line in modules)])
@@ -167,9 +167,9 @@ class Devices:
         return start[order], end[order], number[order]
 
     def _execution_of(self, line: Line, device: int) -> Array:
-        """Number of the execution that each event began in; ``MISSING`` outside of all. The same on every device.
+        """Return the number of the execution in which each event began, equal on every device; ``MISSING`` outside.
 
-        The profile's own numbers differ from device to device.
+        The profile's own numbers differ between devices.
         """
         start, end, number = self._executions[device]
         if not len(start):
@@ -180,7 +180,7 @@ class Devices:
 
     @staticmethod
     def _by_metadata(line: Line, answer: object) -> Array:
-        """``answer(metadata id)`` of each event, asked once a distinct id."""
+        """Return ``answer(metadata id)`` of each event, called once per distinct id."""
         ids, index = distinct(line.metadata)
         return np.array([answer(key) for key in ids.tolist()], np.int64)[index]  # type: ignore[operator]
 
@@ -195,7 +195,7 @@ class Devices:
         self._work.append({key: values[chosen] for key, values in columns.items()})
 
     def build(self, host: Mapping[str, Rows], call_details: Array | None) -> dict[str, Rows]:
-        """``devices``, ``kernels``, ``copies``, ``hlo_ops``, ``counters``; ``steps`` where the host shows none."""
+        """Return ``devices``, ``kernels``, ``copies``, ``hlo_ops``, ``counters``; ``steps`` if the host has none."""
         rows = {"devices": self._devices()}
         work = self._work.take() if len(self._work) else {}
         parts: dict[str, Columns] = {"kernels": {}, "copies": {}}
@@ -204,7 +204,7 @@ class Devices:
             calls = host["calls"]
             launches = np.argsort(
                 calls["kind"] <= CallKind.MEMSET, kind="stable"
-            )  # of calls with one id, the one that launches
+            )  # If calls share an id, the one that launches.
             correlation = work.get("correlation", np.full(len(work["device"]), MISSING, np.int64))
             work["call"] = Lookup(calls["correlation"], launches)(correlation) if len(calls) else np.full_like(
                 correlation, MISSING
@@ -257,10 +257,10 @@ class Devices:
         kind, size = work["kind"].copy(), work.get("bytes", blank).copy()
         memory = np.full(count, HostMemory.NONE, np.int64)
         own = work.get("details", blank)
-        # a program of a TPU reads and writes memory of the host that XLA has pinned
+        # A program of a TPU reads and writes memory of the host that XLA has pinned.
         of_tpu = np.isin(work["device"], list(self._executions))
         call, called = work["call"], work["call"] != MISSING
-        unknown = called & (kind == CopyKind.UNKNOWN)  # ROCm: only the call's name tells the direction
+        unknown = called & (kind == CopyKind.UNKNOWN)  # On ROCm only the call's name has the direction.
         kind[unknown] = of_names(calls["name"][call[unknown]], self._pool.strings, names.copy_kind, np.int64)
         detail = own.copy()
         elsewhere = called & (own == MISSING)
@@ -283,7 +283,7 @@ class Devices:
         })  # fmt: skip
 
     def _hlo_ops(self, parts: Mapping[str, Columns]) -> Rows:
-        """A row a piece of device work that names its instruction, and one an instruction around others."""
+        """Return a row per piece of device work with an instruction, and one per instruction around others."""
         ordinals = np.array([ordinal for ordinal, _ in self._found] or [0], np.int64)
         table = ColumnBuffer()
         for name, work in parts.items():
@@ -315,9 +315,9 @@ class Devices:
         return np.array([self._modules.get(program, MISSING) for program in programs.tolist()], np.int32)
 
     def _shared_steps(self) -> Rows:
-        """Steps as the devices show them: a step lasts from its first start to its last end over all devices.
+        """Return steps from the devices: a step lasts from its first start to its last end over all devices.
 
-        Devices that work one after the other, or steps without a number, have each step by itself.
+        Devices that work one after the other, or steps without a number, have separate steps.
         """
         columns = self._steps.take()
         numbers, index = np.unique(columns["number"], return_inverse=True)
@@ -340,7 +340,7 @@ class Devices:
 
 
 def _innermost(line: Line) -> Array:
-    """Events inside which no other has time of its own. Judged in ps: rounding could make neighbours nest."""
+    """Return events without another event inside, judged in ps: rounding could make neighbours nest."""
     begin, finish = line.offset_ps, line.offset_ps + line.duration_ps
     same = np.zeros(len(line), np.int64)
     order = nesting_order(same, begin, finish)
@@ -352,7 +352,7 @@ def _innermost(line: Line) -> Array:
 
 
 def _product(stats: Mapping[str, object]) -> str:
-    """Name of a device: as recorded, else the product with its properties; ``''``: not known."""
+    """Return the name of a device: as recorded, else the product with its properties; ``''`` if unknown."""
     name = str(stats.get("gpu_device_name") or stats.get("device_type_string") or "")
     if name:
         return name
@@ -361,12 +361,12 @@ def _product(stats: Mapping[str, object]) -> str:
         (_number(stats, "compute_cap_major"), _number(stats, "compute_cap_minor")),
         _number(stats, "core_count"),
         memory_bytes=max(0, _number(stats, "memory_size")),
-        clock_hz=1000 * max(0, _number(stats, "clock_rate")),  # kHz
+        clock_hz=1000 * max(0, _number(stats, "clock_rate")),  # In kHz.
     )
     return "" if device is None else device.name
 
 
 def _number(stats: Mapping[str, object], name: str) -> int:
-    """A number among a plane's or an event's stats, ``MISSING`` if it is not there."""
+    """Return a number among a plane's or an event's stats, or ``MISSING``."""
     value = stats.get(name, MISSING)
     return signed(int(value)) if isinstance(value, int | float) else MISSING

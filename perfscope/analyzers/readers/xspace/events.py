@@ -1,10 +1,10 @@
-"""Events of a line and their stats as columns, from the bytes: fields of many messages are read side by side in numpy.
+"""Events of a line and their stats as columns, from the bytes: numpy reads fields of many messages side by side.
 
-A batch of messages is a set of cursors. Each round reads one field at every cursor that has not reached the end of its
-message, so there are as many rounds as the longest message has fields. A number is read by one load of 8 bytes.
+A batch of messages is a set of cursors. Each round reads one field at every cursor that is inside of its message, so
+there are as many rounds as the longest message has fields. A number is read by one load of 8 bytes.
 
-Only what XLA's profilers write is understood. ``UnusualError``: anything else, from an unknown field to a cut message;
-the caller then lets protobuf read the line, which is slower and knows everything.
+Only the output of XLA's profilers is supported. ``UnusualError`` for anything else, from an unknown field to a
+truncated message; the caller then decodes the line with protobuf, which is slower and complete.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ from perfscope.model.wire import Data
 
 _EVENT_KEY = 0x22
 _BATCH = 1 << 16
-"""Events that are read side by side: their cursors and numbers stay in the processor's caches."""
+"""Number of events that are read side by side, so that cursors and numbers stay in the processor's caches."""
 _PADDING = bytes(16)
-"""A load of 8 bytes at the last byte stays inside."""
+"""Padding for a load of 8 bytes at the last byte."""
 
 _Words = npt.NDArray[np.uint64]
 _U = np.uint64
 _STOP, _LOW = _U(0x8080808080808080), _U(0x7F7F7F7F7F7F7F7F)
 _LENGTHS = _U(0x0102030405060708)
+
+_DOUBLE, _UNSIGNED, _SIGNED, _TEXT, _BYTES, _REFERENCE = 0x11, 0x18, 0x20, 0x2A, 0x32, 0x38
 
 
 class UnusualError(Exception):
@@ -37,10 +39,10 @@ class UnusualError(Exception):
 
 
 def split(data: Data, start: int, end: int) -> tuple[bytes, Array]:
-    """Of the line at ``[start, end)``: its own fields, and where the length of each of its events stands.
+    """Return the fields of the line at ``[start, end)`` itself, and the offset of each event's length.
 
-    The offsets are from ``start``, int64; one more says where the last event ends. ``UnusualError`` if a field reaches
-    beyond the end, or a field of the line's own stands between events.
+    Offsets are from ``start``, int64; a last one is the end of the last event. ``UnusualError`` if a field reaches
+    beyond the end, or a field of the line itself is between events.
     """
     line = bytes(data[start:end])
     size = len(line)
@@ -82,7 +84,7 @@ def _long(line: bytes, index: int) -> tuple[int, int]:
 
 
 def _after(line: bytes, index: int) -> int:
-    """Where the field at ``index`` ends; keys of one byte, numbers and texts alone."""
+    """Return the end of the field at ``index``; only keys of one byte, numbers and texts."""
     kind = line[index] & 7
     if line[index] >= 0x80 or kind not in (0, 2):
         raise UnusualError
@@ -96,7 +98,7 @@ def _after(line: bytes, index: int) -> int:
 
 
 class Columns(Struct):
-    """The columns of a line under construction, one entry an event."""
+    """The columns of a line under construction, one entry per event."""
 
     metadata: Array
     offset_ps: Array
@@ -107,26 +109,26 @@ class Columns(Struct):
 
     @classmethod
     def empty(cls, count: int) -> Columns:
-        """Columns of zeros, and NaN for the values."""
+        """Return columns of zeros, and NaN for the values."""
         metadata, offset, duration, occurrences = (np.zeros(count, np.int64) for _ in range(4))
         return cls(metadata, offset, duration, occurrences, np.full(count, np.nan))
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
-    """What stats are called, and what becomes of those that are read."""
+    """Names of the stats that are read, and their conversions."""
 
     numbers: dict[int, str]
     """Name of a stat that is a number, by metadata id."""
     texts: dict[int, str]
     refers: Callable[[int], int]
-    """Code of the text that a ``ref_value`` stands for."""
+    """Code of the text of a ``ref_value``."""
     code: Callable[[str], int]
     number: Callable[[str], int]
-    """The number that a text stands for."""
+    """Number of a text."""
 
 
 def read_events(data: Data, start: int, begins: Array, wanted: Wanted) -> Columns:
-    """Columns of the events at ``begins`` (``split``) of the line that begins at ``start``."""
+    """Return columns of the events at ``begins`` (``split``) of the line that begins at ``start``."""
     columns = Columns.empty(len(begins) - 1)
     for low in range(0, len(begins) - 1, _BATCH):
         part = begins[low : low + _BATCH + 1]
@@ -138,7 +140,7 @@ def read_events(data: Data, start: int, begins: Array, wanted: Wanted) -> Column
 
 
 class _Block:
-    """Some bytes, and the 8 bytes from each of them on as a number."""
+    """Bytes, and the 8 bytes from each of them on as a number."""
 
     def __init__(self, text: bytes) -> None:
         self.text = text
@@ -146,7 +148,7 @@ class _Block:
         self._words = np.ndarray((len(text) - 7,), "<u8", text, strides=(1,))
 
     def numbers(self, index: Array) -> tuple[_Words, Array]:
-        """The varint at each of ``index``, and the offset behind it. ``UnusualError`` for more than 10 bytes."""
+        """Return the varint at each of ``index``, and the offset after it. ``UnusualError`` for more than 10 bytes."""
         word = self._words[index]
         stop = ~word & _STOP
         last = stop & (~stop + _U(1))
@@ -161,7 +163,7 @@ class _Block:
         return value, index + length
 
     def _long(self, index: Array, value: _Words, length: Array) -> None:
-        """Numbers of 9 and 10 bytes: those above 2^56, and negative ones."""
+        """Read numbers of 9 and 10 bytes: those above 2^56, and negative ones."""
         rows = np.flatnonzero(length == 0)
         ninth, tenth = (self.bytes[index[rows] + more].astype(np.uint64) for more in (8, 9))
         longest = ninth >= 0x80
@@ -173,7 +175,7 @@ class _Block:
 
 
 def _fields(block: _Block, begin: Array, end: Array) -> Iterator[tuple[int, Array, Array, Array]]:
-    """(key, messages, position of the content, its number or length) of fields, in the order of each message."""
+    """Yield (key, messages, position of the content, its number or length) of fields, in the order of each message."""
     rows = np.flatnonzero(begin < end)
     cursor, stop = begin[rows], end[rows]
     while len(rows):
@@ -225,11 +227,8 @@ def _read_batch(block: _Block, begin: Array, end: Array, low: int, columns: Colu
         _read_stats(block, owner + low, first, last, columns, wanted)
 
 
-_DOUBLE, _UNSIGNED, _SIGNED, _TEXT, _BYTES, _REFERENCE = 0x11, 0x18, 0x20, 0x2A, 0x32, 0x38
-
-
 def _read_stats(block: _Block, owner: Array, first: Array, last: Array, columns: Columns, wanted: Wanted) -> None:
-    """``owner``: the event of each stat; those of one event stand in the order of the file."""
+    """Read stats into columns. ``owner``: the event of each stat; stats of one event are in the order of the file."""
     key, kind, value, length = (np.zeros(len(owner), np.int64) for _ in range(4))
     for field_key, rows, content, number in _fields(block, first, last):
         if field_key == 0x08:
@@ -237,7 +236,7 @@ def _read_stats(block: _Block, owner: Array, first: Array, last: Array, columns:
             continue
         if field_key not in (_DOUBLE, _UNSIGNED, _SIGNED, _TEXT, _BYTES, _REFERENCE):
             raise UnusualError
-        if kind[rows].any():  # a stat with two values
+        if kind[rows].any():  # A stat with two values.
             raise UnusualError
         kind[rows] = field_key
         value[rows] = content if field_key in (_TEXT, _DOUBLE) else number
@@ -264,7 +263,7 @@ def _read_stats(block: _Block, owner: Array, first: Array, last: Array, columns:
 
 
 def _check_texts(block: _Block, begin: Array, length: Array) -> None:
-    """``UnusualError`` for a text that is no UTF-8."""
+    """Raise ``UnusualError`` for a text that is not UTF-8."""
     try:
         for start, size in zip(begin.tolist(), length.tolist(), strict=True):
             block.text[start : start + size].decode()
@@ -280,7 +279,7 @@ def _numbers(block: _Block, kind: Array, value: Array, length: Array, wanted: Wa
 
 
 def _codes(block: _Block, kind: Array, value: Array, length: Array, wanted: Wanted) -> Array:
-    """Codes of texts; of what is no text that of the empty one."""
+    """Return the codes of texts; that of the empty text for anything else."""
     result = np.empty(len(kind), np.int64)
     written = kind == _TEXT
     refers = np.where(kind == _REFERENCE, value, 0)[~written]

@@ -25,19 +25,22 @@ from perfscope.analyzers.readers.xspace.planes import Line, Plane
 from perfscope.model.trace import TABLES, MemoryAction, Rows, SliceKind, TraceBuilder
 from perfscope.model.trace.columns import MISSING, Array
 
-# Events of XLA's allocators, as they stand among the host's spans: GPUs name the allocator, TPUs the device.
-#
-# What an event says of the whole allocator agrees with xprof's memory profile: allocated bytes and those of the
-# programs'
-# stacks are in use, their largest sum is the peak of the recording, and the allocator knows its own peak since it
-# began.
-
-
 _ORDINAL = re.compile(r"(\d+)")
+
+_PERHAPS = 255
+"""Kind of a span that is an annotation unless a span of the runtime encloses it."""
+
+_KEY = re.compile(r"(?P<what>.+?) RendezvousKey\{.*?global_devices=\[(?P<devices>[\d, ]*)\]")
+
+
+# Events of XLA's allocators among the host's spans: GPUs have the allocator's name, TPUs the device.
+#
+# The totals in an event agree with xprof's memory profile: allocated bytes and those of the programs' stacks are in
+# use, their largest sum is the peak of the recording, and the allocator has its own peak since its start.
 
 
 def events(line: Line, thread: int, freed: Array, chosen: Array, strings: Sequence[str]) -> Columns:
-    """Columns of table ``memory`` for the chosen events of a line; sizes not negative yet, ``freed`` beside them."""
+    """Return the columns of table ``memory`` for the chosen events of a line, with positive sizes and ``freed``."""
     allocators = line.number("allocator_name")[chosen]
     known = {int(key): strings[int(key)] for key in np.unique(allocators) if key != MISSING}
     on_device = {key: not any(side in text.lower() for side in ("host", "cpu")) for key, text in known.items()}
@@ -67,16 +70,16 @@ def events(line: Line, thread: int, freed: Array, chosen: Array, strings: Sequen
             (allocated == MISSING) | (free == MISSING), MISSING, allocated + np.maximum(stack, 0) + free
         ),
         "peak_bytes": peak,
-        # written together with the peak; a fragmentation of zero is not told from none on the wire
+        # Written together with the peak; on the wire a fragmentation of zero is the same as a missing one.
         "fragmentation": np.where(np.isnan(fragmentation) & (peak != MISSING), 0.0, fragmentation),
     }
 
 
 def with_sizes(columns: Columns) -> tuple[Columns, int]:
-    """The columns with the size of every deallocation, negative, and the action; and of how many nothing tells it.
+    """Return the columns with the action and a negative size of each deallocation, and the number of unknown sizes.
 
-    TPUs write no size there: the block's own allocation says it, else by how much the allocator's total fell since
-    the event before. ``columns`` are in order of time; those of unknown size are left out.
+    TPUs write no size there. It is that of the block's allocation, else the fall of the allocator's total since the
+    previous event. ``columns`` are in order of time; those of unknown size are left out.
     """
     freed = columns.pop("freed")
     size = columns["bytes"].copy()
@@ -101,14 +104,8 @@ def with_sizes(columns: Columns) -> tuple[Columns, int]:
     return {name: values[~unknown] for name, values in columns.items()}, int(unknown.sum())
 
 
-_PERHAPS = 255
-"""Kind of a span that is an annotation unless a span of the runtime encloses it."""
-
-_KEY = re.compile(r"(?P<what>.+?) RendezvousKey\{.*?global_devices=\[(?P<devices>[\d, ]*)\]")
-
-
 class Host:
-    """Collects the lines of all host planes; ``build`` turns them into tables."""
+    """Collector of the lines of all host planes; ``build`` makes the tables."""
 
     def __init__(self, pool: TraceBuilder) -> None:
         self._pool = pool
@@ -121,7 +118,7 @@ class Host:
         )
 
     def add(self, plane: Plane, line: Line) -> None:
-        """One line of a host plane: one thread."""
+        """Add one line of a host plane, which is one thread."""
         if not len(line):
             return
         process = str(plane.stats.get("process_id", "")) or "host"
@@ -129,7 +126,7 @@ class Host:
         name, flags = self._names(plane, line)
         noise, ends = flags["noise"] | line.aggregated, flags["end"] & (line.number("_c") != MISSING)
         calls = (line.number("correlation_id") != MISSING) & ~noise
-        # on TPUs a deallocation says which block and not how large it was
+        # On TPUs a deallocation has the block but not its size.
         memory = flags["memory"] & ((line.number("allocation_bytes") != MISSING) | (line.number("addr") != MISSING))
         awaits, start, end = self._await_spans(line, flags["await"])
         dropped = noise | ends | calls | memory | awaits
@@ -145,7 +142,7 @@ class Host:
         self._add_slices(line, base, flags, ~dropped)
 
     def _names(self, plane: Plane, line: Line) -> tuple[Array, dict[str, Array]]:
-        """Code of each event's name, and what the name says, worked out once a distinct name."""
+        """Return the code of each event's name, and facts from the name, once per distinct name."""
         ids, index = distinct(line.metadata)
         texts = [plane.names.get(int(key), "") for key in ids]
         tests: dict[str, Callable[[str], bool]] = {
@@ -169,7 +166,7 @@ class Host:
 
     @staticmethod
     def _await_spans(line: Line, waits: Array) -> tuple[Array, Array, Array]:
-        """A wait is written as two short marks of one id: it lasts from the first's start to the second's end."""
+        """Return waits. Two short marks of one id are a wait, from the first's start to the second's end."""
         second = waits & (line.number("_c") != MISSING)
         end = line.end_ns.copy()
         if not second.any():
@@ -216,7 +213,7 @@ class Host:
         )  # fmt: skip
 
     def build(self) -> dict[str, Rows]:
-        """The tables ``slices``, ``calls``, ``memory``, ``steps``, ``collectives`` and ``hlo_ops`` of the host."""
+        """Return the host's ``slices``, ``calls``, ``memory``, ``steps``, ``collectives`` and ``hlo_ops``."""
         rows = {"slices": Rows(TABLES["slices"], {})}
         ident = np.empty(0, np.int32)
         if len(self._slices):
@@ -229,7 +226,7 @@ class Host:
         return rows
 
     def _build_slices(self, columns: Columns) -> tuple[Rows, Array]:
-        """The table, and its row for each slice as it was added (``MISSING``: written twice, left out)."""
+        """Return the table, and its row for each added slice (``MISSING``: written twice, left out)."""
         reorder(columns, nesting_order(columns["thread"], columns["start_ns"], columns["end_ns"]))
         parent = parents(columns["thread"], columns["start_ns"], columns["end_ns"])
         jitted = [code for code, text in enumerate(self._pool.strings) if text.startswith(names.JITTED)]
@@ -247,12 +244,12 @@ class Host:
 
     @staticmethod
     def _annotations(columns: Columns, jitted: list[int]) -> Array:
-        """Spans of unknown name are the user's on a Python thread, outside all spans of the runtime."""
+        """Return spans of unknown name that are the user's: on a Python thread, outside all spans of the runtime."""
         kind, parent, thread = columns["kind"], columns["parent"], columns["thread"]
         programs = np.unique(thread[(kind == SliceKind.PYTHON) | (kind == SliceKind.ANNOTATION)
                                     | np.isin(columns["name"], jitted)])  # fmt: skip
         inside = np.isin(kind, (SliceKind.OTHER, SliceKind.OP)) | ~np.isin(thread, programs)
-        while True:  # a level of nesting a round
+        while True:  # One level of nesting per round.
             deeper = inside | np.where(parent == MISSING, False, inside[np.maximum(parent, 0)])
             if (deeper == inside).all():
                 break
@@ -290,7 +287,7 @@ class Host:
         return Rows(TABLES["steps"], columns)
 
     def _build_ops(self, slices: Rows, ident: Array) -> Rows:
-        """Instructions of the CPU backend: each ends where its end mark begins, whatever thread that is on."""
+        """Return instructions of the CPU backend: each ends where its end mark begins, on any thread."""
         if not len(self._ops):
             return Rows(TABLES["hlo_ops"], {})
         columns = self._ops.take()
@@ -314,7 +311,7 @@ class Host:
         return Rows(TABLES["hlo_ops"], columns)
 
     def _build_meetings(self, ident: Array) -> Rows:
-        """A row a thread that takes part in a rendezvous of the CPU backend's collectives."""
+        """Return a row per thread in a rendezvous of the CPU backend's collectives."""
         if not len(self._meetings):
             return Rows(TABLES["collectives"], {})
         columns = self._meetings.take()
@@ -337,10 +334,10 @@ class Host:
 
 
 def _enclosing(slices: Rows, rows: Array) -> Array:
-    """Flag for each of ``rows``: another instruction's call ran inside this one's, on the same thread."""
+    """Flag ``rows`` in whose call another instruction's call ran, on the same thread."""
     is_op = slices["kind"] == SliceKind.OP
     above = slices["parent"].astype(np.int64)
-    while True:  # climb to the nearest instruction
+    while True:  # Climb to the nearest instruction.
         climbing = (above != MISSING) & ~is_op[np.maximum(above, 0)]
         if not climbing.any():
             break

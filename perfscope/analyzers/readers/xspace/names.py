@@ -1,4 +1,4 @@
-"""What the planes, lines and events of an XSpace stand for, by their names."""
+"""Meaning of the planes, lines and events of an XSpace, by their names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ MIRRORS = frozenset(
         "TensorFlow Ops", "XLA Modules", "XLA Ops", "Async XLA Ops",
     }
 )  # fmt: skip
-"""Lines that a viewer's conversion derives from others of the plane. On a TPU plane three of them are the record."""
+"""Lines that a viewer's conversion derives from other lines of the plane. On a TPU plane three of them are the record.
+"""
 
 TPU_RECORDS = frozenset({OPS_LINE, ASYNC_LINE, MODULES_LINE})
 """Lines of a TPU core's plane that are its record; the rest repeats them."""
@@ -33,19 +34,19 @@ STREAM = re.compile(r"stream #?(-?\d+)", re.IGNORECASE)
 """A stream of a GPU: the only lines with its work. XLA writes ``Stream #13(Kernel)``."""
 
 WAITS = frozenset({"XLA TraceMe", "CUPTI overhead", "Tensor Core Sync Flag", "Sparse Core Syncs", "Overlay"})
-"""Lines of a device that hold waits and the profiler's own time, no work."""
+"""Lines of a device that hold waits and the profiler's own time, but no work."""
 
 NOISE = re.compile(r"ThreadpoolListener::(Record|StartRegion|StopRegion|Region)$")
-"""Marks of the thread pool's own bookkeeping: 30 to 60 % of the events of a CPU profile, without duration."""
+"""Marks of the thread pool's bookkeeping: 30 to 60 % of the events of a CPU profile, without duration."""
 
 END_MARK = "end: "
-"""Marks on the CPU backend that an instruction is complete; the rest is its name."""
+"""Prefix of a mark on the CPU backend that an instruction is complete; the rest is its name."""
 
 JITTED = "PjitFunction("
 """A call of a jitted function; jaxlib writes it twice, one inside the other."""
 
 PYTHON = "$"
-"""How the Python tracer begins a function's name: ``$file.py:12 function``."""
+"""Prefix of a function's name from the Python tracer: ``$file.py:12 function``."""
 
 ALLOCATION, DEALLOCATION = "MemoryAllocation", "MemoryDeallocation"
 RENDEZVOUS = "Rendezvous"
@@ -56,7 +57,7 @@ RUNTIME = re.compile(
     r"[HD]2[HD] Dispatch|ArrayImpl\.|Memory(De)?[Aa]llocation$|RecordUsage$|ScheduleWork$|MapDmaBuffer$|"
     r"ThenExecuteCallback$)"
 )
-"""Spans of JAX's and XLA's own; other spans of a Python thread, outside all of these, are the user's annotations."""
+"""Spans of JAX and XLA; other spans of a Python thread outside all of these are the user's annotations."""
 
 _NUMBERED = re.compile(r"(.*)\((\d+)\)$", re.DOTALL)
 _INSTRUCTION = re.compile(r"%?([^\s=]+)(?: = |$)")
@@ -69,7 +70,7 @@ _BLIT = re.compile(r"__amd_rocclr_(copy|fill)Buffer")
 _DEVICE_COPY = re.compile(r"^(Memcpy|Memset|memcpy|memset|Copy(Host|Device)To|\[CUDA mem)")
 _HOST_SPACE = "S(5)"
 _COPIED = re.compile(r"\((\w+\[[^\]]*\]\{[^}]*\}), (\w+\[[^\]]*\]\{[^}]*\}), ")
-"""Target and source of a copy, in the tuple that its start yields and its end takes."""
+"""Target and source of a copy, in the tuple from its start to its end."""
 _DETAIL = re.compile(r"(kind|kind_src|kind_dst|size|num_bytes):([^\s]+)")
 _LAUNCH = re.compile(r"grid:(\d+),(\d+),(\d+) block:(\d+),(\d+),(\d+)(?:.*occ_pct:([\d.]+))?")
 _COPY_SIDES = {"H2D": CopyKind.HOST_TO_DEVICE, "D2H": CopyKind.DEVICE_TO_HOST, "D2D": CopyKind.DEVICE_TO_DEVICE,
@@ -77,41 +78,41 @@ _COPY_SIDES = {"H2D": CopyKind.HOST_TO_DEVICE, "D2H": CopyKind.DEVICE_TO_HOST, "
 
 
 def numbered_program(text: str) -> tuple[str, int | None]:
-    """(``jit_step``, 512) of ``jit_step(512)``: name and number of a program; None where it has no number."""
+    """Return (``jit_step``, 512) of ``jit_step(512)``: name and number of a program; ``None`` without a number."""
     match = _NUMBERED.match(text)
     return (match[1], int(match[2])) if match and len(match[2]) < 21 else (text, None)
 
 
 def instruction(event: str) -> str:
-    """``fusion.1`` of ``%fusion.1 = f32[8]{0} fusion(...)``; a bare name is given back."""
+    """Return ``fusion.1`` of ``%fusion.1 = f32[8]{0} fusion(...)``; a bare name is returned unchanged."""
     match = _INSTRUCTION.match(event)
     return match[1] if match else event
 
 
 def is_communication(name: str) -> bool:
-    """True for a collective: an HLO instruction's name, or a kernel's of NCCL and its like."""
+    """Return whether a name is a collective: of an HLO instruction, or of a kernel of NCCL or a similar library."""
     return collective(name) is not None or communication.is_communication(name)
 
 
 def collective(name: str) -> str | None:
-    """``all_reduce`` of the instruction ``all-reduce-start.3``; None if it is no collective."""
+    """Return ``all_reduce`` for the instruction ``all-reduce-start.3``; ``None`` if it is not a collective."""
     match = _COLLECTIVE.match(name)
     return match[1].replace("-", "_") if match else None
 
 
 def is_copy(name: str) -> bool:
-    """True for a copy or memset on a GPU's stream, ROCm's copy kernels included, by the event's name."""
+    """Return whether an event on a GPU's stream is a copy or memset, including ROCm's copy kernels."""
     return _DEVICE_COPY.match(name) is not None or _BLIT.match(name) is not None
 
 
 def is_copy_op(name: str) -> bool:
-    """True for the instruction that starts or awaits an asynchronous copy (``copy-start``, ``slice-done``)."""
+    """Return whether an instruction starts or awaits an asynchronous copy (``copy-start``, ``slice-done``)."""
     return _COPY_OP.match(name) is not None
 
 
 @lru_cache(maxsize=4096)
 def copy_kind(name: str) -> int:
-    """Direction of a copy from the name of the event or of the call that made it."""
+    """Return the direction of a copy from the name of the event or of the call that made it."""
     if "emset" in name or "fillBuffer" in name:
         return int(CopyKind.MEMSET)
     for sides, kind in _COPY_SIDES.items():
@@ -121,7 +122,7 @@ def copy_kind(name: str) -> int:
 
 
 def copied_shape_kind(event: str) -> int:
-    """Direction of a TPU copy from its text: memory space 5 is the host's. ``UNKNOWN`` where no shape is written."""
+    """Return the direction of a TPU copy from its text (memory space 5 is the host's); ``UNKNOWN`` without shapes."""
     match = _COPIED.search(event)
     if match is None:
         return int(CopyKind.UNKNOWN)
@@ -133,9 +134,9 @@ def copied_shape_kind(event: str) -> int:
 
 @lru_cache(maxsize=4096)
 def copy_details(text: str) -> tuple[int | None, int]:
-    """(bytes, host side) of ``kind_src:Pageable kind_dst:Device size:4096 dest:0 async:1``; None: not said.
+    """Return (bytes, host side) of ``kind_src:Pageable kind_dst:Device size:4096 dest:0 async:1``; ``None`` if missing.
 
-    ROCm writes size 0 where it does not know it.
+    ROCm writes size 0 for an unknown size.
     """
     details = dict(_DETAIL.findall(text))
     size = details.get("size") or details.get("num_bytes") or ""
@@ -146,9 +147,9 @@ def copy_details(text: str) -> tuple[int | None, int]:
 
 @lru_cache(maxsize=65536)
 def launch_size(details: str) -> tuple[int | None, int | None, float | None]:
-    """(blocks, threads a block, occupancy in percent) of ``... grid:16,1,1 block:512,1,1 ... occ_pct:50``.
+    """Return (blocks, threads per block, occupancy in percent) of ``... grid:16,1,1 block:512,1,1 ... occ_pct:50``.
 
-    ROCm writes occupancy 0 where it does not know it.
+    ROCm writes occupancy 0 for an unknown one.
     """
     match = _LAUNCH.search(details)
     if match is None:

@@ -1,9 +1,9 @@
-"""One plane decoded: names, its own stats, and its lines as columns, a line at a time.
+"""One plane decoded: names, its own stats, and its lines as columns, one line at a time.
 
-A line is read from its bytes (``events.py``), or by protobuf where it holds anything unusual, turned into columns and
-dropped before the next one, so memory is bounded by the longest line. Times: an event lies ``offset_ps`` after its
-line's ``timestamp_ns``. Offsets of starts and ends are rounded to whole ns, half to even, each on its own; rounding
-keeps order, so what nested or touched in the file does so in the columns.
+A line is read from its bytes (``events.py``), or by protobuf if it holds anything unusual, converted to columns and
+dropped before the next one, so memory is bounded by the longest line. An event begins ``offset_ps`` after its line's
+``timestamp_ns``. Offsets of starts and ends are rounded to whole ns separately, half to even. Rounding keeps the order,
+so events that nest or touch in the file do so in the columns.
 """
 
 from __future__ import annotations
@@ -22,27 +22,52 @@ from perfscope.model.errors import DataError
 from perfscope.model.trace.columns import MISSING, Array
 from perfscope.model.wire import Data, Field, WireError, fields, packed
 
-# The outer frame of an XSpace: where its planes and their lines lie, without decoding what is in them.
-#
-# Nothing is allocated by a size that the file claims: a length that reaches beyond the data is refused
-# before anything is read. A message of the outer levels that is cut off therefore never passes.
-
-
 _PLANES, _ERRORS, _WARNINGS, _HOSTNAMES = 1, 2, 3, 4
+
+_LINES = 3
+
+_LARGEST = 1 << 61
+"""Upper bound of ns since 1970 and of ps in a recording (26 days); larger values would overflow sums."""
+
+MAX_LINE_BYTES = 512 << 20
+"""Maximum bytes of a line: a thread with ten million events. A malicious line decodes to up to 30 times its bytes."""
+
+MAX_METADATA = 4_000_000
+"""Maximum number of names of events and stats of a plane; the longest programs have some 10^5 instructions."""
+
+_SIGN = 1 << 63
+
+NUMBERS = (
+    "_p", "_c", "program_id", "run_id", "device_ordinal", "correlation_id", "step_num", "num_threads", "addr",
+    "allocation_bytes", "requested_bytes", "bytes_allocated", "bytes_available", "bytes_reserved",
+    "peak_bytes_in_use", "index_on_host",
+    "cuda_graph_id", "cuda_graph_exec_id", "global_device_id",
+    "num_addressable_devices",
+)  # fmt: skip
+"""Stats of events that are read as 64-bit numbers (an unsigned one as its two's complement)."""
+
+TEXTS = ("hlo_op", "hlo_module", "name", "kernel_details", "memcpy_details", "memset_details", "allocator_name")
+"""Stats of events that are read as text. Stats in neither list are not read."""
+
+
+# The outer frame of an XSpace: positions of its planes and their lines, without decoding their content.
+#
+# No allocation depends on a size in the file: a length that reaches beyond the data is refused before anything is read.
+# So a truncated message of the outer levels is always detected.
 
 
 class Space(Struct, frozen=True, kw_only=True):
-    """Where the planes of an XSpace lie, as (start, end) offsets."""
+    """Positions of the planes of an XSpace, as (start, end) offsets."""
 
     planes: tuple[tuple[int, int], ...]
     ends_with_host: bool
-    """The names of the hosts come after the planes: a profiler writes them last, so nothing is cut off."""
+    """Whether the names of the hosts come after the planes: a profiler writes them last, so nothing is truncated."""
     errors: int
-    """Errors that the profiler reported while it made the planes."""
+    """Number of errors that the profiler reported while it made the planes."""
 
 
 def space(data: Data, shown: str) -> Space:
-    """The planes of a file. ``DataError`` if it is no XSpace, or is cut off or corrupt."""
+    """Return the planes of a file. ``DataError`` if it is not an XSpace, truncated or corrupt."""
     planes: list[tuple[int, int]] = []
     hosts, errors = False, 0
     for part in parts(data, 0, len(data), shown):
@@ -59,7 +84,7 @@ def space(data: Data, shown: str) -> Space:
 
 
 def parts(data: Data, start: int, end: int, shown: str) -> Iterator[Field]:
-    """The fields of the message at ``[start, end)`` in written order; ``DataError`` if one reaches beyond it."""
+    """Yield the fields of the message at ``[start, end)`` in order; ``DataError`` if one reaches beyond it."""
     try:
         yield from fields(data, start, end)
     except WireError as error:
@@ -67,35 +92,11 @@ def parts(data: Data, start: int, end: int, shown: str) -> Iterator[Field]:
 
 
 def numbers(data: Data, part: Field, shown: str) -> Iterator[int]:
-    """The numbers of one field of a repeated number, which may be packed."""
+    """Yield the numbers of one field of a repeated number, which may be packed."""
     try:
         yield from packed(data, part.start, part.end)
     except WireError as error:
         raise DataError(f"{shown}: cut off or corrupt: {error}") from error
-
-
-_LINES = 3
-_LARGEST = 1 << 61
-"""Neither ns since 1970 nor ps of a recording reach it (ps: 26 days); beyond it sums would overflow."""
-
-MAX_LINE_BYTES = 512 << 20
-"""A thread with ten million events. Decoded, a line takes up to 30 times its bytes if it is made to hurt."""
-MAX_METADATA = 4_000_000
-"""Names of events and stats of a plane: the longest programs have some 10^5 instructions."""
-
-_SIGN = 1 << 63
-
-NUMBERS = (
-    "_p", "_c", "program_id", "run_id", "device_ordinal", "correlation_id", "step_num", "num_threads", "addr",
-    "allocation_bytes", "requested_bytes", "bytes_allocated", "bytes_available", "bytes_reserved",
-    "peak_bytes_in_use", "index_on_host",
-    "cuda_graph_id", "cuda_graph_exec_id", "global_device_id",
-    "num_addressable_devices",
-)  # fmt: skip
-"""Stats of events that are read as 64-bit numbers (an unsigned one as its two's complement)."""
-
-TEXTS = ("hlo_op", "hlo_module", "name", "kernel_details", "memcpy_details", "memset_details", "allocator_name")
-"""Stats of events that are read as text. What is in neither list is not read at all."""
 
 
 class Plane(Struct, frozen=True, kw_only=True):
@@ -110,7 +111,7 @@ class Plane(Struct, frozen=True, kw_only=True):
     """Stats that all events of a metadata id share."""
     stat_names: Mapping[int, str]
     lines: tuple[tuple[int, int], ...]
-    """Where its lines lie in the data."""
+    """Positions of its lines in the data."""
 
 
 class Line(Struct, frozen=True, kw_only=True):
@@ -121,29 +122,29 @@ class Line(Struct, frozen=True, kw_only=True):
     metadata: Array
     """Metadata id of each event, int64."""
     offset_ps: Array
-    """After the line's own start."""
+    """Offset from the line's own start."""
     duration_ps: Array
     start_ns: Array
     end_ns: Array
     stats: Mapping[str, Array]
-    """The stats of ``NUMBERS`` and ``TEXTS`` (codes) that occur, ``MISSING`` where an event has none."""
+    """The stats of ``NUMBERS`` and ``TEXTS`` (codes) that occur, ``MISSING`` for an event without one."""
     values: Array
-    """Last floating-point stat of each event, NaN where it has none: what a counter event carries."""
+    """Last floating-point stat of each event, NaN without one: the value of a counter event."""
     aggregated: Array
-    """Flag: a sum over several events that has no place in time."""
+    """Flag of a sum over several events that has no time."""
 
     def __len__(self) -> int:
         """Number of events."""
         return len(self.metadata)
 
     def number(self, name: str) -> Array:
-        """A stat's column; all ``MISSING`` if no event of the line has it."""
+        """Return a stat's column; all ``MISSING`` if no event of the line has it."""
         found = self.stats.get(name)
         return np.full(len(self), MISSING, np.int64) if found is None else found
 
 
 def read_plane(data: Data, start: int, end: int, shown: str) -> Plane:
-    """The plane at ``[start, end)``. ``DataError`` if it is corrupt."""
+    """Return the plane at ``[start, end)``. ``DataError`` if it is corrupt."""
     kept: list[bytes] = []
     lines: list[tuple[int, int]] = []
     for part in parts(data, start, end, shown):
@@ -178,7 +179,7 @@ def _stats(stats: Any, names: Mapping[int, str]) -> dict[str, int | float | str 
 
 
 def read_lines(data: Data, plane: Plane, code: Any, shown: str) -> Iterator[Line]:
-    """The plane's lines as columns, one after the other. ``code``: text -> its code in the string pool."""
+    """Yield the plane's lines as columns. ``code``: text -> its code in the string pool."""
     for start, end in plane.lines:
         if end - start > MAX_LINE_BYTES:
             raise DataError(f"{shown}: a line of {end - start:,} bytes: refused")
@@ -213,7 +214,7 @@ def _by_protobuf(events: Any, plane: Plane, code: Callable[[str], int]) -> Colum
 
 
 def _line(line: Any, columns: Columns, shown: str) -> Line:
-    """``line``: its own fields. ``DataError`` for times that no recording has."""
+    """Return ``line``, given its own fields. ``DataError`` for impossible times."""
     offset, duration = columns.offset_ps, columns.duration_ps
     if len(offset) and (
         not -_LARGEST < line.timestamp_ns < _LARGEST
@@ -238,7 +239,7 @@ def _line(line: Any, columns: Columns, shown: str) -> Line:
 
 
 def _event_stats(events: Any, names: Mapping[int, str], code: Any) -> tuple[dict[str, Array], Array]:
-    """The stats we read of each event as columns, and its last floating-point stat."""
+    """Return the known stats of each event as columns, and its last floating-point stat."""
     rows: dict[str, array[int]] = {name: array("q") for name in (*NUMBERS, *TEXTS)}
     held: dict[str, array[int]] = {name: array("q") for name in (*NUMBERS, *TEXTS)}
     numbers = {key: name for key, name in names.items() if name in NUMBERS}
@@ -270,17 +271,17 @@ def _event_stats(events: Any, names: Mapping[int, str], code: Any) -> tuple[dict
 
 
 def _written(text: str) -> int:
-    """A number that was written as text (TPU does so); 0 for other text, as proto3 has it for nothing."""
+    """Return a number that was written as text (TPU); 0 for other text, the default of proto3."""
     return int(text) if text.isdecimal() and len(text) < 20 else 0
 
 
 def whole_ns(ps: Array) -> Array:
-    """Picoseconds (int64) in nanoseconds, rounded half to even."""
+    """Convert picoseconds (int64) to nanoseconds, rounded half to even."""
     quotient, rest = np.divmod(ps, 1000)
     up = (rest > 500) | ((rest == 500) & (quotient % 2 == 1))
     return np.asarray(quotient + up, np.int64)
 
 
 def signed(number: int) -> int:
-    """An unsigned 64-bit number as its two's complement."""
+    """Return an unsigned 64-bit number as its two's complement."""
     return number - (1 << 64) if number >= _SIGN else number

@@ -1,4 +1,4 @@
-"""The compiled programs in ``/host:metadata``: a module a metadata entry, in its stat ``Hlo Proto``."""
+"""The compiled programs in ``/host:metadata``: a module per metadata entry, in its stat ``Hlo Proto``."""
 
 from __future__ import annotations
 
@@ -18,10 +18,21 @@ from perfscope.model.trace import MISSING, Rows
 from perfscope.model.trace.columns import Array
 from perfscope.model.wire import Field
 
-# At which place of its programs each device of the recording is, and which process of a job this is.
+Assignments = Mapping[tuple[int, int], tuple[int, ...]]
+"""(Code of a program's name, its number) -> global ids of its devices by place."""
+
+_LOCAL = re.compile(r"\[(\d{1,6})\] ")
+
+_MODULE, _ASSIGNMENT, _PARTITIONS, _IDS = 1, 15, 3, 1
+
+_STAT = "Hlo Proto"
+
+
+# Place of each recorded device in its programs, and the process's index in the job.
 #
-# A program's device assignment names global ids by place (`device_assignment`). On the CPU backend instructions name
-# the global id. On accelerators they are of a plane, which is numbered in the process; what launches say tells the id:
+# The device assignment of a program lists global ids by place (`device_assignment`). Instructions of the CPU backend
+# have the global id. On accelerators they belong to a plane, which is numbered in the process; launches have the global
+# id:
 #
 # ```
 # Execute (jit_step)        num_addressable_devices=4                  (jax 0.9 and later, tried on the CPU)
@@ -29,23 +40,17 @@ from perfscope.model.wire import Field
 # ```
 
 
-Assignments = Mapping[tuple[int, int], tuple[int, ...]]
-"""(Code of a program's name, its number) -> global ids of its devices by place."""
-
-_LOCAL = re.compile(r"\[(\d{1,6})\] ")
-
-
 class Placement:
-    """Collects what launches say; ``place`` writes the column ``place`` of ``hlo_ops``."""
+    """Collector of the facts of launches; ``place`` writes the column ``place`` of ``hlo_ops``."""
 
     def __init__(self) -> None:
         self._told: set[tuple[int, int]] = set()
-        """(local device, global device)."""
+        """(Local device, global device)."""
         self._own: set[int] = set()
         """Devices of this process."""
 
     def add(self, plane: Plane, line: Line) -> None:
-        """What the launches on one line of the host say."""
+        """Add the launches on one line of the host."""
         own = line.number("num_addressable_devices")
         self._own.update(np.unique(own[own > 0]).tolist())
         device = line.number("global_device_id")
@@ -56,9 +61,9 @@ class Placement:
                 self._told.add((int(local[1]), number))
 
     def place(self, ops: Rows, assignments: Assignments) -> tuple[int, int] | None:
-        """Fill ``place`` where it is told; (index of the process, processes) where programs run on several.
+        """Fill the known values of ``place``; return (index of the process, processes) if programs run on several.
 
-        A process whose devices cannot be told apart from those of others, or lie in two, is none.
+        ``None`` if the devices of the process cannot be separated from those of others, or are in two processes.
         """
         if not len(ops) or not assignments:
             return None
@@ -81,9 +86,9 @@ class Placement:
         return self._process(devices, sorted(largest), hosted) if devices else None
 
     def _process(self, devices: set[int], whole: list[int], hosted: Array) -> tuple[int, int] | None:
-        """``whole``: the global ids of the largest program's devices, ascending.
+        """Return the process and their number. ``whole``: the global ids of the largest program's devices, ascending.
 
-        XLA leaves a gap between the ids of CPU devices of two processes; those of accelerators are in a row.
+        XLA leaves a gap between the ids of CPU devices of two processes; those of accelerators are consecutive.
         """
         cuts = (np.flatnonzero(np.diff(whole) > 1) + 1).tolist()
         if not cuts and not hosted.any() and len(self._own) == 1:
@@ -95,7 +100,7 @@ class Placement:
         return (index.pop(), len(cuts) + 1) if len(index) == 1 else None
 
 
-# Which device of the job is at which place of a program: its device assignment, kept with it in the profile.
+# Device of the job at each place of a program: its device assignment, stored with it in the profile.
 #
 # ```
 # HloProto { hlo_module (1): HloModuleProto { device_assignment (15): {
@@ -105,13 +110,10 @@ class Placement:
 # Ids are global: the same on every process. The n-th partition's list holds the device of each of its replicas.
 
 
-_MODULE, _ASSIGNMENT, _PARTITIONS, _IDS = 1, 15, 3, 1
-
-
 def device_assignment(proto: bytes, shown: str) -> tuple[int, ...]:
-    """Global ids of the devices by place (replica x partitions + partition); empty where no sound ones are told.
+    """Return global ids of the devices by place (replica x partitions + partition); empty without valid ones.
 
-    ``proto``: a serialized ``HloProto``. ``DataError`` if it is cut off or corrupt.
+    ``proto``: a serialized ``HloProto``. ``DataError`` if it is truncated or corrupt.
     """
     by_partition: list[list[int]] = []
     held = 0
@@ -138,20 +140,17 @@ def _fields(data: bytes, start: int, end: int, number: int, shown: str) -> list[
     return [part for part in parts(data, start, end, shown) if part.number == number]
 
 
-_STAT = "Hlo Proto"
-
-
 class Programs(Struct):
-    """Modules as they are found, and what could not be read of them."""
+    """Modules found so far, and the errors of unreadable ones."""
 
     modules: list[HloModule] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     bytes_read: int = 0
     devices: dict[tuple[str, int], tuple[int, ...]] = field(default_factory=dict)
-    """(Name, number) -> the program's devices by place, where it says them."""
+    """(Name, number) -> the program's devices by place, if recorded."""
 
     def add(self, plane: Plane, shown: str) -> None:
-        """Every module of the plane. One that is corrupt, or more than is bearable, is left out and said."""
+        """Add every module of the plane. A module that is corrupt or beyond the limit is left out and reported."""
         for key, stats in plane.metadata_stats.items():
             proto = stats.get(_STAT)
             if not isinstance(proto, bytes):
@@ -179,15 +178,16 @@ class Programs(Struct):
             self.devices[module.name, signed(program)] = devices
 
     def name_starts(self, ops: Rows, strings: Sequence[str], code: Callable[[str], int]) -> None:
-        """On a GPU the kernel of a wrapped collective names the operation inside: give it the name of the start.
+        """Rename wrapped collectives of a GPU, whose kernel has the name of the inner operation, to their start.
 
-        XLA annotates the launch with the wrapped instruction (``ThunkInfo::WithProfileAnnotation(inst)``), which is in
-        no computation that runs: ``reduce-scatter.60`` of ``reduce-scatter-start``, an ``async-start`` in the program.
+        XLA annotates the launch with the wrapped instruction (``ThunkInfo::WithProfileAnnotation(inst)``), which is not
+        in any computation that runs: ``reduce-scatter.60`` of ``reduce-scatter-start``, an ``async-start`` in the
+        program.
         """
         codes = {text: index for index, text in enumerate(strings)}
         on_device = ops["slice"] == MISSING
         for module in self.modules:
-            if module.platform == "tpu" or module.name not in codes:  # a TPU's rows are of the start itself
+            if module.platform == "tpu" or module.name not in codes:  # A TPU's rows are of the start itself.
                 continue
             of_it = on_device & (ops["module"] == codes[module.name])
             of_it &= (ops["program_id"] == module.program_id) | (ops["program_id"] == MISSING)
@@ -197,10 +197,10 @@ class Programs(Struct):
                     ops["name"][mine] = code(start)
 
     def placed(self, ops: Rows, strings: Sequence[str]) -> tuple[HloModule, ...]:
-        """The modules; one that says nothing of its platform is of the CPU's if it ran on threads of the host.
+        """Return the modules; one without a platform is the CPU's if it ran on threads of the host.
 
-        XLA's CPU compiler leaves no mark of its own in many programs, before jax 0.10 in most.
-        ``ops``: the table ``hlo_ops``; only the CPU backend's rows are slices of the host.
+        XLA's CPU compiler leaves no mark in many programs, before jax 0.10 in most. ``ops``: the table ``hlo_ops``;
+        only the CPU backend's rows are slices of the host.
         """
         on_host = _programs_of(ops, ops["slice"] != MISSING, strings) if len(ops) else set()
         on_device = _programs_of(ops, ops["slice"] == MISSING, strings) if len(ops) else set()
@@ -214,12 +214,12 @@ class Programs(Struct):
 
 
 def started(module: HloModule) -> dict[str, str]:
-    """Operation that XLA made asynchronous -> the start that the program has in its place."""
+    """Return operation that XLA made asynchronous -> the start instruction that replaces it."""
     return {instruction.wraps: instruction.name for _, instruction in module.instructions() if instruction.wraps}
 
 
 def _programs_of(ops: Rows, chosen: npt.NDArray[np.bool_], strings: Sequence[str]) -> set[tuple[str, int]]:
-    """Name and number of the programs of some instructions; where either was not recorded, of none."""
+    """Return name and number of the programs of some instructions, without those that lack either."""
     chosen = chosen & (ops["module"] != MISSING) & (ops["program_id"] != MISSING)
     keys = np.stack([ops["module"][chosen].astype(np.int64), ops["program_id"][chosen]])
     return {(strings[module], program) for module, program in np.unique(keys, axis=1).T.tolist()}

@@ -1,4 +1,4 @@
-"""XSpace (``*.xplane.pb``, also gzipped): what ``jax.profiler``, XProf and TensorFlow record.
+"""XSpace (``*.xplane.pb``, also gzipped): profiles of ``jax.profiler``, XProf and TensorFlow.
 
 ```
 XSpace { planes: [ XPlane { name, lines: [ XLine { name, timestamp_ns, events: [
@@ -6,25 +6,24 @@ XSpace { planes: [ XPlane { name, lines: [ XLine { name, timestamp_ns, events: [
          event_metadata: {id: {name, stats}}, stat_metadata: {id: {name}}, stats } ], hostnames }
 ```
 
-Times: ns are whole; ps offsets are rounded half to even. Newer profilers write times relative to the
-start of the profile, which the plane ``Task Environment`` names: it is added, so hosts share a clock.
+Times: ns are integers; ps offsets are rounded half to even. Newer profilers write times relative to the start of the
+profile, which the plane ``Task Environment`` contains. The start is added, so hosts share a clock.
 
-Host (``/host:CPU`` and its like): a line is a thread. Driver calls (they carry a correlation id) become
-``calls``, allocations ``memory``, spans with ``step_num`` ``steps``, the rest ``slices``. Marks of the
-thread pool are left out, the two marks of a wait are one span, and a jitted call that is written twice
-is shown once; each is counted in the notes.
+Host (``/host:CPU`` and similar): a line is a thread. Driver calls (they have a correlation id) become ``calls``,
+allocations ``memory``, spans with ``step_num`` ``steps``, the rest ``slices``. Marks of the thread pool are left out,
+the two marks of a wait are one span, and a jitted call that is written twice is shown once. The notes count each.
 
-CPU backend: its devices, virtual ones too, are threads of the host and not accelerators: an instruction is
-a host op, and no row of ``devices``, ``kernels`` or device time stands for it. The table ``hlo_ops`` says
-which device (``ordinal``), module and run each belongs to, and when it ended: its slice lasts only as
-long as the call that began it, ``hlo_ops.end_ns`` is its end mark, on whatever thread. A collective's
-rendezvous is a row of ``collectives`` for each device that takes part.
+CPU backend: its devices, including virtual ones, are threads of the host and not accelerators. An instruction is a host
+op without rows of ``devices`` or ``kernels`` and without device time. The table ``hlo_ops`` has the device
+(``ordinal``), module and run of each instruction, and its end: its slice lasts only as long as the call that began it,
+and ``hlo_ops.end_ns`` is its end mark, on any thread. A collective's rendezvous is a row of ``collectives`` per
+participating device.
 
 GPU (``/device:GPU:N``, CUDA and ROCm): a line is a stream; kernels and copies, with their call by
 correlation id and their instruction in ``hlo_ops``. TPU (``/device:TPU:N``): see ``device.py``.
 
-Host names are not read. The modules in ``/host:metadata`` become ``Trace.hlo``; one without a mark of its
-platform that ran on threads of the host was compiled for the CPU.
+Host names are not read. The modules in ``/host:metadata`` become ``Trace.hlo``; a module without a platform that ran on
+threads of the host was compiled for the CPU.
 """
 
 from __future__ import annotations
@@ -45,21 +44,35 @@ from perfscope.model.trace import TABLES, Rows, Trace, TraceBuilder
 from perfscope.model.trace.builder import calls_that_wait
 from perfscope.model.wire import BYTES, VARINT, Data, WireError, fields
 
-# From the planes of one file to a trace: one clock, one string pool, what was recorded and what was not.
-
-
 FORMAT = "xplane"
 
 _HOST_PLANE = "/host:CPU"
 _TIMES = ("start_ns", "end_ns", "time_ns", "launch_end_ns")
 _LATEST_NS = 1 << 61
-"""No recording begins later: beyond it, times of its events do not fit 64 bits."""
+"""Latest start of a recording; times of events of a later one would not fit 64 bits."""
 _NOT_TOLD = ("op_links", "shapes", "autograd", "collectives", "sync_records")
-"""Keys that rows of this format do not vouch for."""
+"""Keys that rows of this format do not prove."""
+
+MAX_BYTES = 2 << 30
+"""Maximum decompressed bytes of a file, the limit of a protocol buffer."""
+
+_SUFFIXES = (".xplane.pb", ".xplane.pb.gz")
+
+_PROFILE_FOLDERS = ("plugins", "profile")
+"""``LOGDIR/plugins/profile/SESSION/HOST.xplane.pb``: where TensorBoard looks for profiles."""
+
+_PLANE = b"\x0a"
+
+_ID, _NAME = 1, 2
+
+_PLANE_NAMES = (b"/host:", b"/device:", b"Task Environment", b"#Chip")
+
+
+# A trace from the planes of one file: one clock, one string pool, and the kinds of recorded data.
 
 
 def build(data: Data, shown: str) -> Trace:
-    """The trace of an XSpace. ``DataError`` if it is cut off, corrupt or holds no events."""
+    """Return the trace of an XSpace. ``DataError`` if it is truncated, corrupt or holds no events."""
     framed = space(data, shown)
     pool = TraceBuilder(shown, FORMAT)
     read = (read_plane(data, start, end, shown) for start, end in framed.planes)
@@ -67,7 +80,7 @@ def build(data: Data, shown: str) -> Trace:
 
 
 def build_from_planes(pool: TraceBuilder, read: Iterable[tuple[Plane, Iterable[Line]]], framed: Space) -> Trace:
-    """The trace of planes with their lines. ``DataError`` if there is none, or no event of a program in them."""
+    """Return the trace of planes with their lines. ``DataError`` if there is no plane, or no event of a program."""
     shown = pool.path
     host, devices, programs, placement = Host(pool), Devices(pool), Programs(), Placement()
     planes: list[str] = []
@@ -91,7 +104,7 @@ def build_from_planes(pool: TraceBuilder, read: Iterable[tuple[Plane, Iterable[L
     ran = any(len(rows[name]) for name in ("slices", "calls", "kernels", "copies", "memory"))
     if not ran and not programs.modules:
         raise DataError(f"{shown}: {pool.events:,} events in {len(planes)} planes, but none of a program")
-    if latest_ns < epoch_ns:  # times count from the start of the profile
+    if latest_ns < epoch_ns:  # Times count from the start of the profile.
         _shift(rows, epoch_ns)
     pool.rank, pool.world_size = (None, None) if process is None else process
     pool.rank_source = "device assignment"
@@ -108,7 +121,7 @@ def build_from_planes(pool: TraceBuilder, read: Iterable[tuple[Plane, Iterable[L
 def _add_lines(
     plane: Plane, read: Iterable[Line], pool: TraceBuilder, host: Host, devices: Devices, placement: Placement
 ) -> int:
-    """Put a plane's lines into their tables; the latest time on them in ns."""
+    """Add a plane's lines to their tables; return the latest time on them in ns."""
     latest = 0
     accelerator = names.ACCELERATOR.match(plane.name) is not None
     lines = []
@@ -130,7 +143,7 @@ def _add_lines(
 
 
 def _refuse_cut(framed: Space, planes: list[str], shown: str) -> None:
-    """A file cut between two planes is a smaller valid XSpace: what a profiler writes last must be there."""
+    """Refuse a file cut between two planes, which is a smaller valid XSpace: the part written last must be there."""
     if not planes:
         raise DataError(f"{shown}: no planes: not an XSpace, or cut off")
     if not framed.ends_with_host and not {_HOST_PLANE, names.ENVIRONMENT_PLANE} & set(planes):
@@ -167,7 +180,7 @@ def _add_notes(pool: TraceBuilder, framed: Space, planes: list[str], devices: De
         pool.note(f"the profiler reported {framed.errors:,} errors while it recorded: parts may be missing")
     left = ", ".join(f"{count:,} {what}" for what, count in pool.marks.items() if count)
     if left:
-        pool.note(f"read and not shown as spans of their own: {left}")
+        pool.note(f"read and not shown as separate spans: {left}")
     pool.note(*pool.orphans("; they are counted"))
     if devices.graphs:
         pool.note(
@@ -177,20 +190,8 @@ def _add_notes(pool: TraceBuilder, framed: Space, planes: list[str], devices: De
         )
 
 
-MAX_BYTES = 2 << 30
-"""Decompressed bytes of a file: no protocol buffer is larger."""
-
-_SUFFIXES = (".xplane.pb", ".xplane.pb.gz")
-_PROFILE_FOLDERS = ("plugins", "profile")
-"""``LOGDIR/plugins/profile/SESSION/HOST.xplane.pb``: where TensorBoard looks for profiles."""
-
-_PLANE = b"\x0a"
-_ID, _NAME = 1, 2
-_PLANE_NAMES = (b"/host:", b"/device:", b"Task Environment", b"#Chip")
-
-
 def sniff(path: Path, head: bytes) -> bool:
-    """True for an XSpace, and for the folder of one profile (a file a host beside its viewer's copy)."""
+    """Return whether the path is an XSpace, or the folder of one profile (a file per host and the viewer's copy)."""
     if path.is_dir():
         return _is_session(path)
     return path.name.endswith(_SUFFIXES) or _begins_with_plane(head)
@@ -204,7 +205,7 @@ def _is_session(folder: Path) -> bool:
 
 
 def _begins_with_plane(head: bytes) -> bool:
-    """The first field is a plane, whose first fields are its id, where it has one, and its name."""
+    """Return whether the first field is a plane that begins with an optional id and its name."""
     try:
         plane = next(fields(head, 0, len(head), lenient=True), None)
         if plane is None or head[:1] != _PLANE:
@@ -218,9 +219,9 @@ def _begins_with_plane(head: bytes) -> bool:
 
 
 def read(path: Path) -> Trace | list[Trace]:
-    """The trace in ``path``; of a profile's folder one trace a host, by file name.
+    """Return the trace in ``path``, or one trace per host of a profile's folder, by file name.
 
-    ``DataError``, one line, for a file that is empty, cut off, corrupt or holds no events.
+    ``DataError``, one line, for a file that is empty, truncated, corrupt or holds no events.
     """
     if not path.is_dir():
         return read_file(path)
@@ -232,7 +233,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def read_file(path: Path) -> Trace:
-    """The trace of one host; ``DataError`` as in ``read``."""
+    """Return the trace of one host; ``DataError`` as in ``read``."""
     shown = str(path)
     with open_bytes(path, MAX_BYTES) as data:
         if not len(data):

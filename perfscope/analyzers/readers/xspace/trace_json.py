@@ -1,4 +1,4 @@
-"""XLA's trace as Chrome JSON (``*.trace.json.gz``): the copy of a profile that is written for viewers.
+"""XLA's trace as Chrome JSON (``*.trace.json.gz``): the copy of a profile for viewers.
 
 ```
 {"displayTimeUnit": "ns", "metadata": {"highres-ticks": true}, "traceEvents": [
@@ -8,7 +8,7 @@
   ..., {}]}
 ```
 
-A process is a plane of an XSpace and a thread a line of it, so they are read as such (see ``reader.py``). It has no
+A process is a plane of an XSpace and a thread is a line, so they are read as such (see ``reader.py``). It has no
 compiled programs, at most a million events of the recording, and no allocator events of a TPU.
 """
 
@@ -34,7 +34,7 @@ from perfscope.model.trace.columns import MISSING, Array
 FORMAT = "xla_trace_json"
 
 MAX_BYTES = 1 << 30
-"""XLA writes at most a million events, of some hundred bytes each."""
+"""Maximum bytes. XLA writes at most a million events of some hundred bytes each."""
 
 _MARK = b'"highres-ticks"'
 _LARGEST_PS = Decimal(1 << 61)
@@ -56,7 +56,7 @@ class _Event(msgspec.Struct, gc=False):
 
 
 class _ImpossibleTimeError(Exception):
-    """The event with that name."""
+    """Error with the name of an event whose time is impossible."""
 
 
 class _Document(msgspec.Struct):
@@ -64,16 +64,19 @@ class _Document(msgspec.Struct):
 
 
 def sniff(path: Path, head: bytes) -> bool:
-    """True for JSON with the mark that XLA's and TensorFlow's profilers write."""
+    """Return whether JSON has the mark that XLA's and TensorFlow's profilers write."""
     return head.lstrip()[:1] == b"{" and _MARK in head[:512]
 
 
 def read(path: Path) -> Trace:
-    """The trace of one host. ``DataError``, one line, for a file that is cut off, corrupt or holds no events."""
+    """Return the trace of one host.
+
+    ``DataError``, one line, for a file that is truncated, corrupt or without events.
+    """
     shown = str(path)
     with open_bytes(path, MAX_BYTES) as data:
         try:
-            document = msgspec.json.decode(bytes(data), type=_Document)  # it refers to the bytes
+            document = msgspec.json.decode(bytes(data), type=_Document)  # It refers to the bytes.
         except (ValueError, RecursionError) as error:
             raise DataError(f"{shown}: cut off or corrupt: {str(error)[:120]}") from None
     pool = TraceBuilder(shown, FORMAT)
@@ -85,7 +88,7 @@ def read(path: Path) -> Trace:
 
 
 def _planes(events: list[_Event], pool: TraceBuilder) -> Iterator[tuple[Plane, list[Line]]]:
-    """A plane for each process with its threads as lines, by number."""
+    """Yield a plane per process with its threads as lines, by number."""
     processes: dict[int, str] = {}
     threads: dict[tuple[int, int], str] = {}
     spans: dict[int, dict[int, list[_Event]]] = defaultdict(lambda: defaultdict(list))
@@ -110,7 +113,7 @@ def _planes(events: list[_Event], pool: TraceBuilder) -> Iterator[tuple[Plane, l
 
 
 class _Modules:
-    """Which execution of a program an instruction ran in: the file says it of the execution alone."""
+    """Executions of programs by time, because instructions lack theirs in the file."""
 
     def __init__(self, executions: list[_Event]) -> None:
         spans = sorted((*_times(event), event.name, event.args.get("run_id")) for event in executions)
@@ -121,7 +124,7 @@ class _Modules:
         self._runs = [_whole(run) for *_, run in spans]
 
     def at(self, start_ps: int) -> tuple[int, int]:
-        """Program and run at a moment; ``MISSING`` outside of all."""
+        """Return program and run at a moment; ``MISSING`` outside of all."""
         index = int(np.searchsorted(self._starts, start_ps, side="right")) - 1
         if index < 0 or start_ps >= self._ends[index]:
             return MISSING, MISSING
@@ -185,7 +188,7 @@ def _line(
 
 
 def _times(event: _Event) -> tuple[int, int]:
-    """Start and duration in ps; ``_ImpossibleTimeError`` for what is no time."""
+    """Return start and duration in ps; ``_ImpossibleTimeError`` if invalid."""
     try:
         start, length = (Decimal(bytes(raw).decode()) * 1_000_000 for raw in (event.ts, event.dur))
         if abs(start) < _LARGEST_PS and 0 <= length < _LARGEST_PS:
@@ -196,6 +199,6 @@ def _times(event: _Event) -> tuple[int, int]:
 
 
 def _whole(value: Any) -> int:
-    """A whole number, as XLA writes it: text; ``MISSING`` for anything else."""
+    """Parse an integer that XLA writes as text; ``MISSING`` for anything else."""
     text = str(value)
     return signed(int(text)) if text.isdecimal() and len(text) < 20 else MISSING

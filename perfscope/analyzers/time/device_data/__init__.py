@@ -1,1 +1,1 @@
-"""What the rows of device work say of themselves: which step launched them, and whether they can be true."""
+"""Properties of the rows of device work: the step that launched them, and whether they are plausible."""

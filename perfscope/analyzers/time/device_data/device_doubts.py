@@ -1,10 +1,10 @@
-"""Device data that cannot be true, and what cannot be judged because of it.
+"""Implausible device data, and the analyses that they prevent.
 
 - Kernels of one stream that overlap: a stream runs one launch after the other, so their durations are wrong (ROCm).
-  Kernels of one launch of a graph may run side by side, and programmatic launches overlap by a few us.
+  Kernels of one launch of a graph may overlap, and programmatic launches overlap by a few us.
 - Launches without a kernel or copy: the profiler got no device activity.
-- Work that runs after the steps while the device was idle in them, with that work queued: its times are wrong, or
-  another process had the device.
+- Work that runs after the steps while the device was idle in them with that work queued: its times are wrong, or
+  another process used the device.
 - Device work that begins before its launch: the clocks of device and host disagree.
 """
 
@@ -24,45 +24,51 @@ from perfscope.model.units import format_ns, format_share
 DoubtKind = Literal["overlap", "no_device_work", "outside_steps", "clocks"]
 
 OVERLAP_SHARE = 0.05
-"""Of the kernel time. Programmatic launches overlap by less: 0.6 % in an eager decode step on B200."""
+"""Share of the kernel time with overlaps from which durations are implausible. Programmatic launches overlap by less:
+0.6 % in an eager decode step on B200.
+"""
 
 LEAST_OVERLAPS = 3
-"""Kernels: one or two may be programmatic launches of a short recording ..."""
+"""Minimum number of overlapping kernels: one or two may be programmatic launches of a short recording."""
 FEW_SHARE = 0.25
-"""... unless they overlap for a quarter of the kernel time."""
+"""Share of the kernel time from which fewer overlapping kernels suffice."""
 
 OUTSIDE_SHARE = 0.5
-"""Of the work that the steps launched: where most of it runs after them ..."""
+"""Share of the work launched in the steps that runs after them from which its times are implausible."""
 
 QUEUED_IDLE_SHARE = 0.5
-"""... and of the time from their first launch to their end: where the device was idle for most of it. A host that runs
-ahead keeps the device busy."""
+"""Share of the time from their first launch to their end in which the device was idle, required as well. A host that
+runs ahead keeps the device busy.
+"""
 
 LEAST_QUEUED_NS = 1_000_000
-"""An idle device begins queued work within 5 to 50 us."""
+"""Minimum delay of queued work: an idle device begins it within 5 to 50 us."""
 
 CLOCK_SLACK_NS = 2_000
-"""Clocks of device and host agree to about 2 us."""
+"""Allowed difference between the clocks of device and host, about 2 us."""
 
 CLOCK_SHARE = 0.05
-"""Of the mean step: with clocks that disagree by more, idle time cannot be told from launching."""
+"""Share of the mean step by which clocks may disagree: beyond it, idle time cannot be separated from launching."""
 
 CAPTURING = "StreamBeginCapture"
-"""Part of the name of the call that begins the capture of a graph: launches after it run nothing."""
+"""Part of the name of the call that begins the capture of a graph: later launches run nothing."""
 
 
 class DeviceDoubt(Struct, frozen=True, kw_only=True):
-    """One reason why device data is not believed."""
+    """One reason why device data are implausible."""
 
     kind: DoubtKind
     text: str
-    """What was seen and what is not judged: one sentence for the top of a report."""
+    """Observation and affected analyses: one sentence for the top of a report."""
     work: bool
-    """Whether durations of kernels are in doubt; else idle time alone."""
+    """Whether durations of kernels are implausible; else only idle time."""
 
 
 def doubts_in(trace: Trace, starts: Int64, ends: Int64) -> tuple[DeviceDoubt, ...]:
-    """The doubts about a trace whose steps last from ``starts`` to ``ends`` (ns, sorted; empty without steps)."""
+    """Return the doubts about a trace whose steps last from ``starts`` to ``ends`` (ns, sorted.
+
+    Empty without steps).
+    """
     if not len(trace.rows["kernels"]) and not len(trace.rows["copies"]):
         return tuple(_no_device_work(trace))
     return (*_overlap(trace), *_outside(trace, starts, ends), *_clocks(trace, starts, ends))
@@ -105,11 +111,11 @@ def _overlap(trace: Trace) -> Iterator[DeviceDoubt]:
     first = np.concatenate(([True], (device[1:] != device[:-1]) | (stream[1:] != stream[:-1])))
     lane = np.cumsum(first) - 1
     ahead = np.concatenate(([True], first[1:] | (call[1:] == MISSING) | (call[1:] != call[:-1])))
-    run = np.cumsum(ahead) - 1  # kernels of one launch in a row
+    run = np.cumsum(ahead) - 1  # consecutive kernels of one launch
     begins = start[ahead]
     until = np.full(len(begins), MISSING, np.int64)
     np.maximum.at(until, run, end)
-    # The streams one after the other on one axis, so that the latest end so far never comes from another stream.
+    # The streams one after another on one axis, so that the latest end so far is always of the same stream.
     shift = lane[ahead] * (int(end.max()) - int(start.min()) + 1)
     reach = np.maximum.accumulate(until + shift)[:-1] - (begins + shift)[1:]
     over = np.clip(reach, 0, (until - begins)[1:])

@@ -1,9 +1,9 @@
-"""When the device work that was launched in each step ran.
+"""Run times of the device work that was launched in each step.
 
 The host may run ahead of the device: work of a step then ends after the step's mark on the host, and work of earlier
-steps still runs when the first recorded step begins. Each kernel and copy is given to the step in which its launch
-began. Work without a recorded launch has the step of the work before it in its stream, because a stream keeps the
-order of its launches; before the first known launch of a stream it was launched before the recording.
+steps still runs when the first recorded step begins. Each kernel and copy belongs to the step in which its launch
+began. Work without a recorded launch belongs to the step of the previous work in its stream, because a stream keeps the
+order of its launches; before the first known launch of a stream, it was launched before the recording.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ UNKNOWN = -2
 """Position of work in a stream without any recorded launch."""
 
 LEAST_LINKED = 0.5
-"""Of the device time: with less of it in streams whose launches were recorded, steps cannot be told by launches."""
+"""Minimum share of the device time in streams with recorded launches; with less, steps cannot be assigned by launches.
+"""
 
 
 class LaunchedWork(Struct, frozen=True, kw_only=True):
-    """Times of the work of the steps on the devices, in ns on the trace's clock."""
+    """Times of the steps' work on the devices, in ns on the trace's clock."""
 
     before_ns: int
     """End of the work that was launched before the first step; ``MISSING`` without such work."""
@@ -38,7 +39,10 @@ class LaunchedWork(Struct, frozen=True, kw_only=True):
 
 
 def launched_work(trace: Trace, starts: Int64, ends: Int64) -> LaunchedWork | None:
-    """The work launched in steps from ``starts`` to ``ends`` (ns, sorted); ``None`` where launches do not tell."""
+    """Return the work launched in steps from ``starts`` to ``ends`` (ns, sorted).
+
+    ``None`` if launches are insufficient.
+    """
     before = MISSING
     first = np.full(len(starts), np.iinfo(np.int64).max)
     last = np.full(len(starts), MISSING, np.int64)
@@ -68,7 +72,7 @@ def launched_work(trace: Trace, starts: Int64, ends: Int64) -> LaunchedWork | No
 
 
 def _step_of(trace: Trace, table: str, starts: Int64, ends: Int64) -> Int64:
-    """Position of each row's step; ``len(starts)`` for work launched between steps or after the last."""
+    """Return the index of each row's step; ``len(starts)`` for work launched between steps or after the last."""
     work, calls = trace.rows[table], trace.rows["calls"]
     if not len(work) or not len(calls):
         return np.full(len(work), UNKNOWN, np.int64)

@@ -34,13 +34,13 @@ from perfscope.model.trace import MISSING, CopyKind, HostMemory, Trace
 from perfscope.model.units import format_bytes
 
 LEAST_SHARE = HIGH_SHARE
-"""Of the step, all copies of a device together: a twentieth is what teams schedule a task for."""
+"""Smallest share of the step, for all copies of a device: teams schedule a task for a twentieth."""
 
 LINE_SHARE = MEDIUM_SHARE
-"""Of the step: copies of one line with less get no finding of their own."""
+"""Smallest share of the step for a finding about the copies of one line."""
 
 MOST_LINES = 5
-"""Findings of one trace."""
+"""Maximum number of findings per trace."""
 
 
 _DIRECTIONS = {
@@ -52,12 +52,12 @@ _DIRECTIONS = {
     CopyKind.MEMSET: "memory clears",
     CopyKind.UNKNOWN: "copies of unrecorded direction",
 }
-_EARLIER = "Start them earlier, on a stream of their own, while the kernels before run. Copy less, and "
+_EARLIER = "Start them earlier, on a separate stream, while the kernels before run. Copy less, and "
 _ADVICE = {
-    CopyKind.HOST_TO_DEVICE: "Copy earlier, from pinned memory on a stream of its own, while the kernels before run. "
+    CopyKind.HOST_TO_DEVICE: "Copy earlier, from pinned memory on a separate stream, while the kernels before run. "
     "Keep on the device what every step uses, and send it once.",
-    CopyKind.DEVICE_TO_HOST: "Fetch results later or less often, into pinned memory on a stream of its own. Do not "
-    "offload what is cheaper to compute again.",
+    CopyKind.DEVICE_TO_HOST: "Fetch results later or less often, into pinned memory on a separate stream. Do not "
+    "offload tensors that are cheaper to recompute.",
     CopyKind.DEVICE_TO_DEVICE: "Write results where they are needed (`out=`, views, in-place ops) instead of copying "
     "them; `.contiguous()`, `cat` and changes of layout copy.",
     CopyKind.PEER_TO_PEER: f"{_EARLIER}keep on each device what it uses every step.",
@@ -68,20 +68,20 @@ _ADVICE = {
 }
 _JAX_ADVICE = {
     CopyKind.HOST_TO_DEVICE: "Call `jax.device_put` on the next batch while this step runs. Keep on the device what "
-    "every step uses, and offload to host memory only what is not cheaper to compute again.",
+    "every step uses, and offload to host memory only arrays that are not cheaper to recompute.",
     CopyKind.DEVICE_TO_HOST: "Fetch results later or less often (`x.copy_to_host_async()`), and offload to host memory "
-    "only what is not cheaper to compute again.",
+    "only arrays that are not cheaper to recompute.",
     CopyKind.DEVICE_TO_DEVICE: "Donate arrays that the step replaces (`donate_argnums`), so that XLA writes results in "
     "their place.",
-    CopyKind.MEMSET: "XLA clears what scatters and reductions add to: make these fewer or larger.",
+    CopyKind.MEMSET: "XLA clears the targets of scatters and reductions: use fewer or larger ones.",
 }
-"""Where it differs, for programs that XLA compiled."""
+"""Differences for programs that XLA compiled."""
 
 _ADVICE_ALONE = {
     CopyKind.DEVICE_TO_DEVICE: "Write results where they are needed instead of copying them.",
-    CopyKind.MEMSET: "Clear only what is not written anyway.",
+    CopyKind.MEMSET: "Clear only memory that is not overwritten.",
 }
-"""Where it differs, for programs without a framework."""
+"""Differences for programs without a framework."""
 _FIXES: dict[Framework, dict[CopyKind, str]] = {
     "torch": _ADVICE,
     "jax": {**_ADVICE, **_JAX_ADVICE},
@@ -92,12 +92,12 @@ _MEMORIES = {HostMemory.PINNED: "pinned", HostMemory.PAGEABLE: "pageable", HostM
 
 
 def examined(trace: Trace) -> Scope:
-    """Copies."""
+    """Count the copies."""
     return Scope(len(trace.rows["copies"]), "copies in the recording")
 
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """Yield one finding a direction and line, for the device whose copies are exposed longest."""
+    """Yield one finding per direction and line, for the device with the longest exposed copies."""
     copies, windows = trace.rows["copies"], trace.fact(account_windows)
     exposed = trace.fact(copies_in_steps).copy()
     crossing = np.isin(copies["kind"], [CopyKind.HOST_TO_DEVICE, CopyKind.DEVICE_TO_HOST])

@@ -61,17 +61,16 @@ from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_share
 
 LEAST_SHARE = HIGH_SHARE
-"""Of the step, all of the host's work together: a twentieth is what teams schedule a task for."""
+"""Smallest share of the step for all of the host's work: teams schedule a task for a twentieth."""
 
 LEAST_SHARE_ON_HOST = 0.1
-"""Of most steps, where no accelerator is in the recording: below it other processes of the machine may be the cause."""
+"""Smallest share of most steps without an accelerator: other processes of the machine may cause less."""
 
 PART_SHARE = MEDIUM_SHARE
-"""Of the step, and of half of the steps where no accelerator is in the recording: a kind of work with less gets no
-finding of its own."""
+"""Smallest share of the step (without an accelerator, of half of the steps) for a finding about one kind of work."""
 
 MOST_NAMED = 3
-"""Lines of a loop that are named where none of them has most of the time."""
+"""Maximum number of lines of a loop that are named if none has most of the time."""
 
 _CAUSES: dict[Cause, tuple[str, str]] = {
     "other_host": ("host work", "does other work"),
@@ -79,7 +78,7 @@ _CAUSES: dict[Cause, tuple[str, str]] = {
     "garbage_collection": ("garbage collection", "collects garbage"),
     "sleeping": ("sleeping", "sleeps or waits for a thread"),
 }
-"""Causes of the account -> subject, and what the host does where no frame tells more."""
+"""Cause of the account -> subject, and activity of the host if no frame shows more."""
 
 _SUBJECTS: dict[FrameKind, str] = {
     FrameKind.COMPILED_CALL: "calls",
@@ -94,7 +93,7 @@ examined = host_records
 
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """Yield one finding a kind of host work, for the device that it keeps idle longest."""
+    """Yield one finding per kind of host work, for the device that it keeps idle longest."""
     accounts = trace.fact(step_accounts)
     if not accounts:
         raise AbstainError("neither device work nor ops of the host were recorded", ("host_ops",))
@@ -117,7 +116,7 @@ def check(trace: Trace) -> Iterable[Finding]:
             if dispatches and work.kind in (*ENGINES, FrameKind.UNKNOWN):
                 continue  # `unjitted_step` or `launch_bound` has it, with the function
             if cause == "other_host" and work.kind is FrameKind.UNKNOWN and not work.named and _is_busy(account):
-                continue  # it may be what the waiting left behind it
+                continue  # it may be a consequence of the waiting
             key = (work.subject, work.line.site.where().label())
             works[key] = work if key not in works else works[key].merged(work)
     for work in works.values():
@@ -126,7 +125,7 @@ def check(trace: Trace) -> Iterable[Finding]:
         waited = format_share(account.total_ns["core_wait"], account.whole_ns)
         raise AbstainError(
             f"the host waited for a core {waited} of the step, and its own work is less than half of that and of "
-            "the rest: record again while nothing else runs"
+            "the rest: record again without other programs"
         )
 
 
@@ -135,7 +134,7 @@ def _is_busy(account: StepAccount) -> bool:
 
 
 def keeps_idle(account: StepAccount) -> bool:
-    """Whether the host's own work is enough of the step to be named."""
+    """Whether the host's own work is enough of the step to be reported."""
     if account.device == MISSING:
         shares = account.shares(_CAUSES)
         return bool(len(shares)) and median(shares) >= LEAST_SHARE_ON_HOST
@@ -143,7 +142,7 @@ def keeps_idle(account: StepAccount) -> bool:
 
 
 def _saves_at_times(trace: Trace, account: StepAccount) -> bool:
-    """Whether saving takes much of the traced steps together, and no finding of `slow_steps` has it."""
+    """Whether saving takes much of the traced steps, without a finding of `slow_steps`."""
     worked = account.whole_ns - account.total_ns["core_wait"]
     if account.total_ns["saving"] < max(1, LEAST_SHARE_ON_HOST * worked):
         return False
@@ -157,21 +156,21 @@ def _host_ns(account: StepAccount) -> int:
 
 
 class _Work(Struct, frozen=True, kw_only=True):
-    """Time of the host that one thing to do explains."""
+    """Host time with one fix."""
 
     subject: str
     verb: str
     kind: FrameKind
     lines: HostLines
     line: HostLine
-    """That stands for it."""
+    """The line that represents it."""
     named: str
-    """The function, callee or package with most of the time; ``""``: none has."""
+    """Function, callee or package with most of the time; ``""`` without one."""
     covers_ns: dict[str, int]
     spans: Intervals
 
     def merged(self, other: _Work) -> _Work:
-        """The same work, which the account divides among two causes."""
+        """Merge the same work, which the account divides between two causes."""
         first, second = sorted((self, other), key=lambda work: -sum(work.covers_ns.values()))
         return _Work(
             subject=first.subject, verb=first.verb, kind=first.kind, lines=first.lines, line=first.line,
@@ -187,7 +186,7 @@ def _work(trace: Trace, account: StepAccount, cause: Cause) -> _Work:
     subject, verb = _CAUSES[cause]
     if kind in _SUBJECTS or cause == "other_host":
         subject, verb = _SUBJECTS.get(kind, "host work"), does(kind)
-    elif cause == "sleeping":  # by its processor time: no frame says that it waits
+    elif cause == "sleeping":  # known from its processor time, not from a frame
         verb = "works or waits"
     return _Work(
         subject=subject, verb=verb, kind=kind, lines=lines, line=line,
@@ -196,7 +195,7 @@ def _work(trace: Trace, account: StepAccount, cause: Cause) -> _Work:
 
 
 def _named(lines: HostLines, line: HostLine) -> str:
-    """The package that the line starts, else the function; in a loop or step what it calls."""
+    """Return the package that the line starts, else the function; in a loop or step, its callee."""
     package = lines.package()
     if package:
         return package
@@ -216,7 +215,7 @@ def _named(lines: HostLines, line: HostLine) -> str:
 
 
 def _without_address(name: str) -> str:
-    """``<built-in method acquire of _thread.lock object at 0x7f01>`` -> ``acquire``, ``$api.py:9 f`` -> ``f``."""
+    """Return ``acquire`` for ``<built-in method acquire of _thread.lock object at 0x1>``, ``f`` for ``$api.py:9 f``."""
     if name.startswith("$"):
         return name.rpartition(" ")[2]
     if not name.startswith("<built-in"):
@@ -266,7 +265,7 @@ _MARKS: dict[Framework, str] = {
 
 
 def _of_profiler(work: _Work, share: str, marks: str) -> Finding:
-    """Time that the recording itself makes."""
+    """Return a finding about time that the recording itself causes."""
     return Finding(
         subject="the profiler's own time",
         title=f"the profiler begins or ends in the recorded time: {share} of it",
@@ -274,14 +273,14 @@ def _of_profiler(work: _Work, share: str, marks: str) -> Finding:
         basis="measured",
         advice="",
         about="recording",
-        record=f"Mark the steps ({marks}): what lies outside of them is left out.",
+        record=f"Mark the steps ({marks}): time outside of them is excluded.",
         where=work.line.site.where(),
         covers_ns=work.covers_ns,
     )
 
 
 def _advice(trace: Trace, work: _Work) -> str:
-    """The fix for the kind of frame with most of the time; ``""`` where none is known."""
+    """Return the fix for the kind of frame with most of the time; ``""`` if unknown."""
     where, line = trace.fact(situation), work.line
     nnx = len(trace.rows["samples"]) > 0 and any("flax/nnx/" in text for text in trace.fact(stacks).texts)
     if work.lines.source in ("nothing", "few"):
@@ -299,7 +298,7 @@ def _advice(trace: Trace, work: _Work) -> str:
 
 
 def _where_it_is(work: _Work) -> str:
-    """The function with most of the time; where none has, the lines with most."""
+    """Return the function with most of the time; without one, the lines with most."""
     if work.named:
         return f" Most of the time is in {work.named}."
     known = [line for line in work.lines.lines if line.site.file is not None and not line.site.running]
@@ -321,24 +320,22 @@ _SOURCES = {
     "free": " The lines are those of sampled stacks of steps without a profiler, by their shares there.",
     "detail": " The functions are those of the detail pass, by their shares of the time there.",
 }
-"""Where the lines are from -> what the advice adds."""
+"""Source of the lines -> addition to the advice."""
 
 
 def _record(trace: Trace, work: _Work) -> str:
-    """Which recording would tell more, where no fix is known."""
+    """Return which recording would show more, if no fix is known."""
     if work.kind is FrameKind.COLLECTIVE:
         return "Record all ranks and analyze them together: the rank that comes late shows there."
     if work.lines.source == "free":
         return "Trace more steps (`perfscope run --level deep`): it records which functions run between the ops."
     if len(trace.rows["samples"]) and work.lines.source in ("few", "nothing"):
-        return (
-            "Run longer, or trace more steps (`perfscope run --steps A:B`): too few stacks were sampled there to tell."
-        )
+        return "Run longer, or trace more steps (`perfscope run --steps A:B`): too few stacks were sampled there."
     return record_stacks(trace.fact(situation))
 
 
 def _waits_for_lock(trace: Trace, account: StepAccount) -> Iterable[Finding]:
-    """What sampled stacks show of a thread that keeps the interpreter's lock from the one of the steps."""
+    """Yield a finding about a thread that holds the interpreter's lock while the steps' thread waits."""
     waited = lock_wait(trace, trace.fact(main_thread))
     if waited is None or waited.share < LEAST_SHARE_ON_HOST:
         return
@@ -350,7 +347,7 @@ def _waits_for_lock(trace: Trace, account: StepAccount) -> Iterable[Finding]:
         subject="waiting for the interpreter's lock",
         title=fit_title(f"the host waits for the GIL: held by thread {name}", name),
         detail=f"Meanwhile thread {name} runs {site.function or 'Python'}. Only one thread of a process runs Python at "
-        "a time. Waiting inside an op is shown as the op's in the account.",
+        "a time. The account shows waiting inside an op as time of the op.",
         **timed_cost(trace, cost, account.whole_ns),
         advice="Move the work of that thread to a process (`multiprocessing`, `DataLoader(num_workers=...)`), or to a "
         "library that releases the lock while it works.",

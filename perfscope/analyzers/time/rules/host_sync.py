@@ -76,31 +76,78 @@ if TYPE_CHECKING:
     from perfscope.model.jax_log import HostRead
     from perfscope.model.op_graph import GraphOp, OpGraph
 
-# Reads of arrays by the host in a JAX run, as findings: what would drain an accelerator's queue, by line.
-
 
 EVERY = 0.5
-"""Of the steps that read anything: a line that reads in fewer of them is an occasional log, not a habit."""
+"""Share of the steps with reads from which a line is reported: fewer are occasional logging."""
 
 MOST_APART = 10
-"""Steps between two reads of a line: one that reads more rarely does what the advice asks for."""
+"""Largest distance in steps between two reads of a line: rarer reads already follow the advice."""
 
 
 _INSIDE_LIBRARY = (
-    "Turn off the option of `{package}` that reads or checks values in each step: the read is inside it, and not in a "
-    "line of yours."
+    "Turn off the option of `{package}` that reads or checks values in each step: the read is inside it, not in your "
+    "line."
 )
 _LIBRARY_ADVICE = (
     "The read is inside `{package}`, not in your line: turn off the option of it that waits for results or checks "
     "them, or call `jax.jit` in its place."
 )
 
+IDLE_SHARE = MEDIUM_SHARE
+"""Smallest share of the step for all lines: less is within the variation between launches."""
+
+LINE_SHARE = 0.001
+"""Smallest share of the step for a finding about one line."""
+
+READS = {
+    "item": "`.item()`, `float()` or a print",
+    "bool": "a branch on a tensor",
+    "nonzero": "`nonzero` or a boolean index",
+    "masked_select": "`masked_select`",
+    "unique": "`unique`",
+    "equal": "`torch.equal`",
+    "to_host": "a copy to the host",
+}
+"""Kind of ``GraphOp.host_read`` in words; other kinds are shown unchanged."""
+
+CHECKED_ON_CPU_ONLY = frozenset({"aten::one_hot"})
+"""Ops that read values to check them on a CPU but not on CUDA (ATen, `one_hot` with a number of classes)."""
+
+_KIND_OF_OP = {
+    "aten::_local_scalar_dense": "item",
+    "aten::item": "item",
+    "aten::is_nonzero": "bool",
+    "aten::equal": "equal",
+    "aten::nonzero": "nonzero",
+    "aten::index": "nonzero",
+    "aten::masked_select": "masked_select",
+    "aten::_unique2": "unique",
+    "aten::copy_": "copy",
+    "aten::_to_copy": "copy",
+    "aten::to": "copy",
+}
+
+READING_OPS = frozenset(
+    {
+        "aten::_local_scalar_dense",
+        "aten::item",
+        "aten::is_nonzero",
+        "aten::equal",
+        "aten::nonzero",
+        "aten::masked_select",
+    }
+)
+"""Ops that read a tensor's values on the host, with any arguments."""
+
+
+# Reads of arrays by the host in a JAX run: findings by line about reads that would drain an accelerator's queue.
+
 
 def read_findings(trace: Trace) -> Iterable[Finding]:
-    """One structural finding a line that reads an array in at least half of the steps with reads.
+    """Yield one structural finding per line that reads an array in at least half of the steps with reads.
 
-    How long the host waited is measured; what an accelerator would have stood still is not known, so
-    there is no cost. Reads between steps, before the first one and on other threads are left out.
+    The host's waiting time is measured, but the idle time of an accelerator is unknown, so there is no cost. Reads
+    between steps, before the first one and on other threads are excluded.
     """
     lines: dict[tuple[str | None, int | None, str | None], list[HostRead]] = defaultdict(list)
     steps: set[int] = set()
@@ -117,7 +164,7 @@ def read_findings(trace: Trace) -> Iterable[Finding]:
 
 
 def _steps_apart(steps: Collection[int | None]) -> int:
-    """From one step that reads to the next, the median; 1 for a single step."""
+    """Return the median distance between steps with reads; 1 for a single step."""
     numbers = np.unique(np.array([step for step in steps if step is not None], np.int64))
     return round(float(np.median(np.diff(numbers)))) if len(numbers) > 1 else 1
 
@@ -152,7 +199,7 @@ def _finding(trace: Trace, where: Where, library: str | None, reads: list[HostRe
             f"{len(reads):,} calls, {format_ns(each)} per call ({often})",
             named,
         ),
-        detail=f"It reads in {steps:,} steps{place}. What an accelerator would idle for it is not known.",
+        detail=f"It reads in {steps:,} steps{place}. The resulting idle time of an accelerator is unknown.",
         severity="medium" if stalls and apart == 1 else "low",
         basis="structural",
         advice=_LIBRARY_ADVICE.format(package=package) if package else _read_fix(trace, calls),
@@ -163,7 +210,7 @@ def _finding(trace: Trace, where: Where, library: str | None, reads: list[HostRe
 
 
 def _fix_at(trace: Trace, kind: str, file: str | None) -> str:
-    """The fix for a read at a line; where the line is a library's, no line of the program can be changed."""
+    """Return the fix for a read at a line; a read inside a library cannot be changed at a line of the program."""
     if file is not None and frame_kind(f"{file}(1): f") not in (FrameKind.USER, FrameKind.UNKNOWN):
         return _INSIDE_LIBRARY.format(package=package_of(file))
     return read_fix(kind, trace.fact(situation))
@@ -174,73 +221,27 @@ def _read_fix(trace: Trace, calls: Sequence[str]) -> str:
     return read_fix("wait" if waits else "item", trace.fact(situation))
 
 
-IDLE_SHARE = MEDIUM_SHARE
-"""Of the step, all lines together. Below it the gain drowns in the spread between launches."""
-
-LINE_SHARE = 0.001
-"""Of the step: a line with less gets no finding of its own."""
-
-READS = {
-    "item": "`.item()`, `float()` or a print",
-    "bool": "a branch on a tensor",
-    "nonzero": "`nonzero` or a boolean index",
-    "masked_select": "`masked_select`",
-    "unique": "`unique`",
-    "equal": "`torch.equal`",
-    "to_host": "a copy to the host",
-}
-"""Kinds of ``GraphOp.host_read`` in words; other kinds are shown as they are."""
-
-CHECKED_ON_CPU_ONLY = frozenset({"aten::one_hot"})
-"""Ops that read values on a CPU to check them and do not on CUDA (ATen, `one_hot` with a number of classes)."""
-
-_KIND_OF_OP = {
-    "aten::_local_scalar_dense": "item",
-    "aten::item": "item",
-    "aten::is_nonzero": "bool",
-    "aten::equal": "equal",
-    "aten::nonzero": "nonzero",
-    "aten::index": "nonzero",
-    "aten::masked_select": "masked_select",
-    "aten::_unique2": "unique",
-    "aten::copy_": "copy",
-    "aten::_to_copy": "copy",
-    "aten::to": "copy",
-}
-READING_OPS = frozenset(
-    {
-        "aten::_local_scalar_dense",
-        "aten::item",
-        "aten::is_nonzero",
-        "aten::equal",
-        "aten::nonzero",
-        "aten::masked_select",
-    }
-)
-"""Ops that read a tensor's values on the host whatever their arguments are."""
-
-
 class _Line(Struct, kw_only=True):
-    """The waits of one op at one place."""
+    """Waits of one op at one place."""
 
     op: str
     site: CallSite
     calls: set[str] = field(default_factory=set)
     rows: list[int] = field(default_factory=list)
-    """The waits, rows of ``calls``."""
+    """Rows of ``calls`` of the waits."""
     wait_ns: int = 0
     charged: int = 0
     pieces: list[int] = field(default_factory=list)
     """Idle intervals charged to it: rows of ``idle_pieces``."""
     idle_ns: int = 0
-    """Of the device that idles most for such waits: several devices idle side by side."""
+    """Idle time of the device that idles most for these waits, because devices idle in parallel."""
 
     @property
     def waits(self) -> int:
         return len(self.rows)
 
     def kind(self) -> str:
-        """Key of ``fixes.read_fix``: what the program did to wait."""
+        """Key of ``fixes.read_fix``: how the program waited."""
         if all("Free" in name for name in self.calls):
             return "free"
         if self.op == NO_OP and all("synchronize" in name.casefold() for name in self.calls):
@@ -248,7 +249,7 @@ class _Line(Struct, kw_only=True):
         return _KIND_OF_OP.get(self.op, "")
 
     def in_words(self) -> str:
-        """What waits: the Python operation where the op tells, else the calls and the op."""
+        """Subject that waits: the Python operation if the op identifies it, else the calls and the op."""
         known = {"item": "`.item()`", "nonzero": "`nonzero`"}.get(self.kind())
         return known or f"{'/'.join(sorted(self.calls))}{'' if self.op == NO_OP else f' in {self.op}'}"
 
@@ -266,7 +267,10 @@ class _Line(Struct, kw_only=True):
 
 
 def examined(trace: Trace) -> Scope:
-    """Runtime calls; without an accelerator ops of the graph, or steps in which reads of arrays were watched."""
+    """Count runtime calls.
+
+    Without an accelerator, ops of the graph, or steps in which reads of arrays were observed.
+    """
     if "device_work" in trace.recorded:
         return Scope(len(trace.rows["calls"]), "runtime calls in the recording")
     if trace.op_graph is not None or trace.torch_plans:
@@ -278,7 +282,7 @@ def examined(trace: Trace) -> Scope:
 
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """Yield one finding a line that waits: with device work by measured idle time, else from the op graph."""
+    """Yield one finding per waiting line: with device work by measured idle time, else from the op graph."""
     if "device_work" in trace.recorded:
         return _measured(trace)
     if trace.op_graph is not None:
@@ -288,14 +292,14 @@ def check(trace: Trace) -> Iterable[Finding]:
     if trace.compile_log is not None and "host_ops" in trace.recorded:
         return _recorded(trace)
     raise AbstainError(
-        "no accelerator work in the recording, and nothing else that tells; `perfscope run` records it (the op graph "
+        "no accelerator work in the recording, and no other evidence; `perfscope run` records it (the op graph "
         "of a PyTorch program, the host's reads of a JAX program)",
         ("op_graph",),
     )
 
 
 def check_plan(trace: Trace) -> Iterable[Finding]:
-    """Reads of the step that was kept, by line, where the other steps that were walked through read there, too."""
+    """Yield reads of the recorded step, by line, if the other planned steps read at that line too."""
     from perfscope.model.documents.torch_plan import ALL_STEPS
 
     if trace.op_graph is None:
@@ -304,7 +308,7 @@ def check_plan(trace: Trace) -> Iterable[Finding]:
     for torch_plan in trace.torch_plans:
         for read in torch_plan.plan.made_up:
             if read.place is not None:
-                # of a program that ended before all steps were seen once may be every step
+                # a program that ended before all steps were planned may read in every step
                 times[read.place.file, read.place.line] += read.times if torch_plan.plan.stopped == ALL_STEPS else 2
     for finding in _structural(trace, trace.op_graph):
         read_at = (finding.where.file or "", finding.where.line or 0)
@@ -317,7 +321,7 @@ def _measured(trace: Trace) -> list[Finding]:
     if absent:
         raise AbstainError("runtime calls and their links to device work were not recorded")
     if "waiting_calls" not in trace.recorded:
-        raise AbstainError("the profiler recorded calls that launch and none that wait for the device")
+        raise AbstainError("the profiler recorded launch calls but no calls that wait for the device")
     whole = whole_ns(trace)
     lines = _lines(trace)
     costly = sorted((line for line in lines if line.idle_ns), key=lambda line: -line.idle_ns)
@@ -354,7 +358,7 @@ def _finding_host_sync(trace: Trace, line: _Line, harmless: list[_Line], whole: 
 
 
 def _lines(trace: Trace) -> list[_Line]:
-    """All waits of the program by op and place, with the idle time charged to them."""
+    """Return all waits of the program by op and place, with the idle time charged to them."""
     calls, pieces = trace.rows["calls"], worst_device(idle_pieces(trace, "sync"))
     of_wait: dict[int, list[int]] = defaultdict(list)
     for piece, wait in enumerate(pieces.wait.tolist()):
@@ -364,7 +368,7 @@ def _lines(trace: Trace) -> list[_Line]:
         parent = int(calls["parent"][call])
         name = trace.text(int(calls["name"][call]))
         op, site = op_of(trace, parent) or NO_OP, call_site(trace, parent)
-        # outside every op the call is all that is known of what waits
+        # outside of every op, only the call identifies the wait
         line = lines.setdefault((name if op == NO_OP else op, site.where()), _Line(op=op, site=site))
         line.calls.add(name)
         line.rows.append(call)
@@ -389,10 +393,10 @@ def _structural(trace: Trace, graph: OpGraph) -> list[Finding]:
 
 
 def _reads_of_host_data(graph: OpGraph) -> set[int]:
-    """Reads of tensors that were made in the step without an input, or only from such: ``torch.randint`` and the like.
+    """Return reads of tensors made in the step without an input, or from such tensors: ``torch.randint`` and similar.
 
-    They are on the host with an accelerator too, unless the program names the device as it makes them, which a
-    recording on a CPU does not tell.
+    They are on the host also with an accelerator, unless the program names the device when it makes them, which a
+    recording on a CPU does not show.
     """
     made: set[int] = set()
     reads = set()
@@ -409,7 +413,7 @@ def _reads_of_host_data(graph: OpGraph) -> set[int]:
 
 
 def _structural_finding(trace: Trace, kind: str, ops: list[GraphOp], last_update: int) -> Finding:
-    """``last_update``: index of the last op of the optimizer, -1 without one."""
+    """Return a structural finding. ``last_update``: index of the last op of the optimizer, -1 without one."""
     first = ops[0]
     severity: Severity = "medium"
     each = f"{len(ops)} times per step" if len(ops) > 1 else "once per step"
@@ -417,7 +421,7 @@ def _structural_finding(trace: Trace, kind: str, ops: list[GraphOp], last_update
     late = ""
     if first.index > last_update >= 0:
         severity = "low"
-        late = " It is read when the step is over, between two steps."
+        late = " It is read after the step, between two steps."
     return Finding(
         subject=f"{kind} read",
         title=f"{what} reads a tensor on the host: {each}",
@@ -435,7 +439,7 @@ def _structural_finding(trace: Trace, kind: str, ops: list[GraphOp], last_update
 
 
 def _recorded(trace: Trace) -> Iterator[Finding]:
-    """Reads among the recorded ops of a program whose compiled code leaves no op graph, by kind and line."""
+    """Yield the reads among the recorded ops of a program with compiled code and no op graph, by kind and line."""
     rows = outermost(trace, named_slices(trace, lambda name: name in READING_OPS))
     steps = steps_at(trace, trace.rows["slices"]["start_ns"][rows])
     updating = named_slices(trace, lambda name: frame_kind(name) is FrameKind.OPTIMIZER)
@@ -452,7 +456,7 @@ def _recorded(trace: Trace) -> Iterator[Finding]:
 
 
 def broken_line(trace: Trace, site: CallSite) -> CallSite:
-    """Return the line at which a graph of the function ends, where the site has only the function's first line."""
+    """Return the line at which a graph of the function ends, if the site has only the function's first line."""
     log = trace.compile_log
     if site.exact or site.file is None or log is None:
         return site

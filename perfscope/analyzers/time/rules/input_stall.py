@@ -52,26 +52,34 @@ from perfscope.model.trace import MISSING, SliceKind, Trace
 from perfscope.model.units import format_ns
 
 STALL_SHARE = 0.05
-"""Of the step. Fetching a finished batch from a queue costs some tens of microseconds; a twentieth is waiting."""
+"""Smallest share of the step. Fetching a finished batch from a queue takes some tens of microseconds; a twentieth is
+waiting.
+"""
 
 
 BUSY_SHARE = 0.6
-"""Of a worker's time: one that makes batches for less is not what the program waits for."""
+"""Share of a worker's time from which it is busy: the program does not wait for workers with less."""
 
 _ADVICE = (
     "Load ahead: `DataLoader(..., num_workers=N, persistent_workers=True, prefetch_factor=4, pin_memory=True)`. "
     "Decode and augment once, or on the device; fetch the next batch before the step ends."
 )
 
+LEAST_SAMPLES = 5
+"""Minimum number of samples: fewer do not separate a function with most of the time from one with half of it."""
+
+_MAKES_BATCH = re.compile(r"(site-packages/)?torch/utils/data/_utils/fetch\.py\(\d+\): fetch")
+"""Call of the data set and the collate function in PyTorch's loaders."""
+
 
 def examined(trace: Trace) -> Scope:
-    """Fetches of a data loader; without one, the work that keeps the device busy."""
+    """Count the fetches of a data loader; without one, the work that keeps the device busy."""
     fetches = len(trace.fact(input_slices))
     return Scope(fetches, "fetches of a data loader") if fetches else device_records(trace)
 
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """Yield one finding a loader (name and line of the loop) that stalls the program."""
+    """Yield one finding per loader (name and line of the loop) that stalls the program."""
     whole = whole_ns(trace)
     loads = np.zeros(len(trace.rows["slices"]), bool)
     loads[trace.fact(input_slices)] = True
@@ -81,8 +89,8 @@ def check(trace: Trace) -> Iterable[Finding]:
         if on_device and _late_ns(trace) < STALL_SHARE * whole:
             return []
         raise AbstainError(
-            "no data loader in the recording; put a loader of your own in "
-            f'`with perfscope.region("{INPUT_REGION}"):` to have it judged'
+            "no data loader in the recording; wrap your own loader in "
+            f'`with perfscope.region("{INPUT_REGION}"):` to include it'
         )
     stalled = _device_idle_in(trace, rows) if on_device else _own_time(trace, rows)
     if stalled.sum() < STALL_SHARE * whole or not stalled.any():
@@ -109,7 +117,7 @@ def check(trace: Trace) -> Iterable[Finding]:
 
 
 def _late_ns(trace: Trace) -> int:
-    """Idle time of the device that idles most in which the host was late or is unknown."""
+    """Return the idle time in which the host was late or is unknown, of the device that idles most."""
     idle = [
         account.whole_ns - account.busy_ns - account.total_ns["dependency"] for account in trace.fact(step_accounts)
     ]
@@ -117,13 +125,13 @@ def _late_ns(trace: Trace) -> int:
 
 
 def _device_idle_in(trace: Trace, rows: Int64) -> Int64:
-    """Per loader span: the time of it that the account gives to input; of the device with most of it."""
+    """Return, per loader span, its time in the account's input; for the device with most of it."""
     slices, windows = trace.rows["slices"], trace.fact(account_windows)
     inside, worst = union(windows.starts, windows.ends), np.zeros(len(rows), np.int64)
     for device, intervals in trace.fact(idle_intervals).items():
         waiting = intersection(trace.fact(cause_intervals)[device].get("input", EMPTY), inside)
         stalled = covered(waiting, slices["start_ns"][rows], slices["end_ns"][rows])
-        for thread in np.unique([*intervals.thread, trace.fact(main_thread)]):  # two that fetch at once wait once
+        for thread in np.unique([*intervals.thread, trace.fact(main_thread)]):  # two simultaneous fetches wait once
             of_thread = np.where(slices["thread"][rows] == thread, stalled, 0)
             if of_thread.sum() > worst.sum():
                 worst = of_thread
@@ -131,7 +139,7 @@ def _device_idle_in(trace: Trace, rows: Int64) -> Int64:
 
 
 def _own_time(trace: Trace, rows: Int64) -> Int64:
-    """Per loader span: its duration within the steps, on the thread that runs the program; 0 elsewhere."""
+    """Return, per loader span, its duration within the steps on the program's thread; 0 for other threads."""
     slices, windows = trace.rows["slices"], trace.fact(step_windows)
     starts, ends = slices["start_ns"][rows], slices["end_ns"][rows]
     time = covered(union(windows.starts, windows.ends), starts, ends) if windows.count else ends - starts
@@ -139,10 +147,10 @@ def _own_time(trace: Trace, rows: Int64) -> Int64:
 
 
 def _program_thread(trace: Trace) -> int:
-    """The thread of the steps' annotation or of the optimizer, else the one with most time in ops."""
+    """Return the thread of the steps' annotation or of the optimizer, else the one with most time in ops."""
     slices = trace.rows["slices"]
     marks = [code for code, text in enumerate(trace.strings) if text.startswith(("ProfilerStep#", "Optimizer.step#"))]
-    steps = trace.rows["steps"]  # whatever the program calls them: JAX's are ``train`` or any other word
+    steps = trace.rows["steps"]  # any name: JAX programs use ``train`` or other words
     is_step = np.isin(slices["start_ns"], steps["start_ns"]) & np.isin(slices["end_ns"], steps["end_ns"])
     is_mark = is_step | np.isin(slices["name"], marks)
     marked = slices["thread"][is_mark & (slices["kind"] == SliceKind.ANNOTATION)]
@@ -218,7 +226,7 @@ def _advice(trace: Trace) -> str:
 
 
 def _title(who: str, fetches: int, work: InputWork | None) -> str:
-    """With the function that takes most of the time of a batch, where the program has it."""
+    """Return the title, with the function that takes most of the time of a batch, if it is the program's."""
     if work is not None:
         function, share, line = work.function()
         if line.site.file is not None and owner_of(line.site.file) is Owner.USER:
@@ -227,11 +235,11 @@ def _title(who: str, fetches: int, work: InputWork | None) -> str:
     return f"{who} waits for the next batch: {fetches:,} fetch{'es' if fetches > 1 else ''}"
 
 
-# What makes the batch, and whether more workers would hide it: from sampled stacks.
+# The functions that make the batch, and whether more workers would hide the waiting: from sampled stacks.
 
 
 def _slowest(work: InputWork) -> str:
-    """The function that takes most of the time of a batch, per sample where the batch size is known."""
+    """Return the function that takes most of the time of a batch, per sample if the batch size is known."""
     function, share, line = work.function()
     count, unit = (work.batch_size, "sample") if work.batch_size else (1, "batch")
     of = work.batch_ns / count
@@ -248,11 +256,11 @@ def _workers_needed(trace: Trace, work: InputWork, cost: int, whole: int) -> str
         busy = max(load.busy_share for load in work.workers)
         return (
             f"More workers would not hide it: the busiest of {len(work.workers)} makes batches for {busy:.0%} of its "
-            "time. The program waits for batches to be sent, or asks for them too late (`prefetch_factor`)."
+            "time. The program waits for the transfer of batches, or requests them too late (`prefetch_factor`)."
         )
     if share >= 1:
         return ""
-    # What is made in a step must be made within the rest of the step.
+    # The batches of a step must be made within the rest of the step.
     step_ns = (
         work.per_step_ns / share
         if not work.workers
@@ -266,7 +274,7 @@ def _workers_needed(trace: Trace, work: InputWork, cost: int, whole: int) -> str
 
 
 def _input_rows(work: InputWork) -> Iterable[Mapping[str, Cell]]:
-    """Lines of all processes together, then each worker's busy share and its own first line."""
+    """Yield lines of all processes, followed by each worker's busy share and first line."""
     for line in work.lines[:MOST_ROWS]:
         yield {
             "makes_batch": line.site.function or line.innermost,
@@ -285,17 +293,10 @@ def _input_rows(work: InputWork) -> Iterable[Mapping[str, Cell]]:
         }
 
 
-# What a data loader does while it makes a batch: by function and line, per worker, and how busy the workers are.
+# Work of a data loader while it makes a batch: by function and line, per worker, and the workers' busy shares.
 #
-# From sampled stacks. Without workers they are those of the program's own thread in the fetch; with workers those of
-# the worker processes, of which the program itself shows nothing but that it waits.
-
-
-LEAST_SAMPLES = 5
-"""Fewer do not tell a function that takes most of the time from one that takes half of it."""
-
-_MAKES_BATCH = re.compile(r"(site-packages/)?torch/utils/data/_utils/fetch\.py\(\d+\): fetch")
-"""Where PyTorch's loaders call the data set and the collate function."""
+# From sampled stacks. Without workers they are those of the program's own thread in the fetch; with workers, those of
+# the worker processes, because the program itself only waits.
 
 
 class WorkerLoad(Struct, frozen=True, kw_only=True):
@@ -303,27 +304,27 @@ class WorkerLoad(Struct, frozen=True, kw_only=True):
 
     name: str
     busy_share: float
-    """Of its time in which it made batches."""
+    """Share of its time in which it made batches."""
     lines: tuple[SampledLine, ...]
-    """What it did then; empty if it never made one."""
+    """Lines while it made batches; empty if it never made one."""
 
 
 class InputWork(Struct, frozen=True, kw_only=True):
-    """How batches are made."""
+    """Making of the batches."""
 
     lines: tuple[SampledLine, ...]
     """By share of the time in which batches are made, most first."""
     batch_ns: int
-    """Time that one batch takes to be made, by one process."""
+    """Time in which one process makes one batch."""
     batch_size: int | None
-    """Samples of a batch, where one kind of loader was seen."""
+    """Samples per batch, if there is one kind of loader."""
     workers: tuple[WorkerLoad, ...]
-    """Empty where the program makes its batches itself."""
+    """Empty if the program makes its batches itself."""
     per_step_ns: int
-    """Of all processes together in one step."""
+    """Time of all processes per step."""
 
     def function(self) -> tuple[str, float, SampledLine]:
-        """The function with most of the time, its share, and its line with most."""
+        """Function with most of the time, its share, and its line with most."""
         shares: dict[tuple[str | None, str | None], float] = {}
         for line in self.lines:
             key = (line.site.file, line.site.function)
@@ -334,7 +335,10 @@ class InputWork(Struct, frozen=True, kw_only=True):
 
 
 def input_work(trace: Trace, fetches: Int64) -> InputWork | None:
-    """``fetches``: rows of ``slices`` in which the program waits for a batch; ``None`` where too few samples tell."""
+    """Return how batches are made; ``None`` with too few samples.
+
+    ``fetches``: rows of ``slices`` that wait for a batch.
+    """
     windows = trace.fact(step_windows)
     if not len(trace.rows["samples"]) or not len(fetches) or not windows.count:
         return None
@@ -352,7 +356,8 @@ def input_work(trace: Trace, fetches: Int64) -> InputWork | None:
     else:
         rows, loads = _own(trace, fetches), ()
         known, frames = trace.fact(stacks), trace.rows["samples"]["frame"][rows]
-        in_data_set = (frames != MISSING) & known.in_loader[known.user[frames]]  # what waits there makes the batch
+        # waiting in it is part of making the batch
+        in_data_set = (frames != MISSING) & known.in_loader[known.user[frames]]
         rows = rows[in_data_set | ~trace.fact(waiting_samples)[rows]]
         if len(rows) < LEAST_SAMPLES:
             return None
@@ -369,7 +374,7 @@ def input_work(trace: Trace, fetches: Int64) -> InputWork | None:
 
 
 def loop_site(trace: Trace, fetches: Int64) -> CallSite:
-    """The line of the program's loop: the innermost one outside the loader of the stacks sampled in the fetches."""
+    """Return the line of the program's loop: the innermost one outside the loader, in stacks sampled in the fetches."""
     known, parents = trace.fact(stacks), trace.rows["frames"]["parent"]
     outside: dict[CallSite, int] = {}
     for frame in trace.rows["samples"]["frame"][_own(trace, fetches)].tolist():
@@ -385,7 +390,7 @@ def _lines(trace: Trace, rows: Int64) -> tuple[SampledLine, ...]:
 
 
 def _own(trace: Trace, fetches: Int64) -> Int64:
-    """Samples of the program's own thread while it makes a batch: in the traced fetches, and in free steps."""
+    """Return the samples of the program's own thread while it makes a batch: in traced fetches and in free steps."""
     samples, slices, thread = trace.rows["samples"], trace.rows["slices"], trace.fact(main_thread)
     spans = union_of(slices, fetches)
     mine = (samples["thread"] == thread) & ~samples["worker"]
@@ -399,7 +404,7 @@ def _own(trace: Trace, fetches: Int64) -> Int64:
 
 
 def _workers(trace: Trace) -> list[tuple[str, Int64, float]]:
-    """Per worker process with samples while the steps ran: its name, rows in which it made batches, and their share."""
+    """Return, per worker process sampled during the steps: name, rows in which it made batches, and their share."""
     samples, threads = trace.rows["samples"], trace.rows["threads"]
     in_steps = samples["time_ns"][~samples["worker"] & (samples["step"] != MISSING)]
     if not len(in_steps):
@@ -418,7 +423,7 @@ def _workers(trace: Trace) -> list[tuple[str, Int64, float]]:
 
 
 def _makes_batches(trace: Trace) -> np.ndarray:
-    """Per row of ``samples``: it is in the fetch of a loader of PyTorch's; of another worker, that it does not wait."""
+    """Mask of the rows of ``samples`` in the fetch of a PyTorch loader; for other workers, of rows that do not wait."""
     samples, parents = trace.rows["samples"], trace.rows["frames"]["parent"].tolist()
     fetches, loads = np.zeros(len(parents) + 1, bool), trace.fact(stacks).in_loader
     for row, text in enumerate(trace.fact(stacks).texts):

@@ -58,13 +58,15 @@ from perfscope.model.units import format_ns
 _LINKED = ("launch_links", "runtime_calls")
 
 LATE_SHARE = 0.10
-"""Of the step. Below a tenth the device's own work decides how long the step takes."""
+"""Smallest share of the step. Below a tenth, the device's own work determines the length of the step."""
 
 SHARE_ON_HOST = 0.5
-"""Of every step, between the ops of a program without an accelerator: above it the ops are the smaller part."""
+"""Smallest share of every step between the ops of a program without an accelerator: above it the ops are the smaller
+part.
+"""
 
 PART_SHARE = 0.01
-"""Of the step: a part smaller than this gets no finding of its own."""
+"""Smallest share of the step for a finding about one part."""
 
 
 _ADVICE = (
@@ -96,12 +98,12 @@ _MEMORY: dict[Framework, str] = {
 
 
 def examined(trace: Trace) -> Scope:
-    """Kernels whose launch is known; without device work what the host did."""
+    """Count kernels with known launch; without device work, the host's records."""
     return launched_records(trace) if "device_work" in trace.recorded else host_records(trace)
 
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """Yield up to two findings for the device that waits longest for its launches; without one, of the host."""
+    """Yield up to two findings for the device that waits longest for its launches; without one, for the host."""
     if "device_work" not in trace.recorded:
         yield from _on_host(trace)
         return
@@ -118,7 +120,10 @@ def check(trace: Trace) -> Iterable[Finding]:
 
 
 def _on_host(trace: Trace) -> Iterator[Finding]:
-    """Calls that take longer than their work; else time between the main thread's ops, if it is most of each step."""
+    """Yield calls that take longer than their work.
+
+    Else time between the main thread's ops, if it is most of each step.
+    """
     call = trace.fact(small_call)
     if call is not None:
         yield _of_calls(trace, call)
@@ -149,7 +154,7 @@ def _on_host(trace: Trace) -> Iterator[Finding]:
 
 
 def _of_calls(trace: Trace, call: SmallCall) -> Finding:
-    """A compiled function that is called for too little work."""
+    """Return a finding about a compiled function that is called for too little work."""
     cost = (call.step_ns - call.work_ns) * trace.fact(step_windows).count
     together = (
         f"Call it once for all inputs: jax.vmap({call.function}) inside of one jax.jit, on an array that holds them. "
@@ -174,7 +179,7 @@ def _of_calls(trace: Trace, call: SmallCall) -> Finding:
 
 
 def _own_line(trace: Trace, gaps: Intervals, account: StepAccount) -> tuple[HostLine | None, str]:
-    """The line of the program with most of the time between ops, and what to do about it, where its own work has it."""
+    """Return the program's line with most of the time between ops and its fix, if the line's own work has that time."""
     found = host_lines(trace, "other_host", gaps, account)
     if not found.lines or found.kind() is not FrameKind.USER or found.source not in ("free", "recorded"):
         return None, ""
@@ -237,7 +242,7 @@ def _allocator(trace: Trace, account: StepAccount, idle: IdlePieces) -> Finding:
 
 
 def _by_op(trace: Trace, idle: IdlePieces) -> tuple[Mapping[str, Cell], ...]:
-    """Idle time by the op whose launch came late, worst first."""
+    """Return the idle time by the op whose launch was late, worst first."""
     return tuple(
         {"op": op, "idle_ns": total, "gaps": count, "longest_ns": longest}
         for op, total, count, longest in largest_by_op(trace, idle.launch, idle.cost_ns, MOST_ROWS)
@@ -245,6 +250,6 @@ def _by_op(trace: Trace, idle: IdlePieces) -> tuple[Mapping[str, Cell], ...]:
 
 
 def _most_of(trace: Trace, idle: IdlePieces) -> Where:
-    """The place of the longest gap."""
+    """Return the place of the longest gap."""
     op = int(ops_of_calls(trace, idle.launch[[int(np.argmax(idle.cost_ns))]])[0])
     return call_site(trace, op).where(op=op_of(trace, op))

@@ -37,27 +37,41 @@ from perfscope.model.trace import MISSING, CopyKind, HostMemory, Trace
 from perfscope.model.units import format_bytes, format_ns
 
 COST_SHARE = MEDIUM_SHARE
-"""Of the step, all lines together. Below it the gain drowns in the spread between launches."""
+"""Smallest share of the step for all lines: less is within the variation between launches."""
 
 LINE_SHARE = 0.001
-"""Of the step: a line with less gets no finding of its own."""
+"""Smallest share of the step for a finding about one line."""
 
 
 ONE_VALUE_READS = ("aten::_local_scalar_dense", "aten::is_nonzero")
-"""Reading one number cannot be pinned: `host_sync` judges it."""
+"""Reads of one number, which cannot be pinned: `host_sync` covers them."""
 
 _DIRECTIONS = {CopyKind.HOST_TO_DEVICE: "host to device", CopyKind.DEVICE_TO_HOST: "device to host"}
 
+_TO_DEVICE: dict[Framework, str] = {
+    "torch": "Pin the source: `DataLoader(..., pin_memory=True)` or `x.pin_memory()` once, then "
+    "`x.to(device, non_blocking=True)`.",
+    "jax": "Call `jax.device_put` on the next batch while this step runs.",
+    "none": "Pin the source (`cudaMallocHost`, `cudaHostRegister`), then copy with `cudaMemcpyAsync` on a "
+    "separate stream.",
+}
+
+_TO_HOST: dict[Framework, str] = {
+    "torch": "Copy into one pinned buffer with `buffer.copy_(x, non_blocking=True)` and read it a step later.",
+    "jax": "Begin the copy early (`x.copy_to_host_async()`), and read the array a step later.",
+    "none": "Copy into one pinned buffer with `cudaMemcpyAsync`, and read it when its event is done.",
+}
+
 
 class _Line(Struct, kw_only=True):
-    """The pageable copies of one direction, op and place."""
+    """Pageable copies of one direction, op and place."""
 
     direction: str
     op: str
     site: CallSite
     copies: list[int] = field(default_factory=list)
     waits: set[int] = field(default_factory=set)
-    """Rows of ``calls`` that held the host for them."""
+    """Rows of ``calls`` that blocked the host for them."""
     exposed_ns: int = 0
     idle_ns: int = 0
 
@@ -67,15 +81,15 @@ class _Line(Struct, kw_only=True):
 
 
 def examined(trace: Trace) -> Scope:
-    """Copies between host and device."""
+    """Count copies between host and device."""
     return Scope(int(np.isin(trace.rows["copies"]["kind"], list(_DIRECTIONS)).sum()), "copies between host and device")
 
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """Yield one finding a direction and line whose pageable copies cost time."""
+    """Yield one finding per direction and line whose pageable copies cost time."""
     copies, whole = trace.rows["copies"], whole_ns(trace)
     if not len(copies) and not {"runtime_calls", "launch_links"} & trace.recorded and len(trace.rows["hlo_ops"]):
-        raise AbstainError("instructions of compiled programs were recorded, and not which of them copy to the host")
+        raise AbstainError("instructions of compiled programs were recorded, but not which of them copy to the host")
     exposed = trace.fact(copies_in_steps)
     crossing = np.isin(copies["kind"], list(_DIRECTIONS))
     pageable = np.flatnonzero(crossing & (copies["host_memory"] == HostMemory.PAGEABLE))
@@ -94,22 +108,8 @@ def check(trace: Trace) -> Iterable[Finding]:
     return [_finding(trace, line, exposed, whole) for line in shown]
 
 
-_TO_DEVICE: dict[Framework, str] = {
-    "torch": "Pin the source: `DataLoader(..., pin_memory=True)` or `x.pin_memory()` once, then "
-    "`x.to(device, non_blocking=True)`.",
-    "jax": "Call `jax.device_put` on the next batch while this step runs.",
-    "none": "Pin the source (`cudaMallocHost`, `cudaHostRegister`), then copy with `cudaMemcpyAsync` on a stream of "
-    "its own.",
-}
-_TO_HOST: dict[Framework, str] = {
-    "torch": "Copy into one pinned buffer with `buffer.copy_(x, non_blocking=True)` and read it a step later.",
-    "jax": "Begin the copy early (`x.copy_to_host_async()`), and read the array a step later.",
-    "none": "Copy into one pinned buffer with `cudaMemcpyAsync`, and read it when its event is done.",
-}
-
-
 def _of_worst_device(trace: Trace, rows: Int64, exposed: Int64) -> list[_Line]:
-    """Lines of the device whose copies cost most: devices copy and idle side by side."""
+    """Return the lines of the device with the most expensive copies, because devices copy and idle in parallel."""
     of_device = trace.rows["copies"]["device"][rows]
     idle = _idle_by_wait(trace)
     of_devices = [
@@ -119,9 +119,11 @@ def _of_worst_device(trace: Trace, rows: Int64, exposed: Int64) -> list[_Line]:
 
 
 def _lines(trace: Trace, rows: Int64, exposed: Int64, idle_of: dict[int, int]) -> list[_Line]:
-    """The copies of ``rows``, of one device, by direction, op and place; a wait's idle time is given to one copy only.
+    """Return the copies of ``rows``, of one device, by direction, op and place.
 
-    ``idle_of``: that time by row of ``calls``, ns; it is used up.
+    A wait's idle time counts for one copy only.
+
+    ``idle_of``: that time by row of ``calls``, ns; it is consumed.
     """
     copies = trace.rows["copies"]
     calls = copies["call"][rows].astype(np.int64)
@@ -149,7 +151,7 @@ def _lines(trace: Trace, rows: Int64, exposed: Int64, idle_of: dict[int, int]) -
 
 
 def _idle_by_wait(trace: Trace) -> defaultdict[int, dict[int, int]]:
-    """By device and row of ``calls`` that waited: idle time charged to it, ns."""
+    """Return, by device and waiting row of ``calls``, the idle time charged to it, ns."""
     pieces = idle_pieces(trace, "sync")
     idle: defaultdict[int, dict[int, int]] = defaultdict(dict)
     for device, wait, cost in zip(pieces.device.tolist(), pieces.wait.tolist(), pieces.cost_ns.tolist(), strict=True):

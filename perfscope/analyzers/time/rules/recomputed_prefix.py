@@ -27,15 +27,15 @@ from perfscope.model.trace import Trace
 
 
 def examined(trace: Trace) -> Scope:
-    """Calls whose tokens are known."""
+    """Count the calls with known tokens."""
     return Scope(len(call_tokens(trace)), "calls of the model with known tokens")
 
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """Yield one finding where the length of the text grows by one from call to call."""
+    """Yield one finding if the length of the text grows by one from call to call."""
     calls = call_tokens(trace)
     if not any(calls):
-        raise AbstainError("no embedding tells how many tokens a call of the model has", ("shapes",))
+        raise AbstainError("no embedding shows the number of tokens in a call of the model", ("shapes",))
     lengths = recomputed_lengths(trace)
     if not lengths:
         return
@@ -48,7 +48,7 @@ def check(trace: Trace) -> Iterable[Finding]:
         detail="The keys and values of earlier tokens do not change.",
         **timed_cost(trace, cost, whole_ns(trace), "modelled"),
         covers_ns={"compute": cost},
-        advice="Hand over the new token and a cache of keys and values: leave `use_cache=True` in transformers. In a "
+        advice="Pass the new token and a cache of keys and values: leave `use_cache=True` in transformers. In a "
         "model of your own allocate the cache at its full length and write each step's part into it.",
         where=_where(trace),
         evidence=(
@@ -59,13 +59,16 @@ def check(trace: Trace) -> Iterable[Finding]:
 
 
 def _computing_ns(account: StepAccount) -> float:
-    """Compute with its part of what the thread waited for a core: work that is not there waits for none."""
+    """Return the compute time with its part of the wait for a core, because avoided work does not wait."""
     waited = account.total_ns["core_wait"]
     return account.total_ns["compute"] * account.whole_ns / max(1, account.whole_ns - waited)
 
 
 def _where(trace: Trace) -> Where:
-    """Where the text is made longer, by the op graph: a join of indices outside the model; else the code around it."""
+    """Return the place at which the text is made longer, by the op graph: a join of indices outside of the model.
+
+    Else the loop.
+    """
     graph = trace.op_graph
     outside = [] if graph is None else [op for op in graph.ops if op.phase == "other" and op.file is not None]
     if graph is None or not outside:

@@ -44,10 +44,10 @@ from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns, ordinal
 
 LEAST_SLOW = 2
-"""Steps: one may be the end of the program."""
+"""Minimum number of slow steps: a single one may be the end of the program."""
 
 LEAST_SAMPLES = 10
-"""Fewer do not tell which call has most of the time, unless all of them are of one line."""
+"""Minimum number of samples, unless all are of one line: fewer do not show which call has most of the time."""
 
 _AHEAD = ", of a host that runs ahead of its work"
 
@@ -58,7 +58,7 @@ def check(trace: Trace) -> Iterator[Finding]:
     """Yield one finding for all work that only slow steps do."""
     found = trace.fact(slow_steps)
     if not trace.step_times_ns and found is None:
-        raise AbstainError("no step was timed without a profiler, or the host goes on before its work is done")
+        raise AbstainError("no step was timed without a profiler, or the host continues before its work is done")
     if trace.step_times_ns and len(trace.step_times_ns) < LEAST_STEPS:
         raise AbstainError(f"fewer than {LEAST_STEPS} steps were timed without a profiler")
     if found is None or found.share < LEAST_SHARE or len(found.numbers) < LEAST_SLOW:
@@ -85,7 +85,7 @@ def check(trace: Trace) -> Iterator[Finding]:
         severity=severity_of(cost, whole),
         basis="measured",
         advice=f"{fix} {trace_it}" if fix else "",
-        record="" if fix else f"{trace_it[:-1]}, and tells what only it does.",
+        record="" if fix else f"{trace_it[:-1]}, and shows the work that only it does.",
         cost_ns=cost,
         cost_ns_per_step=per_step,
         untraced_ns_per_step=per_step,
@@ -95,7 +95,7 @@ def check(trace: Trace) -> Iterator[Finding]:
 
 
 def _enough(trace: Trace, found: SlowSteps) -> bool:
-    """Whether the samples tell which call has most of the time: many, or a few that are all of one line."""
+    """Whether the samples show which call has most of the time: many samples, or a few that are all of one line."""
     count = sum(call.samples for call in found.calls)
     lines = {sampled_site(trace, call.frame).where().label() for call in found.calls}
     return count >= LEAST_SAMPLES or (count >= UNANIMOUS and len(lines) == 1)
@@ -108,7 +108,7 @@ def _prompts(trace: Trace, slow: int) -> bool:
 
 
 def _fix(trace: Trace, call: OwnCall, name: str) -> str:
-    """``''`` where only functions of a framework are known."""
+    """Return the fix; ``''`` if only functions of a framework are known."""
     kind = FrameKind(call.kind)
     fix = "" if kind in ENGINES else frame_fix(kind, trace.fact(situation))
     if fix or trace.fact(frame_owners)[call.frame] == Owner.FRAMEWORK:

@@ -34,10 +34,10 @@ from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns
 
 COUNT_SHARE = 0.5
-"""Of a device's compute kernels: with fewer, short kernels are not what the program is made of."""
+"""Smallest share of a device's compute kernels: with fewer, the program does not consist of short kernels."""
 
 COST_SHARE = 0.05
-"""Of a device's span. The saving is modelled and not all pairs can be merged: ask for a clear margin."""
+"""Smallest share of a device's span. The saving is modelled and not all pairs can be merged, so the margin is large."""
 
 
 _ADVICE = "Fuse them: `torch.compile` for the model, `fused=True` for the optimizer, `torch.bmm` for small matmuls."
@@ -50,7 +50,7 @@ examined = launched_records
 
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """Yield one finding for the device where merging short kernels would save most."""
+    """Yield one finding for the device for which merging short kernels would save most."""
     kernels = trace.rows["kernels"]
     findings: list[Finding] = []
     for device in trace.fact(device_times):
@@ -72,7 +72,7 @@ def _finding(trace: Trace, device: DeviceTime, pairs: ShortPairs, short: int, co
     return Finding(
         subject="short kernels",
         title=f"{short:,} of {compute:,} kernels are shorter than {format_ns(SHORT_NS)}",
-        detail="Modelled: what merging kernels that follow each other would save. Only pairs that were queued count; "
+        detail="Modelled: the saving by merging consecutive kernels. Only pairs that were queued count; "
         "idle time in which the host was late is in launch_bound.",
         **timed_cost(trace, cost, whole_ns(trace), "modelled"),
         covers_ns={"dependency": int(pairs.gap_ns.sum())},
@@ -87,7 +87,7 @@ def _finding(trace: Trace, device: DeviceTime, pairs: ShortPairs, short: int, co
 
 
 def _evidence(trace: Trace, pairs: ShortPairs) -> tuple[Mapping[str, Cell], ...]:
-    """Saved time by op and kernel of the second of a pair."""
+    """Return the saved time by op and kernel of the second of a pair."""
     kernels, slices = trace.rows["kernels"], trace.rows["slices"]
     names = kernels["name"][pairs.kernel].astype(np.int64)
     ops = kernels["op"][pairs.kernel]
@@ -112,7 +112,7 @@ def _evidence(trace: Trace, pairs: ShortPairs) -> tuple[Mapping[str, Cell], ...]
 
 
 def _at(trace: Trace, op: int) -> str | None:
-    """The user's line that called an op, or that a kernel of inductor computes; ``None``: not known."""
+    """Return the user's line that called an op, or that a kernel of inductor computes; ``None`` if unknown."""
     site = call_site(trace, op)
     return site.where().label() if site.file is not None else None
 

@@ -43,28 +43,30 @@ LEAST_UNEXPLAINED = 1.5
 """Last step over first, where no line and no variable explains it: a machine that becomes slower does it too."""
 
 NAMED_SHARE = 0.05
-"""Of the growth: a line with less is no row of the evidence."""
+"""Smallest share of the growth for a line of the evidence."""
+
+_GROWS = {"graph": "keeps the graph of every step", "array": "becomes longer", "container": "becomes longer"}
 
 
 def examined(trace: Trace) -> Scope:
-    """Steps without a profiler."""
+    """Count the steps without a profiler."""
     return Scope(len(free_steps(trace)[0]), "steps without a profiler")
 
 
 def check(trace: Trace) -> Iterator[Finding]:
     """Yield one finding for a run whose steps become longer."""
     if not trace.step_times_ns:
-        raise AbstainError("no step was timed without a profiler, or the host goes on before its work is done")
+        raise AbstainError("no step was timed without a profiler, or the host continues before its work is done")
     count = len(free_steps(trace)[0])
     if count < LEAST_STEPS:
-        raise AbstainError(f"{count} steps were timed without a profiler: a trend takes {LEAST_STEPS}")
+        raise AbstainError(f"{count} steps were timed without a profiler: a trend needs {LEAST_STEPS}")
     found = trace.fact(step_growth)
     if found is None or (found.even and found.name is None) or recomputed_lengths(trace):
         return
     if found.name is None and found.line is None and found.last_ns < LEAST_UNEXPLAINED * found.first_ns:
         return
     if trace.fact(one_generation) and not (found.name is not None and found.name.kind == "graph"):
-        return  # each new token reads all keys and values before it; `data_movement` judges how they are kept
+        return  # each new token reads all earlier keys and values; `data_movement` covers how they are kept
     cost = round(max(0.0, found.median_ns - found.first_ns))
     line, name = found.line, found.name
     first, last = format_ns(round(found.first_ns)), format_ns(round(found.last_ns))
@@ -101,11 +103,8 @@ def _who(line: GrowingLine | None, name: GrownName | None) -> str:
     return "" if line is None else f": most at {line.site.where().label()}"
 
 
-_GROWS = {"graph": "keeps the graph of every step", "array": "becomes longer", "container": "becomes longer"}
-
-
 def _where(line: GrowingLine | None, name: GrownName | None) -> Where:
-    """The line that makes the variable grow, else the one whose time grew."""
+    """Return the line that makes the variable grow, else the one whose time grew."""
     if name is not None and name.line is not None:
         return name.where()
     return NOWHERE if line is None else line.site.where()
@@ -125,9 +124,7 @@ def _detail(found: StepGrowth) -> str:
 def _advice(found: StepGrowth, whose: str) -> str:
     name = found.name
     if name is None:
-        return (
-            "" if found.line is None else "Look for a list, tensor or graph that this line goes through and that grows"
-        )
+        return "" if found.line is None else "Find the growing list, tensor or graph that this line reads"
     if name.kind == "graph":
         return f"Add values to `{name.name}` without their history: `.detach()` at this line"
     if name.kind == "array":
@@ -137,4 +134,4 @@ def _advice(found: StepGrowth, whose: str) -> str:
             f"loop ({join}), or write into an array of the final size"
         )
     detach = " Put detached values into it (`.detach()`)." if name.graphs else ""
-    return f"Do not go through all of `{name.name}` in each step: keep a running sum, or clear it.{detach}"
+    return f"Do not read all of `{name.name}` in each step: keep a running sum, or clear it.{detach}"

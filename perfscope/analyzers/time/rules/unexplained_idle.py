@@ -44,10 +44,10 @@ from perfscope.model.units import format_share
 LAST = True
 
 LEAST_SHARE = HIGH_SHARE
-"""Of the step: a twentieth of it must not get lost between the thresholds of other rules."""
+"""Smallest share of the step: a twentieth must not be lost between the thresholds of other rules."""
 
 LEAST_SHARE_ON_HOST = 0.1
-"""Of every step, where no accelerator is in the recording: below it other processes of the machine may be the cause."""
+"""Smallest share of every step without an accelerator: other processes of the machine may cause less."""
 
 _WORDS: dict[Cause, str] = {
     "exposed_communication": "exposed communication",
@@ -67,11 +67,11 @@ _WORDS: dict[Cause, str] = {
 
 
 UNRECORDED_NS = 1_000_000
-"""Longer than any front end takes: a device that has work queued and runs nothing recorded meanwhile."""
+"""Wait that no front end causes: a device with queued work that runs nothing recorded."""
 _UNRECORDED = "waiting for work that is not recorded"
 _RECORD_IT = (
-    "{wait} before the recording begins. The device has work queued and runs nothing that is recorded: what was "
-    "launched before, work of another process, or it waits for an event of another device."
+    "{wait} before the recording begins. The device has work queued and runs nothing that is recorded: it runs work "
+    "launched earlier or by another process, or waits for an event of another device."
 )
 _WAITS: dict[Framework, str] = {
     "torch": "Call `torch.cuda.synchronize()`",
@@ -90,11 +90,11 @@ MESSAGES: dict[MessageKind, dict[Framework, str]] = {
     "exchange": {"torch": _EXCHANGE.format(call=" (`dist.batch_isend_irecv`)"), "jax": _EXCHANGE.format(call=""),
                  "none": _EXCHANGE.format(call=" (`MPI_Isend`, `MPI_Irecv`)")},
 }  # fmt: skip
-"""Waits in messages between two ranks, by framework."""
+"""Advice about waits in messages between two ranks, by framework."""
 
 
 def _advice(trace: Trace, cause: Cause, *, on_host: bool) -> tuple[str, str]:
-    """What to do about most of the time, and which recording would tell more; one of them may be empty."""
+    """Return the advice about most of the time, and the recording that would show more; one may be empty."""
     if cause == "other_ranks" and (often := reduced_too_often(trace)):
         return often, ""
     if cause == "other_ranks" and (kind := message_kind(trace)) is not None:
@@ -105,7 +105,7 @@ def _advice(trace: Trace, cause: Cause, *, on_host: bool) -> tuple[str, str]:
 
 
 def _place(trace: Trace, cause: Cause, parts: Mapping[Cause, Intervals], account: StepAccount) -> Where:
-    """The user's line that waits for other ranks; other causes are of no single line."""
+    """Return the user's line that waits for other ranks; other causes have no single line."""
     if cause != "other_ranks":
         return NOWHERE
     line, _ = host_lines(trace, cause, parts[cause], account).best()
@@ -113,12 +113,12 @@ def _place(trace: Trace, cause: Cause, parts: Mapping[Cause, Intervals], account
 
 
 def examined(trace: Trace) -> Scope:
-    """What the account is made of."""
+    """Count the records of the account."""
     return Scope(device_records(trace).count + host_records(trace).count, "kernels, copies, ops and calls")
 
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """Asked alone no other rule covers anything."""
+    """Yield the findings if no other rule covers anything."""
     return check_rest(trace, ())
 
 
@@ -167,7 +167,7 @@ def check_rest(trace: Trace, found: Sequence[tuple[str, Finding]]) -> Iterable[F
 
 
 def _of_recording(title: str, record: str) -> Finding:
-    """Time of which only another recording can tell the cause: nothing in the program is known to be at fault."""
+    """Return a finding about time whose cause only another recording would show."""
     return Finding(
         subject="time without a recorded cause",
         title=title,
@@ -180,13 +180,13 @@ def _of_recording(title: str, record: str) -> Finding:
 
 
 def _unrecorded(waits: Intervals) -> bool:
-    """Whether most of the time with work queued is in waits that no front end takes."""
+    """Whether most of the time with queued work is in waits that no front end causes."""
     lengths = waits.ends - waits.starts
     return bool(lengths[lengths >= UNRECORDED_NS].sum() * 2 > lengths.sum())
 
 
 def _uncovered(account: StepAccount, covered: Mapping[str, int]) -> dict[Cause, int]:
-    """Time by cause that is not compute and that no finding covers. On the host launching is its work."""
+    """Return the time by cause other than compute that no finding covers. On the host, launching is its work."""
     on_host = account.device == MISSING
     busy = {"compute", "core_wait", *(("launch",) if on_host else ())}
     busy |= doubtful_causes(account.total_ns, account.whole_ns)

@@ -43,25 +43,25 @@ from perfscope.model.finding import Finding, Where, fit_title
 from perfscope.model.trace import MISSING, Trace
 
 MIN_SHARE = 0.1
-"""Of the steps: where the operations themselves take nine tenths, little is left for one program to save."""
+"""Smallest share of the steps: if the operations take nine tenths, one program would save little."""
 
 LEAST_SAMPLES = 10
 """Stacks of steps without a profiler: fewer give no share."""
 
 _DISPATCH: tuple[Cause, ...] = ("other_host", "launch")
-"""Causes of the account that dispatching an operation is in."""
+"""Causes of the account that contain the dispatch of an operation."""
 
 examined = host_records
 
 
 def check(trace: Trace) -> Iterator[Finding]:
-    """One finding for a program whose steps dispatch many operations one by one."""
+    """Yield one finding for a program whose steps dispatch many operations one by one."""
     found, accounts = trace.fact(single_operations), trace.fact(step_accounts)
     if found is None or not accounts:
         return
     account = max(accounts, key=lambda one: sum(one.total_ns[cause] for cause in _DISPATCH))
     cost = sum(account.total_ns[cause] for cause in _DISPATCH)
-    if found.steps == "jitted":  # the jitted call is dispatched, too
+    if found.steps == "jitted":  # the jitted call is dispatched too
         cost = cost * found.fact.count // (found.fact.count + 1)
     worked = account.whole_ns - account.total_ns["core_wait"]
     share = _sampled_share(trace, found.fact) if found.steps == "jitted" else None
@@ -73,7 +73,7 @@ def check(trace: Trace) -> Iterator[Finding]:
     make = _unjitted if found.steps == "unjitted" else _beside_jitted
     finding = replace(make(trace, found.fact), covers_ns=covers, **timed_cost(trace, cost, account.whole_ns))
     bare = trace_step_time(trace)
-    if bare is not None and bare.of != "profiled":  # a profiler lengthens all of it alike
+    if bare is not None and bare.of != "profiled":  # a profiler lengthens all of it equally
         finding = replace(finding, untraced_ns_per_step=round(bare.ns * cost / worked))
     yield finding
 
@@ -98,7 +98,7 @@ def _sampled_share(trace: Trace, fact: ProgramFact) -> float | None:
 
 
 def _unjitted(trace: Trace, fact: ProgramFact) -> Finding:
-    """The program jits nothing."""
+    """Return a finding about a program that jits nothing."""
     executions = len(set(trace.rows["hlo_ops"]["run_id"].tolist()))
     steps = max(1, trace.fact(step_windows).count)
     often = f"{round(executions / steps):,} single operations per step" if executions > steps else "single operations"
@@ -117,12 +117,12 @@ def _unjitted(trace: Trace, fact: ProgramFact) -> Finding:
         where=Where(file=fact.file, line=fact.line),
         evidence=({"function": fact.value or None, "operations": fact.count},),
         advice=f"Jit the step: {what}. Turn loops over elements inside of it into jax.lax.fori_loop, jax.lax.scan or "
-        "operations on whole arrays, or they are written out in the program.",
+        "operations on whole arrays, or the program contains them unrolled.",
     )
 
 
 def _beside_jitted(trace: Trace, fact: ProgramFact) -> Finding:
-    """Operations beside a jitted function that makes the steps."""
+    """Return a finding about operations next to a jitted function that makes the steps."""
     inside = f", most in {fact.value}" if fact.value else ""
     what = f"the operations of {fact.value}" if fact.value else "the operations of this line"
     return Finding(
@@ -130,7 +130,7 @@ def _beside_jitted(trace: Trace, fact: ProgramFact) -> Finding:
         title=fit_title(
             f"{fact.count:,} single operations per step outside of jax.jit{inside}", fact.value or "jax.jit"
         ),
-        detail="Each is a program of its own that the host dispatches, and nothing is fused.",
+        detail="Each is a separate program that the host dispatches, and nothing is fused.",
         severity="medium",
         basis="measured",
         where=Where(file=fact.file, line=fact.line),

@@ -47,21 +47,29 @@ from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns
 
 LEAST_SHARE = HIGH_SHARE
-"""Of the steps together: below it their average is still that of a warm program to a twentieth."""
+"""Smallest share of all steps: with less, their average differs from a warm program's by less than a twentieth."""
 
 MOST_NAMED = 5
 
 
 examined = host_records
 
+_LATER: dict[Framework, str] = {
+    "torch": "Record later steps: `perfscope run` skips the first ones, `torch.profiler.schedule(wait=1, warmup=1, "
+    "active=3)` does, too.",
+    "jax": "Record later steps: `perfscope run` skips the first ones; or call the step once before "
+    "`jax.profiler.start_trace`.",
+    "none": "Record later steps, when all code is loaded.",
+}
+
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """Asked alone no other rule explains anything."""
+    """Yield the findings if no other rule explains anything."""
     return check_rest(trace, ())
 
 
 def check_rest(trace: Trace, found: Sequence[tuple[str, Finding]]) -> Iterable[Finding]:
-    """Yield one finding, for the device that waits longest for compilation that none of ``found`` explains."""
+    """Yield one finding for the device that waits longest for compilation that none of ``found`` explains."""
     accounts = trace.fact(step_accounts)
     if not accounts:
         raise AbstainError("neither device work nor ops of the host were recorded", ("host_ops",))
@@ -85,7 +93,7 @@ def check_rest(trace: Trace, found: Sequence[tuple[str, Finding]]) -> Iterable[F
         detail=_detail(account.cold, explained),
         **timed,
         once=once,
-        covers_ns={"compilation": whole},  # beside what others explain, as the largest of several rules counts
+        covers_ns={"compilation": whole},  # in addition to other findings, because the largest of several rules counts
         advice="Warm up with every shape before the loop, keep shapes stable, and keep compile caches between runs.",
         where=_site(trace, spans, work).where(),
         evidence=tuple({"host_was_in": item.name, "idle_ns": item.total_ns, "pieces": item.pieces} for item in work),
@@ -100,15 +108,6 @@ def check_rest(trace: Trace, found: Sequence[tuple[str, Finding]]) -> Iterable[F
     yield finding
 
 
-_LATER: dict[Framework, str] = {
-    "torch": "Record later steps: `perfscope run` skips the first ones, `torch.profiler.schedule(wait=1, warmup=1, "
-    "active=3)` does, too.",
-    "jax": "Record later steps: `perfscope run` skips the first ones; or call the step before "
-    "`jax.profiler.start_trace`.",
-    "none": "Record later steps, when all code is loaded.",
-}
-
-
 def _only_at_first(account: StepAccount) -> bool:
     """Whether only the first recorded steps compile: the program does so once, and the recording has it by chance."""
     if not account.cold or len(account.cold) >= len(account.numbers):
@@ -120,14 +119,14 @@ def _only_at_first(account: StepAccount) -> bool:
 def _detail(cold: Sequence[int], explained: int) -> str:
     left_out = f" and {len(cold) - MOST_NAMED:,} more" if len(cold) > MOST_NAMED else ""
     steps = f"step{'s' if len(cold) > 1 else ''} {', '.join(map(str, cold[:MOST_NAMED]))}{left_out}"
-    sentences = [f"Averages leave out {steps}."] if cold else []
+    sentences = [f"Averages exclude {steps}."] if cold else []
     if explained:
         sentences.append(f"Another {format_ns(explained)} of compiling is in the findings on recompilation.")
     return " ".join(sentences)
 
 
 def _site(trace: Trace, spans: Intervals, work: Sequence[HostWork]) -> CallSite:
-    """The line of the longest work that has one, else that of most samples in ``spans``, else in other steps."""
+    """Return the line of the longest work that has one, else that of most samples in ``spans``, else in other steps."""
     sites = (call_site(trace, item.slice) for item in work if item.slice != MISSING)
     known = next((site for site in sites if site.file is not None), None)
     if known is not None:

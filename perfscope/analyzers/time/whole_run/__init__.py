@@ -1,1 +1,1 @@
-"""What a run of ours counted in all of its steps: waiting for cores, and growth."""
+"""Counts over all steps of a run: waiting for cores, and growth."""

@@ -1,8 +1,8 @@
-"""Time in which the host could have run and had no core.
+"""Time in which the host could have run but had no core.
 
-A run of ours reads the system's counters of the thread of the steps: how long it waited in the run queue. Between two
-readings (5 ms in traced steps) the amount is measured and its place is not, so it is taken in equal shares from what
-the host is seen to do in between: a function that takes 10 ms of which 4 ms were without a core, has 6 ms of work.
+`perfscope run` reads the system's counters of the steps' thread: its waiting time in the run queue. Between two
+readings (5 ms in traced steps) the amount is measured but not its position, so it is subtracted in equal shares from
+the host's activities: a function that takes 10 ms, 4 ms of them without a core, has 6 ms of work.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ from perfscope.model.trace.core_facts import OVERSUBSCRIBED, CoreFacts
 Name = TypeVar("Name", bound=str)
 
 BUSY_SHARE = 0.1
-"""Of the step without a core, from which reports say so first: a tenth is more than any change of a program that a
-single run can show."""
+"""Share of the step without a core from which reports mention it first: a tenth exceeds any change of a program that a
+single run can show.
+"""
 
 
 class CoreWaits(Struct, frozen=True, kw_only=True):
-    """Readings of the thread of the steps, disjoint and in order of time; ns."""
+    """Readings of the steps' thread, disjoint and in order of time; ns."""
 
     starts: Int64
     ends: Int64
     waits: Int64
-    """Of each, how long the thread waited for a core."""
+    """Wait of the thread for a core, per reading."""
     others: Int64
-    """The same of that other thread of the process that waited longest."""
+    """The same for the other thread of the process that waited longest."""
 
 
 def core_waits(trace: Trace) -> CoreWaits | None:
-    """The readings; ``None`` where none were recorded."""
+    """Return the readings; ``None`` if none were recorded."""
     rows = trace.rows["cores"]
     if not len(rows):
         return None
@@ -52,7 +53,10 @@ def core_waits(trace: Trace) -> CoreWaits | None:
 
 
 def _back_dated(waits: Int64, lengths: Int64) -> Int64:
-    """Waiting by the reading in which it was. The system counts it when it is over: what is too long began earlier."""
+    """Assign waiting to the readings in which it occurred.
+
+    The system counts it at its end, so an excess began earlier.
+    """
     result, over = np.zeros(len(waits), np.int64), 0
     for row in range(len(waits) - 1, -1, -1):
         over += int(waits[row])
@@ -69,19 +73,19 @@ def carve_waits(
     computing: Iterable[Name] = (),
     whole: bool,
 ) -> tuple[dict[Name, Intervals], Intervals]:
-    """Take the waiting out of ``parts``, and return what is left and the waiting itself.
+    """Remove the waiting from ``parts``, and return the rest and the waiting itself.
 
-    ``parts`` are disjoint, and with the waiting they cover what they covered before, exactly. ``running``: parts in
-    which the thread runs or wants to; ``computing``: those in which other threads of the process may do the work.
-    ``whole``: the parts are all of the thread's time, so that all of the waiting is in them; else they are the time
-    in which a device was idle, and have of the waiting what they have of the time.
+    ``parts`` are disjoint, and with the waiting they cover the same time as before, exactly. ``running``: parts in
+    which the thread runs or could run; ``computing``: parts in which other threads of the process may do the work.
+    ``whole``: the parts are all of the thread's time, so that they contain all of the waiting; else they are the idle
+    time of a device, and get a proportional share of the waiting.
     """
     of_thread = [name for name in running if name in parts]
     of_others = [name for name in computing if name in parts]
     names = list(dict.fromkeys((*of_thread, *of_others)))
     pieces = {name: _by_reading(waits, spans) for name, spans in parts.items()}
     length = np.maximum(waits.ends - waits.starts, 1)
-    inside = length if not whole else _time(waits, *pieces.values())  # a reading may reach beyond the account
+    inside = length if not whole else _time(waits, *pieces.values())  # a reading may extend beyond the account
     time = length if not whole else _time(waits, *(pieces[name] for name in of_thread))
     share = np.where(time > 0, np.minimum(1.0, waits.waits * (inside / length) / np.maximum(time, 1)), 0.0)
     left, taken = dict(parts), list[Intervals]()
@@ -103,7 +107,7 @@ def _filled(starts: Int64, ends: Int64) -> Intervals:
 
 
 def _time(waits: CoreWaits, *pieces: tuple[Int64, Int64, Int64]) -> Int64:
-    """Time of the pieces in each reading, ns."""
+    """Return the time of the pieces in each reading, ns."""
     total = np.zeros(len(waits.starts), np.int64)
     for starts, ends, reading in pieces:
         known = reading != MISSING
@@ -112,7 +116,7 @@ def _time(waits: CoreWaits, *pieces: tuple[Int64, Int64, Int64]) -> Int64:
 
 
 def _by_reading(waits: CoreWaits, spans: Intervals) -> tuple[Int64, Int64, Int64]:
-    """``spans`` cut at the edges of the readings: starts, ends, and the reading of each piece (``MISSING``: none)."""
+    """Split ``spans`` at the edges of the readings: starts, ends, and the reading of each piece (``MISSING``: none)."""
     if not len(spans.starts):
         return EMPTY.starts, EMPTY.ends, EMPTY.starts
     edges = np.unique(np.concatenate((waits.starts, waits.ends)))
@@ -128,7 +132,7 @@ def _by_reading(waits: CoreWaits, spans: Intervals) -> tuple[Int64, Int64, Int64
     return begins.astype(np.int64), stops.astype(np.int64), np.where(known, reading, MISSING)
 
 
-# What is said of a run whose host had to wait.
+# Summary of a run whose host had to wait.
 
 
 class CoreSummary(CoreFacts, frozen=True, kw_only=True):
@@ -142,23 +146,23 @@ class CoreSummary(CoreFacts, frozen=True, kw_only=True):
 
     @property
     def busy(self) -> bool:
-        """Whether the waiting is enough to be told before anything else."""
+        """Whether the waiting is large enough to be mentioned before anything else."""
         return max(self.share, self.throttled_share) >= BUSY_SHARE
 
     @property
     def available(self) -> float:
-        """Cores that the process may use; 0: not known."""
+        """Number of cores that the process may use; 0 if unknown."""
         return min(self.cores, self.core_limit) if self.core_limit is not None and self.cores else float(self.cores)
 
     @property
     def oversubscribed(self) -> bool:
-        """Whether the program's own compute threads and loader workers are far more than its cores."""
+        """Whether the program's own compute threads and loader workers far exceed its cores."""
         threads = self.compute_threads + self.loader_workers
         return bool(self.available) and threads > OVERSUBSCRIBED * self.available
 
 
 def core_summary(trace: Trace) -> CoreSummary | None:
-    """What is known of the cores of a process; ``None`` where no run of ours recorded it."""
+    """Return the known facts about the cores of a process; ``None`` if they were not recorded."""
     facts = trace.core_facts
     if facts is None:
         return None
@@ -171,7 +175,7 @@ def core_summary(trace: Trace) -> CoreSummary | None:
 
 
 def core_wait_share(trace: Trace) -> float | None:
-    """Share of the steps' time that the thread of the steps waited for a core; ``None`` where it is not known."""
+    """Return the share of the steps' time that the steps' thread waited for a core; ``None`` if unknown."""
     rows = trace.rows["run_steps"]
     known = rows["wait_ns"] != MISSING
     chosen = known & rows["free"] if (known & rows["free"]).any() else known
@@ -180,9 +184,9 @@ def core_wait_share(trace: Trace) -> float | None:
 
 
 def waits_of_steps(trace: Trace) -> dict[int, int]:
-    """Per number of a step how long it may have waited for a core, at most; ns. Empty where it was not counted.
+    """Return, by step number, the maximum time that it may have waited for a core, ns. Empty if not counted.
 
-    Its own thread, or the one that waited longest, in all readings that overlap the step.
+    It is that of its own thread, or of the one that waited longest, in all readings that overlap the step.
     """
     waits, rows = trace.fact(core_waits), trace.rows["run_steps"]
     if waits is None:
@@ -195,18 +199,19 @@ def waits_of_steps(trace: Trace) -> dict[int, int]:
 
 
 HOST_RULES = frozenset({"graph_break", "host_bound", "input_stall", "launch_bound", "slow_steps", "step_growth"})
-"""Rules whose costs are time of the host."""
+"""Rules whose costs are host time."""
 
 STARVED = 0.5
-"""Own work of the host that is less than half of the time without a core, and less than half of the rest of the step,
-may be what the waiting left behind it (cold caches, a queue that ran empty), and is not named."""
+"""Own work of the host below this share of the time without a core, and of the rest of the step, may be a consequence
+of the waiting (cold caches, a queue that ran empty), and is not reported.
+"""
 
 
 def doubtful_causes(total_ns: Mapping[Any, int], whole_ns: int) -> frozenset[str]:
-    """Causes of an account that the time without a core may have made; none on a free machine.
+    """Return the causes of an account that the time without a core may explain; empty on a free machine.
 
-    A thread that sleeps needs no core, and garbage collection and saving are known by their functions: no waiting
-    makes them.
+    A thread that sleeps needs no core, and garbage collection and saving are known by their functions, so waiting does
+    not explain them.
     """
     waited = total_ns["core_wait"]
     if not waited or waited < BUSY_SHARE * whole_ns:
@@ -219,7 +224,7 @@ _OWN_WORK = ("input", "launch", "memory", "collective_setup", "other_host")
 
 
 def with_busy_note(trace: Trace, rule: str, finding: Finding) -> Finding:
-    """The finding; one of host time says where the machine was busy."""
+    """Return the finding; for host time, with a note if the machine was busy."""
     summary = trace.fact(core_summary) if rule in HOST_RULES else None
     if summary is None or summary.share < BUSY_SHARE:
         return finding

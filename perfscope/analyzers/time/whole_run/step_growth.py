@@ -1,8 +1,8 @@
-"""Does the step become longer over the run, and at which line.
+"""Growth of the step's duration over the run, and the line that causes it.
 
 Steps without a profiler are divided into blocks of equal numbers. The median of each block, without the time in which a
-step waited for a core, is compared with that of every other block (Mann-Kendall): chance, a slow phase and alternating
-lengths make as many pairs fall as rise. The size is the median slope of all pairs (Theil-Sen).
+step waited for a core, is compared with that of every other block (Mann-Kendall): with chance, a slow phase or
+alternating lengths, as many pairs fall as rise. The size is the median slope of all pairs (Theil-Sen).
 """
 
 from __future__ import annotations
@@ -20,14 +20,47 @@ from perfscope.model.finding import Where
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, Trace
 
-# Variables of the program whose values grew over the run, as a run of ours looked at them.
-
-
 HeldKind = Literal["graph", "array", "container"]
+
+LEAST_STEPS = 40
+"""Minimum number of steps without a profiler: with fewer a block has less than four steps, whose median is too often a
+single slow step.
+"""
+
+MOST_BLOCKS = 20
+
+STEPS_OF_BLOCK = 4
+
+LEAST_RATIO = 1.3
+"""Smallest ratio of the last steps to the first: clocks and other programs cause less."""
+
+SURE_Z = 3.3
+"""Standard deviations of the Mann-Kendall statistic: one run in a thousand exceeds it by chance."""
+
+STILL = 0.15
+"""Share of the whole growth that each half of the run must have. A single jump is not growth: a phase began."""
+
+QUARTER = 0.25
+"""Share of the steps at each end of the run whose sampled lines are compared."""
+
+LEAST_SAMPLES = 10
+"""Minimum number of samples at each end: with fewer, a line's share is unknown."""
+
+EXPLAINS = 0.4
+"""Share of the growth that a line must have to explain it."""
+
+LONG = 10
+"""Minimum growth in elements per step: a list of numbers with less is a log that is read in no time."""
+
+UNEVEN = 0.1
+"""Change of a line's share. If all lines keep theirs, the machine became slower, not the program."""
+
+
+# Variables of the program whose values grew over the run, as sampled by `perfscope run`.
 
 
 class GrownName(Struct, frozen=True, kw_only=True):
-    """A variable, and what was measured of it at each look."""
+    """A variable, and its measurements at each look."""
 
     name: str
     kind: HeldKind
@@ -39,9 +72,9 @@ class GrownName(Struct, frozen=True, kw_only=True):
     sizes: tuple[int, ...]
     """Nodes of the graph, bytes of the array, or elements of the container."""
     bytes: tuple[int, ...]
-    """Bytes of the tensors and arrays in it; what a graph keeps is not in them."""
+    """Bytes of its tensors and arrays, without memory kept by a graph."""
     graphs: bool
-    """What it holds last has an autograd graph."""
+    """Whether its last content has an autograd graph."""
 
     @property
     def keeps_graphs(self) -> bool:
@@ -50,21 +83,21 @@ class GrownName(Struct, frozen=True, kw_only=True):
 
     @property
     def bytes_per_step(self) -> float:
-        """By how many bytes it grew in a step, as a mean from the first look to the last."""
+        """Mean growth per step in bytes, from the first look to the last."""
         return (self.bytes[-1] - self.bytes[0]) / max(1, self.steps[-1] - self.steps[0])
 
     @property
     def size_per_step(self) -> float:
-        """By how much ``sizes`` grew in a step, as a mean from the first look to the last."""
+        """Mean growth of ``sizes`` per step, from the first look to the last."""
         return (self.sizes[-1] - self.sizes[0]) / max(1, self.steps[-1] - self.steps[0])
 
     def where(self) -> Where:
-        """The line that makes it grow."""
+        """Return the line that makes it grow."""
         return Where(file=self.file, line=self.line)
 
 
 def grown_names(trace: Trace) -> tuple[GrownName, ...]:
-    """The variables that grew, those that keep autograd graphs first, then those with most bytes."""
+    """Return the variables that grew: those that keep autograd graphs first, followed by those with most bytes."""
     rows = trace.rows["held_names"]
     if not len(rows):
         return ()
@@ -96,34 +129,8 @@ def grown_names(trace: Trace) -> tuple[GrownName, ...]:
 # The step.
 
 
-LEAST_STEPS = 40
-"""Without a profiler: of fewer a block has less than four steps, whose middle is a single slow one too often."""
-MOST_BLOCKS = 20
-STEPS_OF_BLOCK = 4
-
-LEAST_RATIO = 1.3
-"""Of the last steps to the first: less is what clocks and other programs make of a step."""
-
-SURE_Z = 3.3
-"""Standard deviations of Mann and Kendall's statistic: one run in a thousand shows as much by chance."""
-
-STILL = 0.15
-"""Of the whole growth that each half of the run must show. A single jump is not growth: a phase began."""
-
-QUARTER = 0.25
-"""Of the steps, at both ends of the run, whose sampled lines are compared."""
-LEAST_SAMPLES = 10
-"""At each end: with fewer a line's share is not known."""
-EXPLAINS = 0.4
-"""Of the growth: a line with less of it is not where it is."""
-LONG = 10
-"""Elements a step: a list of numbers with less is a log, and to go through it takes no time."""
-UNEVEN = 0.1
-"""Change of a line's share. Where all lines keep theirs, the machine became slower, not the program."""
-
-
 class GrowingLine(Struct, frozen=True, kw_only=True):
-    """A line of the program by its time in a step, at both ends of the run."""
+    """A line of the program with its time per step, at both ends of the run."""
 
     site: CallSite
     first_ns: float
@@ -136,20 +143,20 @@ class StepGrowth(Struct, frozen=True, kw_only=True):
     steps: int
     """Number of steps that were compared."""
     first_ns: float
-    """A step at the begin of the run, by the fitted line."""
+    """Duration of a step at the begin of the run, by the fitted line."""
     last_ns: float
     """The same at the end."""
     since: int
-    """Number of the step at which the growth is first beyond chance."""
+    """Number of the step from which the growth exceeds chance."""
     until: int
     """Number of the last step."""
     median_ns: float
     lines: tuple[GrowingLine, ...]
-    """Those that grew, most time first."""
+    """Lines that grew, most time first."""
     even: bool | None
-    """Whether all lines kept their share; ``None``: not sampled at both ends."""
+    """Whether all lines kept their share; ``None`` if not sampled at both ends."""
     name: GrownName | None
-    """A variable that grew with it, if one is known."""
+    """A variable that grew too, if one is known."""
 
     @property
     def line(self) -> GrowingLine | None:
@@ -160,12 +167,12 @@ class StepGrowth(Struct, frozen=True, kw_only=True):
 
 
 def step_growth(trace: Trace) -> StepGrowth | None:
-    """The growth; ``None``: too few steps without a profiler, or none that is beyond chance and matters."""
+    """Return the growth; ``None`` with too few steps without a profiler, or without significant growth."""
     numbers, times = free_steps(trace)
     if len(numbers) < LEAST_STEPS:
         return None
     at, middle = _blocks(numbers, times)
-    if middle.min() <= 0:  # of less than the clock of waits for a core can tell, no ratio is known
+    if middle.min() <= 0:  # the clock of core waits is too coarse for a ratio
         return None
     slope, sure = _trend(at, middle)
     first = float(np.median(middle - slope * at)) + slope * float(at[0])
@@ -188,7 +195,7 @@ def step_growth(trace: Trace) -> StepGrowth | None:
 
 
 def free_steps(trace: Trace) -> tuple[Int64, Int64]:
-    """Numbers of the steps without a profiler, and their durations without the time waiting for a core, ns."""
+    """Return the numbers of the steps without a profiler, and their durations without waiting for a core, ns."""
     rows = trace.rows["run_steps"]
     free = np.flatnonzero(rows["free"])
     waited = np.maximum(np.maximum(rows["wait_ns"], rows["others_wait_ns"])[free], 0)
@@ -196,7 +203,7 @@ def free_steps(trace: Trace) -> tuple[Int64, Int64]:
 
 
 def _blocks(numbers: Int64, times: Int64) -> tuple[np.ndarray, np.ndarray]:
-    """(Middle number, middle duration) of each block of consecutive steps."""
+    """Return (middle number, middle duration) of each block of consecutive steps."""
     count = min(MOST_BLOCKS, len(numbers) // STEPS_OF_BLOCK)
     parts = np.array_split(np.arange(len(numbers)), count)
     return (
@@ -206,7 +213,7 @@ def _blocks(numbers: Int64, times: Int64) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _trend(at: np.ndarray, values: np.ndarray) -> tuple[float, float]:
-    """``(median slope of all pairs, Mann-Kendall's z)``."""
+    """Return ``(median slope of all pairs, Mann-Kendall's z)``."""
     earlier, later = np.triu_indices(len(values), 1)
     rise = values[later] - values[earlier]
     score = float(np.sign(rise).sum())
@@ -225,7 +232,7 @@ def _in_both_halves(at: np.ndarray, values: np.ndarray, growth: float) -> bool:
 
 
 def _since(at: np.ndarray, values: np.ndarray) -> int:
-    """Number from which on every block is above all that the first quarter of the blocks shows."""
+    """Return the number from which every block exceeds all of the first quarter of the blocks."""
     first = values[: max(2, len(values) // 4)]
     above = values > first.max()
     rest = np.flatnonzero(~above)
@@ -234,9 +241,9 @@ def _since(at: np.ndarray, values: np.ndarray) -> int:
 
 
 def _lines(trace: Trace, numbers: Int64, times: Int64) -> tuple[tuple[GrowingLine, ...], bool | None]:
-    """The lines by their time in a step at both ends of the run, and whether all kept their share.
+    """Return the lines by their time per step at both ends of the run, and whether all kept their share.
 
-    Short first steps have few samples: a line then took all of the step at most.
+    Short first steps have few samples, so a line may have taken up to all of the step.
     """
     samples, rows = trace.rows["samples"], free_samples(trace, trace.fact(main_thread))
     count = max(1, round(QUARTER * len(numbers)))
@@ -269,7 +276,7 @@ def _lines(trace: Trace, numbers: Int64, times: Int64) -> tuple[tuple[GrowingLin
 
 
 def _name(trace: Trace, lines: tuple[GrowingLine, ...]) -> GrownName | None:
-    """A variable that grew: one at the line that grew most, else one that keeps arrays or graphs, else a long one."""
+    """Return a variable that grew: one at the fastest-growing line, else one with arrays or graphs, else a long one."""
     names = trace.fact(grown_names)
     place = (lines[0].site.file, lines[0].site.line) if lines else (None, MISSING)
     at_line = [name for name in names if (name.file, name.line) == place]

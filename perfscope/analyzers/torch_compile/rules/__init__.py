@@ -1,1 +1,1 @@
-"""Rules on torch.compile and on jax's compilation: breaks, recompilations, and their time."""
+"""Rules about torch.compile and about compilation in JAX."""

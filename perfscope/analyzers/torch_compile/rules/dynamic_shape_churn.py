@@ -37,10 +37,10 @@ examined = compile_records
 
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """One finding for each frame that is compiled again for each size of a dimension."""
+    """Yield one finding per frame that is compiled again for each size of a dimension."""
     return recompilation_findings(trace, churn=True)
 
 
 def check_plan(trace: Trace) -> Iterable[Finding]:
-    """The same of a planned program, without time."""
+    """Yield the same for a planned program, without time."""
     return planned_again_findings(trace, churn=True)

@@ -64,16 +64,19 @@ from perfscope.model.severity import severity_of
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
 LEAST_SHARE = 0.001
-"""Of the step: the own ops of a function that take less are no reason to change it."""
+"""Smallest share of the step for the own ops of a function."""
 
 MAX_ROWS = 20
 
 
 examined = compile_records
 
+_NOT_OF_A_FRAME = ("autograd::", "Optimizer.", "ProfilerStep#", "perfscope.step#")
+"""Spans next to the model's ops: the backward pass, which has no Python stack, and marks of steps."""
+
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """One finding for each function and line that leaves it to eager mode, however many frames that are."""
+    """Yield one finding per function and line that leaves it in eager mode, for all its frames."""
     compile_log_of(trace)
     groups: dict[tuple[str, Where], list[Fallback]] = defaultdict(list)
     for fallback in trace.fact(fallbacks):
@@ -84,41 +87,38 @@ def check(trace: Trace) -> Iterable[Finding]:
             yield finding
 
 
-_NOT_OF_A_FRAME = ("autograd::", "Optimizer.", "ProfilerStep#", "perfscope.step#")
-"""Spans that stand beside the model's ops: the backward pass, which has no Python stack, and what marks steps."""
-
-
 class Fallback(Struct, frozen=True, kw_only=True):
     """A frame that runs in eager mode."""
 
     frame: CompiledFrame
     skip: GraphBreak
-    """Why: the first record of it."""
+    """Its first record, with the reason."""
     inner: tuple[Compile, ...]
     """Compilations of functions that it calls."""
     windows: tuple[Window, ...] | None
-    """Host time from its first op to its last without compiled regions and other frames' ops between; ``None``: no
-    Python stack tells which ops are its own."""
+    """Host time from its first op to its last, without compiled regions and other frames' ops between; ``None`` without
+    a Python stack that identifies its ops.
+    """
     ran: bool
     """Whether the frame is on a recorded Python stack."""
 
     @property
     def at_limit(self) -> bool:
-        """Whether it was compiled before, until the limit of compilations."""
+        """Whether it was compiled up to the limit of compilations."""
         return hit_limit(self.skip)
 
     @property
     def place(self) -> CodeLine | None:
-        """The user's line that made dynamo give up, where it is one; else the frame's."""
+        """The user's line that made dynamo stop, if it is one; else the frame's."""
         return fallback_place(self.frame)
 
 
 def fallbacks(trace: Trace) -> tuple[Fallback, ...]:
-    """Every frame that was skipped whole, in the order of the log.
+    """Return every frame that was skipped whole, in the order of the log.
 
-    Whose an op is tells the Python stack: of the trace itself, or of ``Trace.detail``, a second recording of the same
-    program whose ops are matched by their order. A frame that dynamo gave up still compiles the functions it calls, so
-    only what it runs outside compiled regions is its own.
+    The owner of an op follows from the Python stack: of the trace itself, or of ``Trace.detail``, a second recording of
+    the same program whose ops are matched by order. A skipped frame still compiles the functions it calls, so only its
+    work outside compiled regions is its own.
     """
     frames = [frame for frame in trace.fact(compiled_frames) if frame.skips]
     if not frames:
@@ -146,7 +146,7 @@ def _code(code_line: CodeLine | None) -> tuple[str, str] | None:
 
 
 def _reached(trace: Trace) -> dict[tuple[str, str] | None, list[Compile]]:
-    """By file and function: compilations that made a graph and were reached through it."""
+    """Map (file, function) to the compilations with a graph that were reached through it."""
     result: dict[tuple[str, str] | None, list[Compile]] = defaultdict(list)
     for compilation in trace.compile_log.compiles if trace.compile_log is not None else ():
         if compilation.has_code is False or not compilation.graph_ops:
@@ -157,7 +157,7 @@ def _reached(trace: Trace) -> dict[tuple[str, str] | None, list[Compile]]:
 
 
 def _windows(trace: Trace, frames: list[CompiledFrame]) -> tuple[dict[int, list[Window]], frozenset[int]]:
-    """By index of the frame: runs of its own top-level ops. And the frames that a Python stack shows at all."""
+    """Return runs of each frame's own top-level ops by index of the frame, and the frames on any Python stack."""
     stacked = trace if "python_stack" in trace.recorded else trace.detail
     if stacked is None:
         return {}, frozenset()
@@ -182,7 +182,7 @@ def _windows(trace: Trace, frames: list[CompiledFrame]) -> tuple[dict[int, list[
 
 
 def _top_level(trace: Trace) -> Iterator[int]:
-    """Ops and compiled regions in steps that no other op encloses, by thread and start."""
+    """Yield the ops and compiled regions in steps without an enclosing op, by thread and start."""
     slices = trace.rows["slices"]
     is_op = slices["kind"] == SliceKind.OP
     rows = np.flatnonzero(is_op)
@@ -198,7 +198,7 @@ def _top_level(trace: Trace) -> Iterator[int]:
 
 
 def _owner(trace: Trace, stacked: Trace, row: int, shown: dict[int, int]) -> int | None:
-    """The innermost of the frames around an op; ``None`` for compiled regions and what is no frame's."""
+    """Return the innermost frame around an op; ``None`` for compiled regions and ops outside of these frames."""
     name = trace.text(int(trace.rows["slices"]["name"][row]))
     if name.startswith(REGION) or name.startswith(_NOT_OF_A_FRAME):
         return None
@@ -210,7 +210,7 @@ def _owner(trace: Trace, stacked: Trace, row: int, shown: dict[int, int]) -> int
 
 
 def _shown(stacked: Trace, frames: list[CompiledFrame]) -> dict[int, int]:
-    """Code of a Python span's name -> index of the frame that it is."""
+    """Map the code of a Python span's name to the index of its frame."""
     by_function: dict[str, list[int]] = defaultdict(list)
     for index, frame in enumerate(frames):
         by_function[frame.function].append(index)
@@ -221,7 +221,7 @@ def _shown(stacked: Trace, frames: list[CompiledFrame]) -> dict[int, int]:
         if shown is None:
             continue
         for index in by_function.get(shown.function, ()):
-            place = frames[index].place  # Kineto leaves out what a path shares with sys.path
+            place = frames[index].place  # Kineto omits the part of a path that is in sys.path
             if place is not None and f"/{place.file}".endswith(f"/{shown.file}"):
                 result[code] = index
                 break
@@ -236,7 +236,7 @@ def _finding(trace: Trace, function: str, where: Where, members: Sequence[Fallba
     known += [line.windows for line in breaks if line.windows]
     cost = eager_cost(trace, [window for windows in known for window in windows]) if known else None
     if cost is not None and cost.host_ns == 0 and any(member.at_limit for member in members):
-        cost = None  # eager since a step that was not recorded
+        cost = None  # eager since a step before the recording
     if cost is not None and cost.cost_ns < LEAST_SHARE * whole:
         return None
     counted = sum(len(line.breaks) for line in breaks)
@@ -246,7 +246,7 @@ def _finding(trace: Trace, function: str, where: Where, members: Sequence[Fallba
     why = "its limit of compilations is reached" if first.at_limit else first.skip.reason
     whose = ""
     if cost is not None:
-        whose = f" The cost is {'what the device loses' if cost.on_device else 'the time of its own ops'}."
+        whose = f" The cost is {'lost time of the device' if cost.on_device else 'the time of its own ops'}."
     return Finding(
         subject=f"{function} in eager mode",
         title=fit_title(
@@ -314,5 +314,5 @@ def _advice(fallback: Fallback) -> str:
     text = f" torch says: {hint}" if hint else ""
     return (
         "Move the line out of the compiled function, or into a function marked with @torch._dynamo.disable. "
-        "torch.compile(..., fullgraph=True) makes it an error." + text
+        "torch.compile(..., fullgraph=True) turns it into an error." + text
     )

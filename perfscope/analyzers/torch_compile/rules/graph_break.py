@@ -65,7 +65,7 @@ from perfscope.model.severity import severity_of
 from perfscope.model.trace import Trace
 
 LEAST_SHARE = 0.001
-"""Of the step: a line with less gets no finding of its own (as in `host_sync`)."""
+"""Smallest share of the step for a finding about a line (as in `host_sync`)."""
 
 
 FIXES = {
@@ -77,7 +77,7 @@ FIXES = {
     "gb0036": "Avoid sizes that depend on data: a mask in place of an index, torch.nonzero_static, or "
     "torch._dynamo.config.capture_dynamic_output_shape_ops = True.",
 }
-"""What to write instead, by torch's id of the break."""
+"""Advice by torch's id of the break."""
 
 OTHER_FIX = (
     "Move the line out of the compiled function, or write it with ops torch.compile can trace. "
@@ -85,12 +85,14 @@ OTHER_FIX = (
 )
 
 MAX_ROWS = 20
-"""Evidence rows of one finding."""
+"""Maximum number of evidence rows of one finding."""
 
 SKIPPED_FUNCTION = "gb0007"
-"""torch's id of a call of a function that torch.compile never traces."""
+"""torch's id of a call to a function that torch.compile never traces."""
 
 OPTIMIZER_FOLDER = "torch/optim/"
+
+examined = compile_records
 
 
 class BrokenLine(Struct, frozen=True, kw_only=True):
@@ -99,15 +101,15 @@ class BrokenLine(Struct, frozen=True, kw_only=True):
     place: CodeLine | None
     breaks: tuple[GraphBreak, ...]
     frames: tuple[CompiledFrame, ...]
-    """Whose graphs it ends."""
+    """Frames whose graphs it ends."""
     windows: tuple[Window, ...] | None
-    """Host time it costs; ``None``: the trace does not tell it from compiled code."""
+    """Host time it costs; ``None`` if the trace does not separate it from compiled code."""
     seen: bool | None
-    """Whether its frames run in the recorded steps; ``None``: the trace does not tell."""
+    """Whether its frames run in the recorded steps; ``None`` if unknown."""
 
 
 def broken_lines(trace: Trace) -> tuple[BrokenLine, ...]:
-    """Lines that end a graph and leave the rest of their frame compiled, in the order of the log."""
+    """Return the lines that end a graph but leave the rest of their frame compiled, in the order of the log."""
     log = trace.compile_log
     if log is None:
         return ()
@@ -135,7 +137,7 @@ def broken_lines(trace: Trace) -> tuple[BrokenLine, ...]:
 
 
 def _made_by_optimizer(trace: Trace, graph_break: GraphBreak) -> bool:
-    """Whether torch ends the graph itself, in the wrappers around an optimizer's step."""
+    """Whether torch itself ends the graph, in the wrappers around an optimizer's step."""
     place = graph_break.place
     if place is None:
         return False
@@ -144,7 +146,7 @@ def _made_by_optimizer(trace: Trace, graph_break: GraphBreak) -> bool:
 
 
 def _optimizer_calls(trace: Trace) -> frozenset[tuple[str, int]]:
-    """Lines (file, line) whose call goes on in torch's optimizers, from the stacks of the log."""
+    """Return the lines (file, line) that call torch's optimizers, from the stacks of the log."""
     log = trace.compile_log
     if log is None:
         return frozenset()
@@ -175,7 +177,7 @@ def _frames_by_id(trace: Trace) -> dict[str, list[CompiledFrame]]:
 
 
 def _in_steps(trace: Trace) -> tuple[Region, ...]:
-    """Regions of recorded steps; all of them where there are no steps."""
+    """Return the regions in recorded steps; all regions without steps."""
     steps = trace.fact(step_windows)
     if not steps.count:
         return trace.fact(regions)
@@ -188,7 +190,10 @@ def _in_steps(trace: Trace) -> tuple[Region, ...]:
 
 
 def _seen(trace: Trace, breaks: Iterable[GraphBreak]) -> bool | None:
-    """Frames are asked for, not compilations: after a recompilation another id runs the same line."""
+    """Return whether the frames ran in the recorded steps.
+
+    Compile ids differ after a recompilation, so frames are compared.
+    """
     runs = trace.fact(_in_steps)
     if not runs or any(run.compile_id is None for run in runs):
         return None
@@ -199,7 +204,7 @@ def _seen(trace: Trace, breaks: Iterable[GraphBreak]) -> bool | None:
 def _windows(
     trace: Trace, log: CompileLog, groups: dict[tuple[str, int] | None, list[GraphBreak]]
 ) -> dict[tuple[str, int] | None, tuple[Window, ...]]:
-    """By line: own time of the regions it breaks, and of regions inside them that have no break of their own."""
+    """Return, per line, the own time of the regions it breaks, and of regions inside them without an own break."""
     every = trace.fact(regions)
     if not every or any(region.compile_id is None for region in every):
         return {}
@@ -210,7 +215,7 @@ def _windows(
     runs = set(map(id, trace.fact(_in_steps)))
     owners: list[tuple[str, int] | None] = []
     owned: list[bool] = []
-    for region in every:  # a region stands behind the one around it
+    for region in every:  # an enclosing region comes before its inner regions
         mine = region.compile_id in line_of
         inherited = not mine and region.outer is not None and owned[region.outer]
         owner = (
@@ -225,18 +230,15 @@ def _windows(
         if not owned[-1] or id(region) not in runs:
             continue
         if not region.graphs and region.compile_id in holds_ops:
-            blurred.add(owner)  # a backend whose graphs leave no mark in the trace
+            blurred.add(owner)  # the graphs of this backend leave no mark in the trace
         result[owner].extend(region.own)
     return {key: tuple(windows) for key, windows in result.items() if key not in blurred}
 
 
-examined = compile_records
-
-
 def check(trace: Trace) -> Iterable[Finding]:
-    """One finding a line that ends a graph in the recorded steps, or in a log without a trace.
+    """Yield one finding per line that ends a graph in the recorded steps, or in a log without a trace.
 
-    A line that leaves a whole function to eager mode as well is one finding, of `eager_fallback`.
+    A line that also leaves a whole function in eager mode is a single finding of `eager_fallback`.
     """
     compile_log_of(trace)
     of_fallbacks = trace.fact(fallback_lines)
@@ -249,7 +251,7 @@ def check(trace: Trace) -> Iterable[Finding]:
 
 
 def check_plan(trace: Trace) -> Iterable[Finding]:
-    """One finding for each line that ends a planned graph, or would if the program's model were compiled."""
+    """Yield one finding per line that ends a planned graph, or would if the program's model were compiled."""
     for held in trace.torch_plans:
         hypothetical = held.plan.compiled_by == "perfscope"
         for line in planned_breaks(held):
@@ -293,8 +295,10 @@ def _finding(trace: Trace, line: BrokenLine) -> Finding | None:
     name = plain_function(next(filter(None, functions), None))
     detail = f"The reason: {first.reason}."
     if cost is not None:
-        waits = f", with {cost.syncs:,} wait{'s' if cost.syncs > 1 else ''} for a value in it" if cost.syncs else ""
-        detail += f" The cost is what the {'device loses' if cost.on_device else 'host spends'} between graphs{waits}."
+        waits = f", with {cost.syncs:,} wait{'s' if cost.syncs > 1 else ''} for a value" if cost.syncs else ""
+        detail += (
+            f" The cost is the time the {'device loses' if cost.on_device else 'host spends'} between graphs{waits}."
+        )
     return Finding(
         subject=f"graph break in {name}",
         title=fit_title(

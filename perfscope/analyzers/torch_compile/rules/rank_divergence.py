@@ -62,47 +62,79 @@ if TYPE_CHECKING:
     from perfscope.model.compile_log import Compile, Graph, Recompile
 
 MIN_WAIT_NS = 10**9
-"""A second. The same compilation takes a few percent more or less on equal ranks: of ten seconds, tenths of one."""
+"""Smallest wait, one second: the time of a compilation varies by a few percent between equal ranks."""
 
 HIGH_NS = 600 * 10**9
-"""Ten minutes: the default timeout of a NCCL process group. Ranks that wait longer are ended."""
+"""Ten minutes: the default timeout of an NCCL process group, at which waiting ranks end."""
 
 MAX_ROWS = 20
 
 MOST_NAMED = 4
-"""Ranks that are named one by one."""
+"""Maximum number of ranks that are named individually."""
+
+_WORDS: dict[str, tuple[str, str, Severity]] = {
+    "collectives": ("ranks compile different collectives", "call", "high"),
+    "graphs": ("ranks compile different graphs", "compile", "medium"),
+    "executions": ("ranks run their graphs in another order", "run", "medium"),
+    "caches": ("caches answer differently by rank", "find", "low"),
+}
+"""By kind: subject, verb for other ranks, and severity while the wait is below ``HIGH_NS``."""
+
+_OTHER: dict[Kind, str] = {
+    "collectives": "other collectives",
+    "graphs": "other graphs",
+    "executions": "their graphs in another order",
+    "caches": "other caches",
+}
+
+COLLECTIVES = ("_c10d_functional.", "c10d.", "c10d_functional.")
+"""Namespaces of ops that all ranks of a group must call in the same order."""
+
+_NOT_CALLED = ("wait_tensor",)
+
+ItemT = TypeVar("ItemT")
+
+Kind = Literal["collectives", "graphs", "executions", "caches"]
+
+_KEYS: dict[Kind, Callable[[Side], tuple[Hashable, ...]]] = {
+    "collectives": lambda side: side.collectives,
+    "graphs": lambda side: tuple(compiled.what for compiled in side.compiles),
+    "executions": lambda side: side.executed,
+    "caches": lambda side: tuple(compiled.caches for compiled in side.compiles),
+}
+"""By kind, most serious first: the sequence that must be equal."""
 
 
 def examined(trace: Trace) -> Scope:
-    """Nothing: one rank shows no divergence."""
+    """Return an empty scope: a single rank shows no divergence."""
     return Scope(0, "compilations of two ranks")
 
 
 def compared(traces: Sequence[Trace]) -> Scope:
-    """Compilations of ranks that were held against each other."""
+    """Count the compilations of the compared ranks."""
     sides = [side for trace in traces if (side := side_of(trace)) is not None]
     count = sum(len(side.compiles) for side in sides)
     return Scope(count if len(sides) > 1 else 0, "compilations of two ranks")
 
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """Nothing: one rank shows no divergence. Abstains where there is no log."""
+    """Return nothing: a single rank shows no divergence. Abstains without a log."""
     compile_log_of(trace)
     return ()
 
 
 def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
-    """Yield one finding for each set of ranks that parts from the largest one."""
+    """Yield one finding per set of ranks that differs from the largest set."""
     logged = [trace for trace in traces if trace.compile_log is not None and trace.compile_log.compiles]
     if not logged:
         return
     sides = [side for trace in logged if (side := side_of(trace)) is not None]
     if len(sides) < 2:
         several = len(logged) > 1
-        raise AbstainError("the logs do not tell their ranks" if several else "one rank: nothing to compare it with")
+        raise AbstainError("the logs lack their ranks" if several else "one rank: nothing to compare it with")
     twice = [rank for rank, count in Counter(side.rank for side in sides).items() if count > 1]
     if twice:
-        raise AbstainError(f"several logs are of rank {min(twice)}: which of them belong together is not known")
+        raise AbstainError(f"several logs are of rank {min(twice)}, so it is unknown which logs belong together")
     traces_of = {trace.source.rank: trace for trace in logged}
     for divergence in divergences(sides):
         if divergence.kind != "caches" or divergence.wait_ns >= MIN_WAIT_NS:
@@ -110,7 +142,7 @@ def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
 
 
 def _spans(divergence: Divergence, traces_of: Mapping[int | None, Trace]) -> Iterator[Span]:
-    """When the first compilation that differs was worked on: on the ranks that part, then on the others."""
+    """Yield the times of the first different compilation: on the deviating ranks, followed by the others."""
     for sides, compiled in ((divergence.others, divergence.here), (divergence.most, divergence.there)):
         index = next((index for index, each in enumerate(sides[0].compiles) if each is compiled), None)
         if compiled is None or index is None:
@@ -132,7 +164,7 @@ def _finding(divergence: Divergence) -> Finding:
     if divergence.kind == "executions" and any(
         compiled is not None and compiled.collectives for compiled in (divergence.here, divergence.there)
     ):
-        severity = "high"  # the collectives of these graphs meet in another order, too
+        severity = "high"  # the order of these graphs' collectives differs too
     title = f"{others} {_calls(divergence.others, verb)} {_OTHER[divergence.kind]} than the rest"
     if wait is not None:
         title += f": ranks wait up to {format_ns(wait)}"
@@ -150,23 +182,8 @@ def _finding(divergence: Divergence) -> Finding:
     )
 
 
-_WORDS: dict[str, tuple[str, str, Severity]] = {
-    "collectives": ("ranks compile different collectives", "call", "high"),
-    "graphs": ("ranks compile different graphs", "compile", "medium"),
-    "executions": ("ranks run their graphs in another order", "run", "medium"),
-    "caches": ("caches answer differently by rank", "find", "low"),
-}
-"""By kind: subject, what ranks do with other ones, and how grave it is while the wait is below ``HIGH_NS``."""
-_OTHER: dict[Kind, str] = {
-    "collectives": "other collectives",
-    "graphs": "other graphs",
-    "executions": "their graphs in another order",
-    "caches": "other caches",
-}
-
-
 def _difference(divergence: Divergence) -> str:
-    """Both sides of the first difference."""
+    """Return both sides of the first difference."""
     here, there, most = divergence.here, divergence.there, divergence.most
     others = f"{_ranks(most)} {'do' if len(most) > 1 else 'does'}"
     if divergence.kind == "collectives":
@@ -267,30 +284,24 @@ def _advice(divergence: Divergence) -> str:
             "True makes ranks "
             "agree on dynamic sizes. "
         )
-    return advice + "Ranks that run different parts of a model (pipeline stages) differ rightly."
+    return advice + "Ranks that run different parts of a model (pipeline stages) differ by design."
 
 
-# What each rank of a job compiled, in an order that can be laid side by side.
-
-
-COLLECTIVES = ("_c10d_functional.", "c10d.", "c10d_functional.")
-"""Namespaces of ops that every rank of a group must call, in one order."""
-
-_NOT_CALLED = ("wait_tensor",)
+# Compilations of each rank of a job, in an order that can be compared.
 
 
 class Compiled(Struct, frozen=True, kw_only=True):
-    """One compilation as it is compared between ranks."""
+    """One compilation in the form that is compared between ranks."""
 
     function: str
     line: int | None
-    """First line of the frame. Paths may differ between machines and are left out."""
+    """First line of the frame. Paths may differ between machines and are ignored."""
     ops: str
-    """Hash of the ops of its graphs, in order; ``'-'``: no graph was logged."""
+    """Hash of the ops of its graphs, in order; ``'-'`` if no graph was logged."""
     collectives: tuple[str, ...]
     """Collectives of its graphs, in order."""
     eager: bool
-    """The frame was left to eager mode."""
+    """Whether the frame was left in eager mode."""
     caches: tuple[tuple[str, str], ...]
     total_ns: int
     source: Compile
@@ -299,21 +310,22 @@ class Compiled(Struct, frozen=True, kw_only=True):
 
     @property
     def what(self) -> tuple[str, int | None, bool, str]:
-        """What must be equal on all ranks: function, line, whether it is compiled at all, ops."""
+        """Values that must be equal on all ranks: function, line, whether it is compiled, ops."""
         return (self.function, self.line, self.eager, self.ops)
 
 
 class Side(Struct, frozen=True, kw_only=True):
-    """One rank."""
+    """Compilations of one rank."""
 
     rank: int
     compiles: tuple[Compiled, ...]
-    """In the order they began."""
+    """In order of begin."""
     breaks: tuple[tuple[str, str | None, int | None], ...]
     """Graph breaks: id or reason, function, line."""
     total_ns: int
     executed: tuple[int | None, ...] = ()
-    """Numbers of the compilations whose graphs ran, in order, where that was recorded; ``None``: not in the log."""
+    """Numbers of the compilations whose graphs ran, in order, if recorded; ``None`` for graphs that are not in the log.
+    """
 
     @property
     def collectives(self) -> tuple[str, ...]:
@@ -322,7 +334,7 @@ class Side(Struct, frozen=True, kw_only=True):
 
 
 def side_of(trace: Trace) -> Side | None:
-    """What a rank compiled; ``None`` without a log of a known rank."""
+    """Return the compilations of a rank; ``None`` without a log of a known rank."""
     from perfscope.analyzers.torch_compile.phases import compile_times
 
     log, rank = trace.compile_log, trace.source.rank
@@ -339,7 +351,7 @@ def side_of(trace: Trace) -> Side | None:
     for compile_time in times.compiles:
         key = compile_time.compile.compile_id
         why = next((reason for recompile in again[key] for reason in recompile.reasons), None)
-        # an id that was given again after torch._dynamo.reset() has all of its graphs at its first compilation
+        # an id reused after torch._dynamo.reset() has all its graphs at its first compilation
         compiles.append(_compiled(compile_time.compile, graphs.pop(key, []), compile_time.total_ns, why))
     compiles.sort(key=lambda compiled: compiled.source.start_ns or 0)
     number = {compiled.source.compile_id: index for index, compiled in enumerate(compiles)}
@@ -379,34 +391,29 @@ def _compiled(compilation: Compile, graphs: list[Graph], total_ns: int, why: str
     )
 
 
-ItemT = TypeVar("ItemT")
-
-Kind = Literal["collectives", "graphs", "executions", "caches"]
-
-
 class Divergence(Struct, frozen=True, kw_only=True):
-    """Ranks that part from the others, and the first place where they do."""
+    """Ranks that differ from the others, with the first difference."""
 
     kind: Kind
     others: tuple[Side, ...]
-    """The ranks that part."""
+    """The deviating ranks."""
     most: tuple[Side, ...]
-    """The largest set of ranks that agree (of equal ones that with the lowest rank)."""
+    """The largest set of ranks that agree; of equally large sets, the one with the lowest rank."""
     index: int
-    """Of the first compilation, or collective, that differs."""
+    """Index of the first different compilation or collective."""
     here: Compiled | None
-    """What ``others`` compiled there; ``None``: nothing more."""
+    """Compilation of ``others`` at that index; ``None`` if they have none."""
     there: Compiled | None
-    """What ``most`` compiled there."""
+    """Compilation of ``most`` at that index."""
     names: tuple[str | None, str | None] = (None, None)
-    """Collectives that differ, of ``others`` and of ``most``."""
+    """The different collectives of ``others`` and ``most``."""
 
     @property
     def wait_ns(self) -> int:
-        """The longest that one of these ranks waits for another's compiling.
+        """Longest wait of one of these ranks for another's compiling.
 
-        Of other graphs the difference of what was spent on compilations that the other side has not; of caches the
-        difference of all that was spent.
+        For other graphs, the difference in time of the compilations that the other side lacks; for caches, the
+        difference in total time.
         """
         if self.kind == "caches":
             totals = [side.total_ns for side in (*self.others, *self.most)]
@@ -415,7 +422,7 @@ class Divergence(Struct, frozen=True, kw_only=True):
 
 
 def _alone_ns(side: Side, other: Side) -> int:
-    """Time of the compilations of ``side`` that ``other`` has not."""
+    """Return the time of the compilations of ``side`` that ``other`` lacks."""
     theirs = Counter(compiled.what for compiled in other.compiles)
     spent = 0
     for compiled in side.compiles:
@@ -427,7 +434,7 @@ def _alone_ns(side: Side, other: Side) -> int:
 
 
 def divergences(sides: Sequence[Side]) -> Iterator[Divergence]:
-    """Each set of ranks that parts from the largest one, by the gravest kind that holds of it."""
+    """Yield each set of ranks that differs from the largest set, with its most serious kind of difference."""
     left = list(sides)
     for kind, key in _KEYS.items():
         if kind == "executions" and not all(side.executed for side in left):
@@ -438,15 +445,6 @@ def divergences(sides: Sequence[Side]) -> Iterator[Divergence]:
         left, *others = sorted(groups.values(), key=lambda group: (-len(group), min(side.rank for side in group)))
         for group in others:
             yield _divergence(kind, tuple(left), tuple(group))
-
-
-_KEYS: dict[Kind, Callable[[Side], tuple[Hashable, ...]]] = {
-    "collectives": lambda side: side.collectives,
-    "graphs": lambda side: tuple(compiled.what for compiled in side.compiles),
-    "executions": lambda side: side.executed,
-    "caches": lambda side: tuple(compiled.caches for compiled in side.compiles),
-}
-"""By kind, the gravest first: what must be equal, in order."""
 
 
 def _divergence(kind: Kind, most: tuple[Side, ...], others: tuple[Side, ...]) -> Divergence:
@@ -482,7 +480,7 @@ def _ran(side: Side, index: int) -> Compiled | None:
 
 
 def _holder(side: Side, index: int) -> Compiled | None:
-    """The compilation whose graphs hold the collective of that number."""
+    """Return the compilation whose graphs contain the collective with that number."""
     for compiled in side.compiles:
         if index < len(compiled.collectives):
             return compiled

@@ -47,25 +47,32 @@ from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns
 
 LEAST_SHARE = 0.1
-"""Of the steps, of causes that a program can do without: a tenth is what teams schedule work for."""
+"""Smallest share of the steps for avoidable causes: teams schedule work for a tenth."""
 
 LEAST_SHARE_OF_NEEDED = 0.2
-"""Of the steps, of causes that a program may need: a fifth of the step must not be left unsaid."""
+"""Smallest share of the steps for causes that a program may need: a fifth of the step requires a finding."""
 
 FEWEST_PICKS = 8
-"""Calls per step: fewer are batches that are picked once, not an index in a loop."""
+"""Minimum number of calls per step: fewer are batches that are picked once, not an index in a loop."""
 
 CAUSE_LENGTH = 30
-"""Characters of the name of an op in a title."""
+"""Maximum number of characters of an op's name in a title."""
+
+_KEPT = (
+    "Allocate a tensor of the full size once and write each new part into it (`kept[n:n + 1] = new`), or collect the "
+    "parts in a list and join them once, where they are read."
+)
+
+_STAYS = "Keep the position in place of moving the data: a ring buffer (`buffer[n % size] = new`)."
 
 
 class _Words(Struct, frozen=True):
     title: str
-    """With ``{op}`` and ``{cause}``."""
+    """Format with ``{op}`` and ``{cause}``."""
     detail: str
     advice: str
     needed: bool = False
-    """The program may need it."""
+    """Whether the program may need it."""
 
 
 _KEPT = (
@@ -92,7 +99,7 @@ _WORDS: dict[str, _Words] = {
     "embedding_gradient": _Words(
         "the gradient of an embedding is written for every row of its table",
         "Only the rows of the batch are not zero.",
-        "Ask for sparse gradients: `nn.Embedding(..., sparse=True)` with `torch.optim.SGD` or `SparseAdam`.",
+        "Use sparse gradients: `nn.Embedding(..., sparse=True)` with `torch.optim.SGD` or `SparseAdam`.",
         needed=True,
     ),
     "one_hot": _Words(
@@ -197,23 +204,23 @@ _WORDS: dict[str, _Words] = {
         needed=True,
     ),
 }  # fmt: skip
-_STAYS = "Keep the position in place of moving the data: a ring buffer (`buffer[n % size] = new`)."
 
 
 def examined(trace: Trace) -> Scope:
-    """Ops."""
+    """Count the ops."""
     return op_records(trace)
 
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """Yield a finding for each cause; asked alone no other rule has named any of it."""
+    """Yield a finding per cause; used if no other rule has findings."""
     return check_rest(trace, ())
 
 
 def check_rest(trace: Trace, found: Sequence[tuple[str, Finding]]) -> Iterable[Finding]:
-    """Yield a finding for each cause in a function of the program with a large part of the steps.
+    """Yield a finding per cause in a function of the program with a large part of the steps.
 
-    What `constant_work` found at the same line is left to it, and memory that deterministic mode fills to `debug_mode`.
+    Findings of `constant_work` at the same line take precedence, and memory filled by deterministic mode is a finding
+    of `debug_mode`.
     """
     if trace.hlo:
         from perfscope.analyzers.ops.rules.data_movement.programs import program_findings
@@ -239,7 +246,7 @@ def check_rest(trace: Trace, found: Sequence[tuple[str, Finding]]) -> Iterable[F
 
 
 def _avoidable(trace: Trace, movement: Movement) -> bool:
-    """Parts that are picked in a few calls per step are what the program asks for."""
+    """Whether the movement is avoidable; parts picked in a few calls per step are required by the program."""
     return movement.kind not in ("gather", "index_gradient") or _calls(trace, movement) >= FEWEST_PICKS
 
 
@@ -282,6 +289,6 @@ def _finding(trace: Trace, movement: Movement, words: _Words, whole: int, grown:
 
 
 def _quoted(name: str) -> str:
-    """``aten::repeat_interleave`` -> `` `repeat_interleave` ``."""
+    """Return `` `repeat_interleave` `` for ``aten::repeat_interleave``."""
     plain = name.removeprefix("aten::")
     return f"`{plain if len(plain) <= CAUSE_LENGTH else plain[: CAUSE_LENGTH - 3] + '...'}`"

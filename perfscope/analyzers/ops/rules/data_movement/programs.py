@@ -1,4 +1,4 @@
-"""Instructions of compiled programs that only move data, as findings."""
+"""Findings about instructions of compiled programs that only move data."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from perfscope.model.trace import Trace
 
 LEAST_SHARE = 0.1
-"""Of the steps, or of the modelled run of the program, of causes that a program can do without."""
+"""Smallest share of the steps, or of the modelled run of the program, for avoidable causes."""
 
 LEAST_SHARE_OF_NEEDED = 0.2
-"""Of causes that a program may need."""
+"""Smallest share for causes that a program may need."""
 
 _NEEDED = frozenset({"join", "convert", "layout", "scatter"})
 
@@ -45,7 +45,7 @@ _WORDS: dict[str, tuple[str, str]] = {
     ),
     "repeat": (
         "an array is written several times over",
-        "Leave the repetition to the op that reads it: an axis of its own in `jnp.einsum`, or broadcasting.",
+        "Leave the repetition to the op that reads it: a separate axis in `jnp.einsum`, or broadcasting.",
     ),
     "dequantise": (
         "weights are converted from a small dtype in every call",
@@ -67,7 +67,7 @@ _WORDS: dict[str, tuple[str, str]] = {
 
 
 def program_findings(trace: Trace) -> Iterable[Finding]:
-    """Yield a finding for each cause in a file of the program with a large part of the steps, or of a run."""
+    """Yield a finding per cause in a file of the program with a large part of the steps, or of a run."""
     for movement in program_movements(trace):
         finding = _finding(trace, movement)
         whole = finding.run_ns if finding.run_ns is not None else whole_ns(trace)

@@ -45,13 +45,13 @@ if TYPE_CHECKING:
     from perfscope.model.op_graph import GraphOp, OpGraph
 
 LEAST_SHARE = 0.05
-"""Of the step: sums, schedules and metrics in float64 are wanted and take less."""
+"""Smallest share of the step: intended sums, schedules and metrics in float64 take less."""
 
 DISPATCH_NS = 20_000
-"""Own time of an op on the host: shorter ones are dispatch, which float32 does not shorten."""
+"""Smallest self time of an op on the host: shorter ones are dispatch, which float32 does not reduce."""
 
 HALF = 0.5
-"""Of the time: half the bytes, and at least twice the rate."""
+"""Saved share of the time: half the bytes, and at least twice the rate."""
 
 PRODUCTS = frozenset({"matrix product", "convolution", "attention"})
 
@@ -66,11 +66,11 @@ class _Wide(Struct, kw_only=True):
     time_ns: int = 0
     saved_ns: int = 0
     rows: list[int] = field(default_factory=list)
-    """Of ``kernels`` if there are any, else of ``slices``."""
+    """Rows of ``kernels`` if there are any, else of ``slices``."""
 
 
 def check(trace: Trace) -> Iterator[Finding]:
-    """One finding for all ops in float64."""
+    """Yield one finding for all ops in float64."""
     if "hlo" in trace.recorded:
         from perfscope.analyzers.ops.rules.double_precision.program import program_findings
 
@@ -108,7 +108,7 @@ def check(trace: Trace) -> Iterator[Finding]:
 
 
 def _float64_shares(trace: Trace) -> dict[str, float]:
-    """By op name the share of its calls that have a float64 operand; only names with some."""
+    """Return, by op name, the share of its calls with a float64 operand; only names with some."""
     if trace.op_graph is not None:
         graph = trace.op_graph
         calls = Counter(_profiled(op) for op in graph.ops)
@@ -127,7 +127,7 @@ def _float64_shares(trace: Trace) -> dict[str, float]:
 
 
 def _profiled(op: GraphOp) -> str:
-    """The name that a profiler gives an op: ``aten::add`` of ``aten.add.Tensor``."""
+    """Return the profiler's name of an op: ``aten::add`` for ``aten.add.Tensor``."""
     namespace, _, rest = op.name.partition(".")
     return f"{namespace}::{rest.partition('.')[0]}"
 
@@ -167,7 +167,7 @@ def _on_device(trace: Trace, shares: dict[str, float]) -> list[_Wide]:
 
 
 def _entrance(trace: Trace) -> tuple[Where, str]:
-    """The line at which float64 enters, and how."""
+    """Return the line at which float64 enters, and how."""
     for fact in trace.program_facts:
         if fact.name == "float64" and fact.file is not None:
             return Where(file=fact.file, line=fact.line), f"float64 is set here: {fact.value}."

@@ -29,10 +29,10 @@ class _Wide(Struct, frozen=True, kw_only=True):
     instruction: Instruction
     program: str
     rows: Int64
-    """Of ``hlo_ops``."""
+    """Rows of ``hlo_ops``."""
     time_ns: int
     products: float
-    """Matrix products in it, times its program's executions."""
+    """Number of matrix products in it, times its program's executions."""
 
 
 def program_findings(trace: Trace) -> Iterator[Finding]:
@@ -69,7 +69,7 @@ def program_findings(trace: Trace) -> Iterator[Finding]:
             for wide in found[:MOST_ROWS]
         ),
         spans=worst_spans(starts, ends, ends - starts),
-        advice="Use float32 unless the result needs 53 bits: leave jax_enable_x64 off. Where a part of the program "
+        advice="Use float32 unless the result needs 53 bits: leave jax_enable_x64 off. If a part of the program "
         "needs it, give the other arrays their dtype, jnp.zeros(shape, jnp.float32).",
     )
 
@@ -101,7 +101,7 @@ def _holds(shape: Shape) -> bool:
 
 
 def _entrance(trace: Trace, longest: _Wide) -> tuple[Where, str]:
-    """The line that makes float64 the default, else that of the longest instruction."""
+    """Return the line that makes float64 the default, else that of the longest instruction."""
     for fact in trace.program_facts:
         if fact.name == X64:
             return Where(file=fact.file, line=fact.line), "jax_enable_x64 is on: jax makes float64 numbers by default."

@@ -72,7 +72,9 @@ from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns
 
 MIN_SHARE = 0.01
-"""Of the steps' time: what a step's usual spread would hide."""
+"""Smallest saving as a share of the steps: less is within the variation between steps."""
+
+examined = op_records
 
 
 class _Group(Struct, frozen=True, kw_only=True):
@@ -80,35 +82,32 @@ class _Group(Struct, frozen=True, kw_only=True):
 
     device: Device
     op: int
-    """Row of ``slices`` of one of them; ``MISSING`` where the kernels have no op."""
+    """Row of ``slices`` of one of them; ``MISSING`` if the kernels have no op."""
     kernel: str
     shapes: str
     rows: tuple[int, ...]
     kernel_ns: int
     saved_ns: int
     saved_share: float
-    """Of the kernels' time."""
-
-
-examined = op_records
+    """Share of the kernels' time."""
 
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """One finding for all float32 products: one setting changes them together."""
+    """Yield one finding for all float32 products, because one setting changes them together."""
     if "hlo" in trace.recorded:
         from perfscope.analyzers.ops.rules.full_precision_matmul.program import program_findings
 
         yield from program_findings(trace)
         return
     if not len(trace.rows["kernels"]):
-        raise AbstainError("no kernels of an accelerator in the trace: the precision one would use is not known")
+        raise AbstainError("no kernels of an accelerator in the trace, so the precision on an accelerator is unknown")
     groups = _groups(trace)
     cost, whole = sum(group.saved_ns for group in groups), whole_ns(trace)
     if cost < MIN_SHARE * whole or not cost:
         if _untold(trace):
-            raise AbstainError("XLA compiled the kernels: their names do not tell in which precision they multiply")
+            raise AbstainError("XLA compiled the kernels, and their names lack the precision of their products")
         if kernel := _untold_product(trace):
-            raise AbstainError(f"names of kernels such as {kernel} do not tell in which precision they multiply")
+            raise AbstainError(f"names of kernels such as {kernel} lack the precision of their products")
         return
     groups.sort(key=lambda group: -group.saved_ns)
     kernels = sum(len(group.rows) for group in groups)
@@ -149,21 +148,21 @@ def check(trace: Trace) -> Iterable[Finding]:
 
 
 def check_plan(trace: Trace) -> Iterable[Finding]:
-    """One finding for all float32 products of a planned step, with modelled time."""
+    """Yield one finding for all float32 products of a planned step, with modelled time."""
     from perfscope.analyzers.ops.rules.full_precision_matmul.plan import precision_findings
 
     return precision_findings(trace, least=MIN_SHARE, advice=_plan_advice)
 
 
 def _untold(trace: Trace) -> bool:
-    """Kernels of compiled programs whose names say nothing of a precision: any of them may multiply."""
+    """Whether some kernels of compiled programs have names without a precision: any of them may multiply."""
     rows = trace.rows["hlo_ops"]["kernel"]
     names = np.unique(trace.rows["kernels"]["name"][rows[rows != MISSING]])
     return any(matmul_precision(trace.text(int(code))) is None for code in names)
 
 
 def _untold_product(trace: Trace) -> str:
-    """The longest kernel of a product's op on a device that is not in the tables; ``""`` where any name tells."""
+    """Return the longest kernel of a product's op on an unknown device; ``""`` if some name has a precision."""
     kernels, slices = trace.rows["kernels"], trace.rows["slices"]
     every = [trace.text(code) for code in np.unique(kernels["name"]).tolist()]
     if any(matmul_precision(name) is not None or uses_tensor_cores(name) for name in every):
@@ -236,10 +235,10 @@ def _plan_advice(device: Device, mixed: str | None) -> str:
     if mixed is None:
         return _advice(device)
     return (
-        f"Run them inside of torch.autocast, or cast their operands (x.to(torch.{mixed})) and what they give back. "
+        f"Run them inside of torch.autocast, or cast their operands (x.to(torch.{mixed})) and convert the results. "
         "Their "
         f"operands are float32 in a program that multiplies in {mixed}: made outside of its torch.autocast, or "
-        "cast with .float(); sums in a product are float32 all the same. Leave those that need 24 bits of their "
+        "cast with .float(); sums in a product remain float32. Leave those that need 24 bits of their "
         "operands."
     )
 

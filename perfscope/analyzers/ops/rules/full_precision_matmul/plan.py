@@ -1,4 +1,4 @@
-"""Products of a planned step in float32 or TF32 where the device, and the rest of the program, have a faster one."""
+"""Products of a planned step in float32 or TF32 although the device and the rest of the program use a faster type."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ HALVES = ("bfloat16", "float16")
 
 
 class PlannedProduct(Struct, frozen=True, kw_only=True):
-    """A matrix product, once."""
+    """A matrix product, listed once."""
 
     op: str
     dtype: str
-    """Its operands are multiplied in it: ``float32``, ``tf32``, ``bfloat16`` ..."""
+    """dtype of the multiplication: ``float32``, ``tf32``, ``bfloat16`` ..."""
     file: str | None
     line: int | None
     shape: str | None
     runs: int
-    """In a step."""
+    """Runs per step."""
     flops: int
     bytes: int
 
 
 def planned_products(work: PlanWork) -> tuple[PlannedProduct, ...]:
-    """Of one step: of the program as it is, so of its eager ops where it compiles nothing."""
+    """Return the products of one step of the program as it is, that is, of its eager ops if it compiles nothing."""
     plan = work.held.plan
     if plan.compiled_by != "program" and work.held.eager is not None:
         return tuple(_of_ops(work.held.eager, plan.float32_products))
@@ -46,7 +46,7 @@ def planned_products(work: PlanWork) -> tuple[PlannedProduct, ...]:
 
 
 def mixed_precision(products: Iterable[PlannedProduct]) -> str | None:
-    """The 16-bit dtype of a program that does most of its multiplying in one; ``None``: it does not."""
+    """Return the 16-bit dtype in which the program does most of its multiplication; ``None`` if there is none."""
     flops: dict[str, int] = defaultdict(int)
     for product in products:
         flops[product.dtype] += product.runs * product.flops
@@ -55,10 +55,10 @@ def mixed_precision(products: Iterable[PlannedProduct]) -> str | None:
 
 
 def precision_findings(trace: Trace, *, least: float, advice: Callable[[Device, str | None], str]) -> Iterator[Finding]:
-    """One finding for all slow products of a program.
+    """Yield one finding for all slow products of a program.
 
-    In a program that multiplies in 16 bits otherwise those in float32 or TF32; else those in float32, which one setting
-    changes together. ``least``: share of the step; ``advice(device, dtype of the others)``.
+    In a program that otherwise multiplies in 16 bits, those in float32 or TF32; else those in float32, which one
+    setting changes together. ``least``: share of the step; ``advice(device, dtype of the others)``.
     """
     for work in trace.fact(plan_works):
         products, target = planned_products(work), trace.target
@@ -70,7 +70,7 @@ def precision_findings(trace: Trace, *, least: float, advice: Callable[[Device, 
             continue
         device = target.device
         if not device.matrix_dtypes or not device.peak_flops.get("float32"):
-            raise AbstainError(f"no faster precision for products is known of {device.name}")
+            raise AbstainError(f"no faster precision for products is known for {device.name}")
         fast = mixed if mixed is not None and mixed in device.peak_flops else device.matrix_dtypes[0]
         floor = shortest_ns(target)
         saved = [
@@ -116,7 +116,7 @@ def _row(product: PlannedProduct, saved_ns: int, device: Device) -> dict[str, Ce
 
 
 def _ns(device: Device, product: PlannedProduct, dtype: str, floor: int) -> int:
-    """Low end of its time in a precision: arithmetic at the peak, or bytes at the bandwidth, or ``floor``."""
+    """Return the low end of its time in a precision: arithmetic at the peak, bytes at the bandwidth, or ``floor``."""
     roof = kernel_roof(device, flops=product.flops, dtype=dtype, precision="highest", moved=product.bytes)
     return round(max(roof.roof_ns, floor))
 

@@ -1,4 +1,4 @@
-"""What ``full_precision_matmul`` says of compiled XLA programs."""
+"""Findings of ``full_precision_matmul`` about compiled XLA programs."""
 
 from __future__ import annotations
 
@@ -24,17 +24,19 @@ from perfscope.model.severity import Severity
 from perfscope.model.trace import Trace
 
 MIN_FLOPS_SHARE = 0.01
-"""Of the programs' arithmetic, where no time is known. A product in full precision takes several times as long."""
+"""Smallest share of the programs' arithmetic if no time is known. A product in full precision takes several times as
+long.
+"""
 
 MEDIUM_FLOPS_SHARE = 0.1
-"""Where no time is known, nothing is called high."""
+"""Share from which severity is medium if no time is known; it is never high then."""
 
 OWN_TYPE_SHARE = 0.5
-"""Of the arithmetic of a CPU program's products: with more of it in float64, that is the program's own type."""
+"""Share of the arithmetic of a CPU program's products in float64 from which that is the program's intended type."""
 
 
 _FULL = frozenset({"highest", "dot_f32_f32_f32"})
-"""What asks for full float32. ``high`` and the emulations by bfloat16 run on matrix cores."""
+"""Precisions that request full float32. ``high`` and the emulations by bfloat16 run on matrix cores."""
 
 _NARROW = frozenset({"bf16", "f16", "f8e4m3", "f8e4m3fn", "f8e4m3fnuz", "f8e4m3b11fnuz", "f8e5m2", "f8e5m2fnuz"})
 
@@ -51,14 +53,14 @@ class _Full(Struct, frozen=True, kw_only=True):
 
 
 def program_findings(trace: Trace) -> Iterator[Finding]:
-    """One finding for each element type and line that multiplies in full precision."""
+    """Yield one finding per element type and line that multiplies in full precision."""
     every = trace.fact(costs)
     judged = [cost for cost in every if cost.module.platform in ("gpu", "tpu")]
     on_cpu = not judged
     if on_cpu:
         judged = [cost for cost in every if cost.module.platform == "cpu"]
     if not judged:
-        raise AbstainError("no compiled program to judge")
+        raise AbstainError("no compiled program to analyze")
     total = sum(cost.total.flops for cost in judged)
     places: dict[tuple[str, Where], list[_Full]] = defaultdict(list)
     for cost in judged:
@@ -68,7 +70,7 @@ def program_findings(trace: Trace) -> Iterator[Finding]:
     for (dtype, where), found in places.items():
         saving = None if on_cpu else price(trace, _parts(trace, found))
         flops = sum(product.row.total.flops for product in found)
-        # a saving of low severity is less than a step's usual spread: bound by memory, the precision costs nothing
+        # a low saving is within the variation of a step: limited by memory, the precision costs nothing
         if flops >= MIN_FLOPS_SHARE * total if saving is None else saving.severity != "low":
             found.sort(key=lambda product: -product.row.total.flops)
             yield _finding(trace, dtype, where, found, total, saving, on_cpu=on_cpu)
@@ -76,7 +78,7 @@ def program_findings(trace: Trace) -> Iterator[Finding]:
 
 
 def _promoted(trace: Trace, judged: list[ModuleCost], total: int, *, on_cpu: bool) -> Iterator[Finding]:
-    """One finding for all products of 16-bit factors that run in float32, at the first line that widens."""
+    """Yield one finding for all products of 16-bit factors that run in float32, at the first line that widens."""
     found = [product for cost in judged for product in widened_products(cost)]
     flops = sum(product.row.total.flops for product in found)
     if not found or flops < MEDIUM_FLOPS_SHARE * total:
@@ -110,14 +112,14 @@ def _promoted(trace: Trace, judged: list[ModuleCost], total: int, *, on_cpu: boo
             for one in found[:MOST_ROWS]
         ),
         spans=spans_of_parts(trace, _parts(trace, full)),
-        advice=f"Cast what is float32 there to {narrow} ({first.argument or 'x'}.astype(jnp.{narrow})), or the result "
+        advice=f"Cast the float32 value to {narrow} ({first.argument or 'x'}.astype(jnp.{narrow})), or the result "
         f"before the product (h.astype(jnp.{narrow})). Sums stay in float32 with preferred_element_type=jnp.float32.",
     )
     yield priced(finding, saving)
 
 
 def _all(cost: ModuleCost) -> list[_Full]:
-    """Products in full precision; fusions and loops around them are left out."""
+    """Return the products in full precision, without enclosing fusions and loops."""
     result = []
     for row in cost.rows:
         if row.place == "control" or not row.runs or row.instruction.opcode in ("fusion", "async-start"):
@@ -133,10 +135,10 @@ def _is_full(kind: Product) -> bool:
 
 
 def _of_cpu(cost: ModuleCost) -> list[_Full]:
-    """Those that would be in full precision on an accelerator too.
+    """Return the products that would be in full precision on an accelerator too.
 
-    XLA's CPU backend multiplies 16-bit operands in float32 of its own accord, with the precision that was asked.
-    float64 is often the point of a program that runs on a CPU: named only where most of it is in another type.
+    XLA's CPU backend multiplies 16-bit operands in float32 by itself, with the requested precision. float64 is often
+    the purpose of a program on a CPU, so it is reported only if most of the program has another type.
     """
     found, callers = _all(cost), fusions_of(cost.module)
     products = cost.total.products
@@ -150,7 +152,7 @@ def _of_cpu(cost: ModuleCost) -> list[_Full]:
 
 
 def _widened(cost: ModuleCost, row: InstructionCost, callers: Fusions) -> bool:
-    """Whether XLA made the operands wide: a cast that the program does not have."""
+    """Whether XLA widened the operands: a cast that the program does not have."""
     return any(
         made.opcode == "convert" and primitive(made.op_name) != "convert_element_type" and source.shape.dtype in _NARROW
         for name in row.instruction.operands[:2]
@@ -159,7 +161,7 @@ def _widened(cost: ModuleCost, row: InstructionCost, callers: Fusions) -> bool:
 
 
 def _parts(trace: Trace, found: Iterable[_Full], fast: Product | None = None) -> list[Part]:
-    """By kernel: its roof as it is, less its roof in the fast precision; ``fast``: of all its float32 products."""
+    """Return, by kernel, its roof minus its roof in the fast precision; ``fast``: that of all its float32 products."""
     known = trace.fact(program_device)
     holders = {id(product.cost): kernels_of(product.cost) for product in found}
     kernels: dict[int, tuple[ModuleCost, InstructionCost]] = {}
@@ -177,7 +179,7 @@ def _parts(trace: Trace, found: Iterable[_Full], fast: Product | None = None) ->
 
 
 def _saved_ns(kernel: InstructionCost, device: Device, fast: Product | None) -> float | None:
-    """In one run of the program; ``None`` where a peak is not known."""
+    """Return the saving per run of the program; ``None`` for an unknown peak."""
     slow_roof = roof_of(kernel, device)
     fast_roof = roof_of(replace(kernel, once=_in_fast(kernel.once, fast)), device)
     if slow_roof.compute_ns is None or fast_roof.compute_ns is None:
@@ -186,7 +188,7 @@ def _saved_ns(kernel: InstructionCost, device: Device, fast: Product | None) -> 
 
 
 def _in_fast(cost: Cost, fast: Product | None) -> Cost:
-    """The same with its full-precision products as plain float32 ones, or with all float32 ones as ``fast``."""
+    """Return the cost with full-precision products as plain float32 ones, or with all float32 ones as ``fast``."""
     products: dict[Product, int] = defaultdict(int)
     for kind, flops in cost.products.items():
         if fast is not None:
@@ -236,7 +238,7 @@ def _finding(
             for product in found[:MOST_ROWS]
         ),
         spans=spans_of_parts(trace, _parts(trace, found)),
-        advice="Leave float64 to the host: without jax_enable_x64, or with x.astype(jnp.float32) before the product."
+        advice="Use float64 only on the host: without jax_enable_x64, or with x.astype(jnp.float32) before the product."
         if dtype == "f64"
         else 'Call jax.config.update("jax_default_matmul_precision", "high"), or give the product a precision of its '
         "own. "

@@ -1,4 +1,4 @@
-"""Products of 16-bit weights that run in float32, as their other factor is float32: silent promotion."""
+"""Products of 16-bit weights that run in float32 because their other factor is float32: silent promotion."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from perfscope.analyzers.hlo.views import fusions_of
 
 NARROW = frozenset({"bf16", "f16"})
 CAST = "convert_element_type"
-"""JAX's own cast, as a promotion or ``astype`` makes it; a cast that XLA makes has the name of the op it is for."""
+"""JAX's own cast, as in a promotion or ``astype``; a cast by XLA has the name of the op that needs it."""
 
 _MOST_VALUES = 2_000
-"""Values behind a factor that are looked at; a layer has some hundred."""
+"""Maximum number of values examined behind a factor; a layer has some hundred."""
 
 
 class Widened(Struct, frozen=True, kw_only=True):
@@ -29,15 +29,16 @@ class Widened(Struct, frozen=True, kw_only=True):
     narrow: str
     """``bf16`` or ``f16``."""
     widens: Instruction | None
-    """What made the other factor float32, else the cast of this one; ``None``: not in the program."""
+    """Instruction that made the other factor float32, else the cast of this one; ``None`` if it is not in the program.
+    """
     forward: bool
-    """Not of a backward pass."""
+    """Whether it is outside of a backward pass."""
     argument: str
-    """The float32 argument of the program that the other factor met there, ``ps[0]['s']``; ``''``: none."""
+    """The program's float32 argument that the other factor was combined with, ``ps[0]['s']``; ``''`` without one."""
 
 
 def widened_products(cost: ModuleCost) -> list[Widened]:
-    """Such products of one program, in the order in which they run; none where only a backward pass has them.
+    """Return such products of one program, in execution order; empty if only a backward pass has them.
 
     A product of 16-bit factors that is summed in float32 (``preferred_element_type``) has float32 gradients.
     """
@@ -75,12 +76,12 @@ def widened_products(cost: ModuleCost) -> list[Widened]:
 
 
 def forward(row: InstructionCost) -> bool:
-    """Whether an instruction is not of a backward pass."""
+    """Whether an instruction is outside of a backward pass."""
     return "transpose(" not in row.instruction.op_name
 
 
 def first_forward(found: Sequence[Widened]) -> Widened:
-    """The first that is not of a backward pass, where it is known what widens one that is, else the first."""
+    """Return the first forward product whose widening instruction has a known line, else the first forward product."""
     candidates = [one for one in found if one.forward]
     known = (one for one in candidates if one.widens is not None and one.widens.file is not None)
     return next(known, candidates[0])

@@ -82,13 +82,14 @@ if TYPE_CHECKING:
     from perfscope.model.op_graph import OpGraph
 
 MIN_SHARE = 0.01
-"""Of the step's time, or of its bytes where no time is known. Below it short sequences make attention
-cheap either way, and rewriting it would not show."""
+"""Smallest share of the step's time, or of its bytes if no time is known. Below it, sequences are short and attention
+is cheap in any form.
+"""
 
 SOFTMAX_OPS = frozenset({"aten._softmax", "aten._softmax_backward_data", "aten._safe_softmax"})
 
 WIDEST_FLASH_HEAD = 256
-"""Largest head dimension that torch's flash kernels take."""
+"""Largest head dimension that torch's flash kernels support."""
 
 
 ADVICE = (
@@ -96,7 +97,7 @@ ADVICE = (
     "Use flex_attention under torch.compile for changes of the scores that it cannot express."
 )
 SDPA_ADVICE = (
-    "Meet what a fused kernel of scaled_dot_product_attention asks for: here it took its math fallback. Wrap the call "
+    "Meet the requirements of a fused kernel of scaled_dot_product_attention: it used its math fallback. Wrap the call "
     "in torch.nn.attention.sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]) to get torch's "
     "own reason as a warning."
 )
@@ -104,9 +105,12 @@ SDPA_ADVICE = (
 
 examined = op_records
 
+MOST_PASSES = 3
+"""Score-sized tensors that an op between the matmuls touches: the scores, a mask or gradient, its result."""
+
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """One finding for each line that computes attention by its formula and costs at least ``MIN_SHARE``."""
+    """Yield one finding per line with unfused attention that costs at least ``MIN_SHARE``."""
     if trace.op_graph is not None:
         yield from _from_graph(trace, trace.op_graph)
     elif trace.hlo:
@@ -124,7 +128,7 @@ def check(trace: Trace) -> Iterable[Finding]:
 
 
 def check_plan(trace: Trace) -> Iterable[Finding]:
-    """Eager programs: as from an op graph, with modelled time. Compiled ones: what the planned kernels still move."""
+    """Yield findings: for eager programs from the op graph, for compiled ones from the planned kernels."""
     yield from _from_planned_kernels(trace)
     if trace.op_graph is not None:
         yield from _from_graph(trace, trace.op_graph)
@@ -135,7 +139,7 @@ def _from_graph(trace: Trace, graph: OpGraph) -> Iterator[Finding]:
 
     places: dict[tuple[str | None, int | None, bool], list[GraphAttention]] = {}
     for attention in trace.fact(graph_attentions):
-        op = graph.ops[attention.matmuls[0]]  # where the scores are made
+        op = graph.ops[attention.matmuls[0]]  # the line of the scores
         places.setdefault((op.file, op.line, attention.by_sdpa), []).append(attention)
     for (file, line, by_sdpa), members in places.items():
         ops = [index for attention in members for index in attention.ops]
@@ -187,7 +191,7 @@ def _graph_finding(
 
 
 def _why_math(graph: OpGraph, attention: GraphAttention) -> str:
-    """Why the fused kernels refused, as far as the graph shows it."""
+    """Return why the fused kernels were not used, as far as the graph shows it."""
     names = {short_name(graph.ops[index]) for index in attention.ops}
     left, right = (graph.ops[index] for index in attention.matmuls)
     head = graph.tensors[left.inputs[0]].shape[-1]
@@ -196,12 +200,12 @@ def _why_math(graph: OpGraph, attention: GraphAttention) -> str:
     if attention.score_dtype == "float64":
         return "float64 has no fused kernel: use float32, bfloat16 or float16"
     if head != value:
-        return f"queries have {head} features a head and values {value}: the fused kernels want them equal"
+        return f"queries have {head} features per head and values {value}: the fused kernels need equal numbers"
     if head > WIDEST_FLASH_HEAD:
-        return f"{head} features a head are more than the {WIDEST_FLASH_HEAD} the flash kernels take"
+        return f"{head} features per head exceed the {WIDEST_FLASH_HEAD} of the flash kernels"
     if device == "cpu" and names & {"bernoulli_", "native_dropout"}:
         return "the fused kernel for CPU has no dropout: pass dropout_p=0.0"
-    return "the op graph does not show why (a mask that needs a gradient, or sdpa_kernel(MATH), would do it)"
+    return "the op graph does not show why (possibly a mask that needs a gradient, or sdpa_kernel(MATH))"
 
 
 def _from_trace(trace: Trace) -> Iterator[Finding]:
@@ -219,12 +223,8 @@ def _from_trace(trace: Trace) -> Iterator[Finding]:
             yield _trace_finding(trace, where, members, times, by_sdpa)
 
 
-MOST_PASSES = 3
-"""Tensors as large as the scores that an op between the matmuls touches: the scores, a mask or gradient, its result."""
-
-
 def _bounded(trace: Trace, attention: TraceAttention) -> WorkTime:
-    """Time of the score ops, exposed no longer than what they move and their launches can take."""
+    """Return the time of the score ops; the exposed time is limited by their traffic and launches."""
     time = spans_time(trace, np.array(attention.ops))
     scores = attention.score.elements * ITEM_SIZES.get(attention.score.dtype, 0)
     count = len(attention.ops)
@@ -262,9 +262,9 @@ def _trace_finding(
 
 
 def _from_planned_kernels(trace: Trace) -> Iterator[Finding]:
-    """Of programs that compile themselves: one finding for each line that computes attention by its formula.
+    """Yield one finding per line with unfused attention in programs that compile themselves.
 
-    Bytes are those of the planned kernels, shared out over the lines by the scores they make.
+    Bytes are those of the planned kernels, divided among the lines by their number of scores.
     """
     from perfscope.analyzers.plans import bytes_ns, plan_works
 

@@ -1,4 +1,4 @@
-"""What ``unfused_attention`` says of compiled XLA programs."""
+"""Findings of ``unfused_attention`` about compiled XLA programs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_share
 
 MIN_SCORES = 1.0
-"""Bytes of the scores over those of queries, keys, values and outputs, which any attention moves. Below it the
-sequence is short for the size of the heads (128 positions for heads of 64 in bfloat16), and a fused kernel gains
-little: written out, scores pass through memory some four times."""
+"""Ratio of the bytes of the scores to those of queries, keys, values and outputs, which any attention moves. Below it
+the sequence is short for the size of the heads (128 positions for heads of 64 in bfloat16), and a fused kernel gains
+little: without it, scores pass through memory some four times.
+"""
 
 MIN_SHARE = 0.01
-"""Of the bytes the program moves, as for other attention."""
+"""Smallest share of the bytes that the program moves, as for other attention."""
 
 MEDIUM_SHARE = 0.1
-"""Of the program's bytes, where no time is known; nothing is called high then."""
+"""Share of the program's bytes from which severity is medium if no time is known; it is never high then."""
 
 
 SUBJECT = "attention written out"
@@ -30,7 +31,7 @@ SUBJECT = "attention written out"
 GPU_ADVICE = (
     "Call jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation='cudnn') with bfloat16 or float16. Its "
     "arrays are [batch, length, heads, features] (from [batch, heads, length, features]: jnp.swapaxes(x, 1, 2)); "
-    "without implementation='cudnn' it writes attention out as well. Off NVIDIA devices, or for other changes of the "
+    "without implementation='cudnn' it is unfused as well. Off NVIDIA devices, or for other changes of the "
     "scores: jax.experimental.pallas.ops.gpu.attention.mha(q, k, v, segment_ids=None, sm_scale=features**-0.5, "
     "causal=True)."
 )
@@ -41,13 +42,13 @@ TPU_ADVICE = (
 
 
 def program_findings(trace: Trace) -> Iterator[Finding]:
-    """One finding for each line whose scores pass through memory and are worth a kernel."""
+    """Yield one finding per line whose scores pass through memory, if a fused kernel is worthwhile."""
     judged = trace.fact(costs)
     if not judged:
         raise AbstainError("no compiled program among the XLA programs: before compilation nothing is fused yet")
     rows = [row for cost in judged for row in cost.rows if row.runs and row.place != "control"]
     if not any(row.once.products for row in rows) and any(row.once.unknown for row in rows):
-        raise AbstainError("the programs call kernels that are not known, and no matrix product that is")
+        raise AbstainError("the programs call unknown kernels and have no known matrix product")
     places = _places(trace.fact(written_attention))
     for where, members in places.items():
         whole = sum({id(member.cost): member.cost.total.bytes for member in members}.values())
@@ -58,7 +59,7 @@ def program_findings(trace: Trace) -> Iterator[Finding]:
 
 
 def _places(found: Iterable[WrittenAttention]) -> dict[Where, list[WrittenAttention]]:
-    """By line. What backward computes again may bear the line of `jax.checkpoint`: it goes to its forward."""
+    """Group by line. Recomputed attention may have the line of `jax.checkpoint`: it is added to its forward."""
     places: dict[Where, list[WrittenAttention]] = {}
     again: list[WrittenAttention] = []
     for attention in found:
@@ -99,13 +100,13 @@ def _finding(trace: Trace, where: Where, members: list[WrittenAttention], whole:
         title += f": {format_bytes(worst.shape.bytes)} of scores from kernel to kernel"
         detail = (
             f"The {scores} go from kernel to kernel. Compiled for a CPU here, where they may stay in its caches: on a "
-            "GPU each time would be a trip through memory."
+            "GPU they would pass through memory each time."
         )
     elif on_chip:
         title += f": {format_bytes(worst.shape.bytes)} of scores from kernel to kernel"
         detail = (
             f"The {scores} stay within the chip's own memory (VMEM, {format_bytes(inside)}). With longer sequences "
-            "each time is a trip through HBM."
+            "they pass through HBM each time."
         )
     else:
         title += f": {format_bytes(moved)} of traffic" if saving is None else ""
@@ -160,7 +161,7 @@ def _row(attention: WrittenAttention) -> dict[str, Cell]:
 
 
 def _times(members: list[WrittenAttention]) -> str:
-    """How often attention is computed: what backward computes again is no attention more."""
+    """Return how often attention is computed, without recomputation in the backward pass."""
     own = [member for member in members if member.group.fused_bytes is not None]
     forward = [attention for attention in own if attention.phase == "forward"] or own
     count = sum(attention.times for attention in forward)

@@ -81,12 +81,13 @@ from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Scop
 from perfscope.model.trace import Trace
 
 MIN_SHARE = 0.02
-"""Of the step's time, or of its bytes where no time is known. The saving is a model: should only half of it
-come true, that still shows above the 1% by which a step varies anyway."""
+"""Smallest share of the step's time, or of its bytes if no time is known. The saving is modelled: even half of it would
+exceed the 1 % by which a step varies.
+"""
 
 
 def examined(trace: Trace) -> Scope:
-    """Kernels and fusion decisions of a compile log, else ops."""
+    """Count the kernels and fusion decisions of a compile log, else ops."""
     log = trace.compile_log
     if log is not None and log_has_refusals(log) and not trace.torch_plans:
         logged = len(log.kernels) + len(log.refusals)
@@ -95,7 +96,7 @@ def examined(trace: Trace) -> Scope:
 
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """One finding for each function whose chains cost at least ``MIN_SHARE`` of a step, or that inductor left apart."""
+    """Yield one finding per function whose chains cost ``MIN_SHARE`` of a step, or that inductor did not fuse."""
     compiled = log_has_refusals(trace.compile_log)
     if compiled:
         from perfscope.analyzers.ops.rules.unfused_ops.inductor import inductor_findings
@@ -120,7 +121,7 @@ def check(trace: Trace) -> Iterable[Finding]:
 
 
 def check_plan(trace: Trace) -> Iterable[Finding]:
-    """Chains that run op by op, and kernels that inductor would keep apart."""
+    """Yield chains that run op by op, and kernels that inductor would not fuse."""
     from perfscope.analyzers.ops.rules.unfused_ops.graph import graph_findings
     from perfscope.analyzers.ops.rules.unfused_ops.inductor import plan_findings
 
@@ -159,12 +160,12 @@ def _from_chains(trace: Trace) -> Iterator[Finding]:
             ),
             removes=removed_inside(trace, np.array([op for _, chain in priced for op in chain.ops], np.int64)),
             advice="Compile the function around it with @torch.compile, or the model. `perfscope run` records the op "
-            "graph, which says exactly which ops can fuse.",
+            "graph, which has the exact ops that can fuse.",
         )
 
 
 def _rows(priced: Sequence[tuple[int, KernelChain]]) -> Iterator[dict[str, Cell]]:
-    """Chains that are alike (as many kernels and bytes each) as one row with their number and their sums."""
+    """Yield equal chains (same number of kernels and bytes) as one row with their number and sums."""
     alike: dict[tuple[tuple[str, ...], int, int, int], list[tuple[int, KernelChain]]] = {}
     for saved, chain in priced:
         key = (chain.names, len(chain.kernels), chain.eager_bytes, chain.fused_bytes)
@@ -187,7 +188,7 @@ def _rows(priced: Sequence[tuple[int, KernelChain]]) -> Iterator[dict[str, Cell]
 
 
 def _chain_ns(trace: Trace, chain: KernelChain) -> int:
-    """Modelled saving, of the time that no other device work hides."""
+    """Return the modelled saving of exposed time."""
     exposed = time_of(trace, "kernels", np.array(chain.kernels)).exposed_ns
     if not chain.duration_ns:
         return 0

@@ -1,4 +1,4 @@
-"""What ``unfused_ops`` says of an op graph: fusion groups gathered by the function that wrote them, and priced."""
+"""Findings of ``unfused_ops`` from an op graph: fusion groups by the function that wrote them, with their cost."""
 
 from __future__ import annotations
 
@@ -20,30 +20,31 @@ from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes
 
 GRADIENT_SUM = frozenset({"add", "add_"})
-"""A backward chain of these alone is autograd adding up gradients as they arrive: one kernel for all of them
-would have to hold every one of them until the last is there."""
+"""A backward chain of only these is autograd adding gradients as they arrive: one kernel for all would have to keep
+every gradient until the last arrives.
+"""
 
 Place = tuple[str | None, str | None, str]
-"""(file, function, module with its numbers left out)."""
+"""(file, function, module without its numbers)."""
 
 
 class Pattern(Struct, frozen=True, kw_only=True):
-    """Groups of one place that are the same: same phase, ops and bytes."""
+    """Equal groups of one place: same phase, ops and bytes."""
 
     phase: Phase
     names: tuple[str, ...]
     groups: tuple[FusionGroup, ...]
     lines: tuple[int, ...]
-    """Lines of its ops in the place, those with most ops first."""
+    """Lines of its ops at the place, most ops first."""
 
     @property
     def saved_bytes(self) -> int:
-        """In one step, over all its groups."""
+        """Bytes per step, over all its groups."""
         return sum(group.saved_bytes for group in self.groups)
 
     @property
     def kernels_saved(self) -> int:
-        """Kernels fewer in one step if each group became one."""
+        """Number of kernels saved per step if each group became one."""
         return sum(len(group.ops) - 1 for group in self.groups)
 
     @property
@@ -59,14 +60,14 @@ class Site(Struct, frozen=True, kw_only=True):
     function: str | None
     module: str
     line: int | None
-    """The line of most ops in the pattern that saves most, the first of several."""
+    """Line of most ops in the pattern with the largest saving; the first of several."""
     patterns: tuple[Pattern, ...]
 
 
 def chain_sites(trace: Trace) -> tuple[Site, ...]:
-    """The places that write chains of elementwise ops, most saved bytes first.
+    """Return the places that write chains of elementwise ops, most saved bytes first.
 
-    The optimizer's and those inside written-out attention are left out: they have rules of their own.
+    Chains of the optimizer and inside unfused attention are excluded, because they have separate rules.
     """
     graph = trace.op_graph
     if graph is None:
@@ -87,7 +88,7 @@ def chain_sites(trace: Trace) -> tuple[Site, ...]:
 
 
 def _attention_ops(trace: Trace, graph: OpGraph) -> set[int]:
-    """Score ops, and all that torch's own math fallback runs on its line."""
+    """Return the score ops, and all ops of torch's math fallback on its line."""
     attentions = trace.fact(graph_attentions)
     fallback = {
         (graph.ops[attention.softmax].file, graph.ops[attention.softmax].line)
@@ -99,7 +100,7 @@ def _attention_ops(trace: Trace, graph: OpGraph) -> set[int]:
 
 
 def _place(graph: OpGraph, group: FusionGroup) -> Place:
-    """The function that wrote most of the group's ops."""
+    """Return the function that wrote most of the group's ops."""
     written = Counter((graph.ops[index].file, graph.ops[index].function) for index in group.ops)
     file, function = max(written, key=lambda place: (written[place], place[0] is not None))
     modules = Counter(graph.ops[index].module for index in group.ops)
@@ -126,7 +127,7 @@ def _site(graph: OpGraph, place: Place, same: dict[tuple[Phase, tuple[str, ...],
 
 
 def graph_findings(trace: Trace, *, least: float) -> Iterator[Finding]:
-    """One finding for each function whose chains cost at least ``least`` of a step."""
+    """Yield one finding per function whose chains cost at least ``least`` of a step."""
     for site in chain_sites(trace):
         if sum(pattern.saved_bytes for pattern in site.patterns) > 0:
             yield from _from_site(trace, site, least)

@@ -1,4 +1,4 @@
-"""What ``unfused_ops`` says of kernels that inductor did not fuse: recorded ones, and those of a plan."""
+"""Findings of ``unfused_ops`` about kernels that inductor did not fuse, recorded or planned."""
 
 from __future__ import annotations
 
@@ -25,22 +25,26 @@ from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_share
 
 MIN_SHARE = 0.02
-"""Of the steps' time, or of the bytes of the graph's kernels where no time is known: as for other chains, for the
-saving is a model and half of it must still show."""
+"""Smallest share of the steps' time, or of the bytes of the graph's kernels if no time is known: as for other chains,
+the saving is modelled and half of it must still be noticeable.
+"""
 
 MIN_BYTES = 1 << 20
-"""In one run of the graph, where no time is known. An H100 moves 1 MiB in 0.3 us, a tenth of a launch."""
+"""Smallest number of bytes per run of the graph if no time is known. An H100 moves 1 MiB in 0.3 us, a tenth of a
+launch.
+"""
 
 CPU_CACHE_BYTES = 32 << 20
-"""On a CPU a smaller value stays in the last-level cache, of which server CPUs have 32 MiB and more a socket, between
-two kernels that follow each other: no byte of it reaches memory."""
+"""Smallest value in bytes on a CPU. A smaller one stays in the last-level cache (at least 32 MiB per socket on server
+CPUs) between two consecutive kernels and does not reach memory.
+"""
 
 MEDIUM_SHARE = 0.1
-"""Of the graph's bytes, where no time is known: nothing is called high then."""
+"""Share of the graph's bytes from which severity is medium if no time is known; it is never high then."""
 
 
 class _Priced(Struct, frozen=True, kw_only=True):
-    """A pair with its time over the trace; ``None``: not known."""
+    """A pair with its time over the trace; ``None`` if unknown."""
 
     pair: RefusedPair
     runs: int | None
@@ -49,7 +53,7 @@ class _Priced(Struct, frozen=True, kw_only=True):
 
 
 def inductor_findings(trace: Trace) -> Iterator[Finding]:
-    """One finding for each line and reason whose kernels pass enough through memory."""
+    """Yield one finding per line and reason whose kernels pass enough bytes through memory."""
     places: dict[tuple[Where, str], list[_Priced]] = defaultdict(list)
     for pair in trace.fact(refused_pairs):
         if pair.platform == "gpu" or pair.value_bytes >= CPU_CACHE_BYTES:
@@ -61,7 +65,7 @@ def inductor_findings(trace: Trace) -> Iterator[Finding]:
 
 
 def _where(pair: RefusedPair) -> Where:
-    """The user's line that reads the value, else the one that writes it."""
+    """Return the user's line that reads the value, else the one that writes it."""
     code_lines: list[CodeLine] = [code_line for code_line in (pair.read_at, pair.written_at) if code_line is not None]
     mine = next(
         (code_line for code_line in code_lines if owner_of(code_line.file) is Owner.USER),
@@ -73,7 +77,10 @@ def _where(pair: RefusedPair) -> Where:
 
 
 def _priced(trace: Trace, pair: RefusedPair) -> _Priced:
-    """A pair whose kernels are not known ran as often as its graph; its time is that of its bytes alone."""
+    """Return the pair with its time.
+
+    If its kernels are unknown, it ran as often as its graph, and its time is that of its bytes.
+    """
     rows, runs = trace.fact(_rows_of), trace.fact(_runs_of)
     kernel_rows = [*rows.get(pair.first, []), *rows.get(pair.second, [])]
     count = runs.get((pair.refusal.compile_id, pair.refusal.direction), 0)
@@ -97,7 +104,7 @@ def _priced(trace: Trace, pair: RefusedPair) -> _Priced:
 
 
 def _runs_of(trace: Trace) -> dict[tuple[str | None, str | None], int]:
-    """How often each graph ran in the recording: as often as the kernel of it that ran most, by its number of calls."""
+    """Return the runs of each graph: those of its most frequent kernel, divided by its number of calls."""
     runs: dict[tuple[str | None, str | None], int] = defaultdict(int)
     for kernel, rows in trace.fact(_rows_of).items():
         if kernel is not None:
@@ -107,7 +114,7 @@ def _runs_of(trace: Trace) -> dict[tuple[str | None, str | None], int]:
 
 
 def _rows_of(trace: Trace) -> dict[CompiledKernel | None, list[int]]:
-    """Rows of ``slices`` of each kernel of the log."""
+    """Return the rows of ``slices`` of each kernel of the log."""
     log = trace.compile_log
     rows: dict[CompiledKernel | None, list[int]] = defaultdict(list)
     for row, index in trace.fact(compiled_rows).items():
@@ -132,7 +139,7 @@ def _finding(trace: Trace, where: Where, reason: str, pairs: list[_Priced]) -> F
     size = f": {format_bytes(moved)} per run{share}" if saved is None else ""
     return Finding(
         subject=_subject(reason),
-        title=f"inductor keeps {_pairs(count)} of kernels apart{size}",
+        title=f"inductor does not fuse {_pairs(count)} of kernels{size}",
         detail=f"The reason: {means.meaning}. {format_bytes(moved)} per run go through memory between them.",
         severity=_severity(saved, whole_ns(trace), moved, graph_bytes, pairs),
         basis="structural" if saved is None else "modelled",
@@ -147,7 +154,7 @@ def _finding(trace: Trace, where: Where, reason: str, pairs: list[_Priced]) -> F
 
 
 def _spans(trace: Trace, pairs: Iterable[_Priced]) -> tuple[Span, ...]:
-    """The kernels between which the values go."""
+    """Return the kernels of the pairs."""
     rows = trace.fact(_rows_of)
     return spans_of_slices(
         trace,
@@ -171,9 +178,9 @@ def _severity(saved: int | None, whole: int, moved: int, graph_bytes: int, pairs
 
 
 def _bytes_of_a_run(pairs: Iterable[_Priced]) -> tuple[int, int]:
-    """Bytes between the kernels of the pairs, and of all kernels of their graphs (0: not known).
+    """Return the bytes between the kernels of the pairs, and of all kernels of their graphs (0 if unknown).
 
-    Of the compilations of a frame only that with most counts: a call runs one of them.
+    Of the compilations of a frame only the one with most bytes counts, because a call runs one of them.
     """
     frames: dict[str, dict[str, list[RefusedPair]]] = defaultdict(lambda: defaultdict(list))
     for pair in pairs:
@@ -215,27 +222,25 @@ def _pairs(count: int) -> str:
 
 
 def _advice(means: FusionReason) -> str:
-    return means.fix or (
-        "See both kernels with TORCH_LOGS=fusion,output_code; bring what they compute into one order of elements."
-    )
+    return means.fix or ("See both kernels with TORCH_LOGS=fusion,output_code; use the same order of elements in both.")
 
 
-# Neighbouring kernels of a plan that inductor would leave apart.
+# Neighbouring kernels of a plan that inductor would not fuse.
 
 
 class Apart(Struct, frozen=True, kw_only=True):
-    """A pair of kernels, in one graph."""
+    """A pair of kernels in one graph."""
 
     graph: PlannedGraph
     refusal: PlannedRefusal
     first: PlannedKernel
     second: PlannedKernel
     saved_bytes: int
-    """In one run: the read, and the write where nothing else needs the value."""
+    """Bytes per run: the read, and the write if nothing else needs the value."""
 
 
 def pairs_apart(work: PlanWork) -> tuple[Apart, ...]:
-    """Pairs with a value between them whose reason is not one that is right. A pair with two reasons counts once."""
+    """Return the pairs with a value between them that are not rightly unfused. A pair with two reasons counts once."""
     result: dict[tuple[int, int, int], Apart] = {}
     for number, one in enumerate(work.graphs):
         for refusal in one.graph.refusals:
@@ -249,7 +254,7 @@ def pairs_apart(work: PlanWork) -> tuple[Apart, ...]:
 
 
 def plan_findings(trace: Trace) -> Iterator[Finding]:
-    """One finding for each line and reason that costs at least ``MIN_SHARE`` of the planned step."""
+    """Yield one finding per line and reason that costs at least ``MIN_SHARE`` of the planned step."""
     target = trace.target
     for work in trace.fact(plan_works):
         if target is None:
@@ -267,7 +272,7 @@ def plan_findings(trace: Trace) -> Iterator[Finding]:
             means = fusion_reason(reason)
             yield Finding(
                 subject=_subject(reason),
-                title=f"inductor would keep {_pairs(len(pairs))} of kernels apart",
+                title=f"inductor would not fuse {_pairs(len(pairs))} of kernels",
                 detail=f"The reason: {means.meaning}. {format_bytes(moved)} per step go through memory between them.",
                 **planned_cost(saved, whole),
                 cost_bytes=moved,

@@ -1,4 +1,4 @@
-"""What ``unfused_ops`` says of compiled XLA programs."""
+"""Findings of ``unfused_ops`` about compiled XLA programs."""
 
 from __future__ import annotations
 
@@ -27,14 +27,17 @@ from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_share
 
 MIN_SHARE = 0.02
-"""Of the bytes the program's kernels read and write. The saving is a model: should half of it come true, that
-still shows above the 1% by which a step varies anyway."""
+"""Smallest share of the bytes that the program's kernels read and write. The saving is modelled: even half of it would
+exceed the 1 % by which a step varies.
+"""
 
 MIN_BYTES = 1 << 20
-"""In one run of the program. An H100 moves 1 MiB in 0.3 us, a tenth of a launch."""
+"""Smallest number of bytes per run of the program. An H100 moves 1 MiB in 0.3 us, a tenth of a launch."""
 
 MEDIUM_SHARE = 0.1
-"""Of the program's bytes that really reach memory, where no time is known: nothing is called high then."""
+"""Share of the program's bytes that reach memory from which severity is medium if no time is known; it is never high
+then.
+"""
 
 
 _Timed = tuple[RoundTrip, TripTime]
@@ -45,7 +48,7 @@ ELEMENTWISE = "elementwise kernels"
 
 
 def program_findings(trace: Trace) -> Iterator[Finding]:
-    """One finding for each line of the program whose values pass through memory between kernels."""
+    """Yield one finding per line of the program whose values pass through memory between kernels."""
     platforms = {module.platform for module in trace.hlo if module.is_scheduled}
     if "gpu" not in platforms:
         raise AbstainError(_why_not(platforms))
@@ -61,21 +64,21 @@ def program_findings(trace: Trace) -> Iterator[Finding]:
         if trip.module.is_scheduled and not time.is_worse_fused:
             places.setdefault((_where(trip), _what(trip)), []).append((trip, time))
     for (where, what), trips in places.items():
-        # scores grow with the square of the sequence: said even while they fit in the cache
+        # scores grow with the square of the sequence: reported even if they fit in the cache
         counted = trips if what == ATTENTION else [(trip, time) for trip, time in trips if not trip.in_cache]
-        # what stays in the cache is no time saved; a finding of it alone has none
+        # values in the cache save no time; a finding with only these has no saving
         saved = price(trace, (part_of(trip, time) for trip, time in trips if not trip.in_cache))
         if saved is not None and saved.severity == "low":
-            continue  # many bytes, but under 1% of the time: the program is held back by something else
+            continue  # many bytes, but under 1% of the time: the program has another bottleneck
         if sum(trip.saved_bytes for trip, _ in counted) >= max(MIN_BYTES, MIN_SHARE * whole):
             yield _finding(trace, where, what, trips, saved, whole)
 
 
 def _why_not(platforms: set[Platform | None]) -> str:
     if "cpu" in platforms:
-        return "compiled for the CPU: values between its kernels stay in its caches, no bytes can be named"
+        return "compiled for the CPU: values between its kernels stay in its caches, so their bytes are unknown"
     if "tpu" in platforms:
-        return "compiled for a TPU: values between its kernels may stay in vector memory; judged for GPUs only"
+        return "compiled for a TPU: values between kernels may stay in vector memory; only GPU programs are analyzed"
     return "no program compiled for a GPU among the XLA programs"
 
 
@@ -85,7 +88,7 @@ def _where(trip: RoundTrip) -> Where:
 
 
 def _what(trip: RoundTrip) -> str:
-    """The kind of border that was not fused across."""
+    """Return the kind of border that was not fused."""
     if not trip.of_product:
         return ELEMENTWISE
     batched = any(one.attributes.get("lhs_batch_dims", "{}") != "{}" for one in fused(trip.module, trip.producer))
@@ -146,7 +149,7 @@ def _finding(trace: Trace, where: Where, what: str, timed: list[_Timed], saved: 
 
 
 def _severity(what: str, saved: Price | None, reached: int, whole: int) -> Severity:
-    """By time where it is known. Whether a product takes an epilogue is its library's affair: never more than low."""
+    """Return the severity by time if known. An epilogue depends on the library, so its severity is at most low."""
     if what == EPILOGUE:
         return "low"
     if saved is not None:
@@ -170,7 +173,7 @@ def _advice(what: str) -> str:
     if what == ELEMENTWISE:
         return (
             "Move scatters, sorts and transpositions to the border of the expression, or write one Pallas kernel. "
-            "They end a fusion, as reductions over different axes do. "
+            "They end a fusion, like reductions over different axes. "
             "XLA_FLAGS='--xla_dump_to=DIR --xla_dump_hlo_pass_re=priority-fusion' writes XLA's own reasons."
         )
     return (

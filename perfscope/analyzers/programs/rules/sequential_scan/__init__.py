@@ -65,11 +65,14 @@ from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns
 
 MIN_TRIPS = 32
-"""Iterations. A parallel prefix does about twice the work in log2(n) rounds: below, there is little to win."""
+"""Minimum number of iterations. A parallel prefix does about twice the work in log2(n) rounds, so shorter loops gain
+little.
+"""
 
 MEDIUM_LAUNCHES = 1_000
-"""In one run of the program: two milliseconds of launches, as long as a small training step. Without a recording
-the time of a launch is an assumption, so nothing is called high."""
+"""Launches per run of the program from which severity is medium: two milliseconds, as long as a small training step.
+Without a recording the launch time is an assumption, so severity is never high.
+"""
 
 MAX_ROWS = 20
 
@@ -78,9 +81,16 @@ _JUDGED = frozenset({"gpu", "cpu", "tpu"})
 
 examined = op_records
 
+PLAN_ADVICE = (
+    "Compute the recurrence h = a * h + b over the whole sequence at once, or in chunks as matrix products. By "
+    "doubling "
+    "it takes log2 of the length steps over all of it; torch._higher_order_ops.associative_scan under torch.compile "
+    "does so."
+)
+
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """One finding for each line whose loops are launch_bound and have an associative form."""
+    """Yield one finding per line whose loops are launch-bound and have an associative form."""
     platforms = {module.platform for module in trace.hlo if module.is_scheduled}
     if not platforms & _JUDGED:
         raise AbstainError("no compiled program among the XLA programs")
@@ -94,20 +104,12 @@ def check(trace: Trace) -> Iterable[Finding]:
             places[place].append(loop)
     for place, members in places.items():
         saved = price(trace, (part_of(trace, loop) for loop in members))
-        if saved is None or saved.cost_ns:  # what was measured may be as fast as a parallel prefix already
+        if saved is None or saved.cost_ns:  # the measured loop may already be as fast as a parallel prefix
             yield _finding(trace, place, sorted(members, key=lambda loop: -loop.launches), saved)
 
 
-PLAN_ADVICE = (
-    "Compute the recurrence h = a * h + b over the whole sequence at once, or in chunks as matrix products. By "
-    "doubling "
-    "it takes log2 of the length steps over all of it; torch._higher_order_ops.associative_scan under torch.compile "
-    "does so."
-)
-
-
 def check_plan(trace: Trace) -> Iterable[Finding]:
-    """One finding for each line of a PyTorch program whose loop over time is launch_bound and linear in its carry."""
+    """Yield one finding per line of a PyTorch program whose loop over time is launch-bound and linear in its carry."""
     return scan_findings(trace, least_turns=MIN_TRIPS, advice=PLAN_ADVICE)
 
 
@@ -116,7 +118,7 @@ def _is_tiny(loop: Loop) -> bool:
 
 
 def _spans(trace: Trace, members: list[Loop]) -> tuple[Span, ...]:
-    """The loops, where the recording has rows of them; else their kernels."""
+    """Return the loops, if the recording has rows of them; else their kernels."""
     whole = spans_of_parts(trace, [_part(loop, (loop.instruction.name,)) for loop in members])
     return whole or spans_of_parts(
         trace, [_part(loop, tuple(row.instruction.name for row in loop.kernels)) for loop in members]
@@ -142,7 +144,7 @@ def _finding(trace: Trace, where: Where, members: list[Loop], saved: Price | Non
         title=f"{count} {launches:,} {ops} one after another",
         detail=f"{worst.trips:,} steps of {len(worst.kernels):,} {kernels}, with {format_ns(worst.work_ns)} of work a "
         f"step on {worst.device}. The carry is linear, so a parallel prefix computes the same"
-        + ("." if saved is None else f", up to {saved.text} sooner.")
+        + ("." if saved is None else f", up to {saved.text} less time.")
         + (" Compiled for a CPU here, where it may be no slower: on a GPU it would be." if on_cpu else "")
         + (" The shortest an op takes on a TPU was not measured, so no time is given." if on_tpu else ""),
         severity=severity,

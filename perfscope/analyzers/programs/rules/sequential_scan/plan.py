@@ -1,4 +1,4 @@
-"""Loops of a PyTorch program over time, step by step: chains of small ops at one line, linear in what they carry."""
+"""Loops over time in a PyTorch program: chains of small ops at one line, linear in their carry."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ LINEAR = frozenset(
         "aten.lerp", "aten.lerp_", "aten.neg", "aten.clone", "aten._to_copy",
     }
 )  # fmt: skip
-"""Ops whose result is linear in the carry where it comes in through one operand."""
+"""Ops whose result is linear in the carry if it enters through one operand."""
 
 
 class EagerLoop(Struct, frozen=True, kw_only=True):
-    """Ops of one line that feed one another, turn by turn, as long as the sequence."""
+    """Ops of one line that form a chain, turn by turn, as long as the sequence."""
 
     file: str
     line: int
     function: str | None
     turns: int
-    """Longest chain over the ops a turn takes."""
+    """Longest chain divided by the ops per turn."""
     forward: int
-    """Ops of the line in the forward: a launch each where it runs eagerly."""
+    """Ops of the line in the forward pass: one launch each in eager mode."""
     backward: int
     turn_bytes: int
-    """That the ops of a turn read and write, on the average."""
+    """Mean bytes that the ops of a turn read and write."""
 
 
 def eager_loops(graph: OpGraph, least_turns: int) -> tuple[EagerLoop, ...]:
-    """Lines whose forward ops form a chain of at least so many turns that is linear in what it carries."""
+    """Return the lines whose forward ops form a chain of at least ``least_turns`` turns that is linear in its carry."""
     flow = flow_of(graph)
     lines: dict[tuple[str, int], list[int]] = defaultdict(list)
     backward: dict[tuple[str, int], int] = defaultdict(int)
@@ -77,7 +77,10 @@ def eager_loops(graph: OpGraph, least_turns: int) -> tuple[EagerLoop, ...]:
 
 
 def _chain(graph: OpGraph, flow: Flow, members: list[int]) -> tuple[int, set[str]]:
-    """Length of the longest chain among ops, and the names of ops in it; no names where a carry meets itself."""
+    """Return the length of the longest chain among ops, and the names of its ops.
+
+    No names if a carry is multiplied by itself.
+    """
     inside = set(members)
     depth: dict[int, int] = {}
     names: set[str] = set()
@@ -93,7 +96,7 @@ def _chain(graph: OpGraph, flow: Flow, members: list[int]) -> tuple[int, set[str
 
 
 def scan_findings(trace: Trace, *, least_turns: int, advice: str) -> Iterator[Finding]:
-    """One finding for each line whose loop costs more in launches than its work takes."""
+    """Yield one finding per line whose loop costs more in launches than its work takes."""
     for work in trace.fact(plan_works):
         target, eager = trace.target, work.held.eager
         if target is None or eager is None:
@@ -114,7 +117,7 @@ def scan_findings(trace: Trace, *, least_turns: int, advice: str) -> Iterator[Fi
             yield Finding(
                 subject="sequential scan",
                 title=f"a loop of {loop.turns:,} turns takes {launches:,} launches one after another",
-                detail=f"{_also(work, loop, compiled)[0].upper()}{_also(work, loop, compiled)[1:]}. What it carries is "
+                detail=f"{_also(work, loop, compiled)[0].upper()}{_also(work, loop, compiled)[1:]}. Its carry is "
                 "linear, so a parallel prefix computes the same.",
                 severity=severity_of(saved, max(whole.step.low, launches * LAUNCH_NS)),
                 basis="modelled",
@@ -140,11 +143,11 @@ def scan_findings(trace: Trace, *, least_turns: int, advice: str) -> Iterator[Fi
 def _also(work: PlanWork, loop: EagerLoop, compiled: int) -> str:
     if work.held.plan.compiled_by == "program":
         return f"{loop.forward + loop.backward:,} without torch.compile"
-    return f"compiled it would still take {compiled:,} kernels" if compiled else "torch.compile does not take it"
+    return f"compiled it would still take {compiled:,} kernels" if compiled else "torch.compile cannot compile it"
 
 
 def kernels_at(plan: TorchPlan, file: str, line: int) -> int:
-    """Launches a step of planned kernels that compute something of a line."""
+    """Return the launches per step of planned kernels that compute something of a line."""
     return sum(
         graph.calls
         for graph in plan.graphs

@@ -72,13 +72,15 @@ if TYPE_CHECKING:
     from perfscope.analyzers.hlo.module import Instruction
 
 EXPOSED_SHARE = 0.05
-"""Of the step. Some exposure stays at the first and last collective of a step even when all else is hidden."""
+"""Exposed communication as a share of the step from which it is reported. The first and last collective of a step
+remain exposed even if all others are hidden.
+"""
 
 PART_SHARE = 0.01
-"""Of the step: a kind of collective with less gets no finding of its own."""
+"""Smallest share of the step for a separate finding of one kind of collective."""
 
 REPLACES = True
-"""What the ranks say together takes the place of what each says alone."""
+"""Whether the comparison of ranks replaces the findings of each rank."""
 
 
 _KERNEL_OPERATION = re.compile(r"(?:nccl|rccl)\w*?Kernel_?([A-Z][A-Za-z]+)")
@@ -89,7 +91,7 @@ _INSTRUCTION = re.compile(
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 MANY_OPERATIONS = frozenset({"send_recv", "send", "recv", "communication"})
-"""Kernels of these names do what several operations ask for: NCCL's all-to-all is made of sends and receives."""
+"""Names of kernels that several operations use: NCCL's all-to-all consists of sends and receives."""
 
 ADVICE = {
     "allreduce": "Let DDP overlap it with the backward pass (`bucket_cap_mb`, `static_graph=True`). Use `no_sync()` "
@@ -102,7 +104,7 @@ ADVICE = {
     "Or send lower precision.",
     "sendrecv": "Use more microbatches, an interleaved schedule, or local work beside the sends and receives.",
 }
-"""By operation, spelled without underscores: sources write `all_reduce`, `allreduce`, `_allgather_base`."""
+"""Operation without underscores -> advice; sources write `all_reduce`, `allreduce`, `_allgather_base`."""
 
 FORWARD_SHARE = 0.2
 """Of all-reduces: tensor parallelism has as many in the forward pass as in the backward pass, data parallelism next to
@@ -126,7 +128,7 @@ XLA_ADVICE = (
     "move ({work}); blocking_collective says what it waits for and why."
 )
 
-ALONE = " One rank cannot tell transfer from waiting for a slower rank: compare the ranks."
+ALONE = " A single rank cannot separate transfer from waiting for a slower rank: compare the ranks."
 
 LONG_SHARE = 0.25
 """Of a step, for one collective on one rank: longer ones mostly wait for a rank that comes late."""
@@ -138,7 +140,7 @@ OTHER_ADVICE = "Start it earlier (`async_op=True`) and call `wait()` where the r
 
 
 def examined(trace: Trace) -> Scope:
-    """Kernels that communicate; collectives of a planned step."""
+    """Count the communication kernels, or the collectives of a planned step."""
     if trace.torch_plans:
         planned = [held.plan.processes for held in trace.torch_plans]
         return Scope(
@@ -148,7 +150,7 @@ def examined(trace: Trace) -> Scope:
 
 
 def check_plan(trace: Trace) -> Iterable[Finding]:
-    """Yield a finding a kind of collective that a planned step waits for."""
+    """Yield one finding per kind of collective that a planned step waits for."""
     from perfscope.analyzers.ranks.rules.exposed_communication.plan import planned_exposure
 
     return planned_exposure(
@@ -160,7 +162,7 @@ def check_plan(trace: Trace) -> Iterable[Finding]:
 
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """Yield a finding a kind of collective for the device with most exposed communication."""
+    """Yield one finding per kind of collective, for the device with the most exposed communication."""
     if "device_work" not in trace.recorded:
         return _without_device(trace)
     device = _worst(trace)
@@ -175,17 +177,17 @@ def check(trace: Trace) -> Iterable[Finding]:
     unclear = "no longer than their ends differ" if here else "not all devices are here"
     return [
         exposed_finding([side], member="device", elsewhere=False, unclear=unclear)
-        if side.matched  # of a group that reaches into other processes, this recording shows its own devices only
+        if side.matched  # for a group with devices of other processes, this recording has only its own devices
         else side.finding
         for side in sides
     ]
 
 
 def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
-    """Yield a finding a kind of collective of each job, and again what traces outside of the jobs say of that kind."""
+    """Yield one finding per kind of collective of each job, and the findings of traces outside of the jobs."""
     try:
         sets = comparable(traces)
-    except AbstainError:  # nothing to compare with: each rank's own finding stands and says so
+    except AbstainError:  # nothing to compare with: each rank's own finding stays, with its caveat
         sets = ()
     processes = [process_set for process_set in process_sets(traces) if process_set.ranks.matching.matched]
     inside: set[int] = set()
@@ -210,7 +212,7 @@ def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
 
 
 def _of_job(job: Job, waits: Mapping[int, Mapping[int, Wait]], unclear: str, *, processes: bool) -> Iterator[Finding]:
-    """The device of each rank with most exposed communication stands for it."""
+    """Yield the findings of a job; each rank is represented by its device with the most exposed communication."""
     sides: list[Side] = []
     for member in job.members:
         device = _worst(member.trace)
@@ -235,7 +237,7 @@ def _of_processes(process_set: ProcessSet) -> Iterator[Finding]:
 
 
 def _sides(trace: Trace, device: StepAccount, member: int, waits: Mapping[int, Wait]) -> Iterator[Side]:
-    """What the trace says of each kind on its device, with its parts."""
+    """Yield each kind of collective on the device, with its parts."""
     members = _by_kind(trace, device, _collective_of(trace))
     for finding in _findings(trace, device):
         kind = finding.subject
@@ -249,7 +251,7 @@ def _sides(trace: Trace, device: StepAccount, member: int, waits: Mapping[int, W
 
 
 def _worst(trace: Trace) -> StepAccount | None:
-    """The device with most exposed communication, if it is enough to be told."""
+    """Return the device with the most exposed communication, if that is long enough."""
     accounts = [
         account
         for account in trace.fact(step_accounts)
@@ -260,7 +262,7 @@ def _worst(trace: Trace) -> StepAccount | None:
 
 def _without_device(trace: Trace) -> list[Finding]:
     if trace.recorded == {"hlo"}:
-        raise AbstainError("a program has no clock: blocking_collective says what a device would wait for")
+        raise AbstainError("a compiled program has no times; blocking_collective lists what a device would wait for")
     if (len(trace.rows["collectives"]) and len(trace.rows["hlo_ops"])) or is_process(trace):
         raise AbstainError(
             "XLA's CPU backend: its devices share the cores of one host, so while one waits for a collective, "
@@ -318,7 +320,7 @@ def _waits(trace: Trace, device: StepAccount, members: list[int]) -> bool:
 
 
 def _by_kind(trace: Trace, device: StepAccount, named: dict[int, int]) -> dict[str, list[int]]:
-    """Operation -> rows of ``kernels`` that ran in the steps."""
+    """Map operation to rows of ``kernels`` that ran in the steps."""
     kernels = trace.rows["kernels"]
     kinds: dict[str, list[int]] = defaultdict(list)
     windows = trace.fact(account_windows)
@@ -333,7 +335,7 @@ def _by_kind(trace: Trace, device: StepAccount, named: dict[int, int]) -> dict[s
 def _evidence(
     trace: Trace, members: list[int], exposed: np.ndarray, named: dict[int, int]
 ) -> tuple[Mapping[str, Cell], ...]:
-    """Exposed time by kernel, group and message size."""
+    """Return the exposed time by kernel, group and message size."""
     from perfscope.analyzers.programs import communication_names
 
     kernels, collectives = trace.rows["kernels"], trace.rows["collectives"]
@@ -368,13 +370,13 @@ def _evidence(
 
 
 def _collective_of(trace: Trace) -> dict[int, int]:
-    """Row of ``kernels`` -> row of ``collectives``."""
+    """Map rows of ``kernels`` to rows of ``collectives``."""
     rows = trace.rows["collectives"]["kernel"].tolist()
     return {kernel: row for row, kernel in enumerate(rows) if kernel != MISSING}
 
 
 def _operation(trace: Trace, kernel: int, named: dict[int, int]) -> str:
-    """The instruction says it best: kernels of NCCL send and receive for several operations."""
+    """Return the operation, from the instruction if possible: NCCL kernels send and receive for several operations."""
     from perfscope.analyzers.programs import communication_names
 
     instruction = trace.fact(communication_names).get(kernel)
@@ -388,7 +390,10 @@ def _operation(trace: Trace, kernel: int, named: dict[int, int]) -> str:
 
 
 def operation_of_kernel(name: str) -> str:
-    """``all_reduce`` of ``ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)``; ``communication`` if the name is silent."""
+    """Return ``all_reduce`` for ``ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)``.
+
+    ``communication`` without an operation.
+    """
     match = _KERNEL_OPERATION.search(name)
     return "communication" if match is None or match[1] == "Generic" else _CAMEL.sub("_", match[1]).lower()
 

@@ -1,4 +1,4 @@
-"""Findings on the collectives of a planned step: what the step would wait for them on the target. Modelled."""
+"""Findings about the collectives of a planned step: modelled waits for them on the target."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from perfscope.model.units import format_bytes
 
 
 def planned_exposure(trace: Trace, *, least: float, part: float, advice: Callable[[str], str]) -> Iterator[Finding]:
-    """One finding for each kind of collective that the step as the program runs it waits for, at the low end.
+    """Yield one finding per kind of collective that the step waits for, at the low end of the modelled range.
 
-    ``least``: share of the step that all of them, ``part``: that one kind has; ``advice(kind)``. What is not known of
-    the links costs no more than their steps, and the finding says so.
+    ``least``: minimum share of the step for all collectives; ``part``: for one kind; ``advice(kind)``: text.
+    Collectives over links of unknown speed cost only their latency, and the finding states that.
     """
     for work in trace.fact(plan_works):
         plan = work.held.plan

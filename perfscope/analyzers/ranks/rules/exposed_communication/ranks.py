@@ -1,4 +1,4 @@
-"""The finding of exposed communication where several ranks (or devices) show who waited: what is whose, and advice."""
+"""Findings of exposed communication with several ranks or devices: whose time it is, and advice."""
 
 from __future__ import annotations
 
@@ -17,45 +17,45 @@ from perfscope.model.severity import severity_of
 from perfscope.model.units import format_ns
 
 MOST_NAMED = 3
-"""Late members in a title: the evidence has all."""
+"""Maximum number of late members in a title; the evidence has all."""
 
 UNMATCHED = "not matched"
 
 TOLD_MORE = 1.1
-"""Times what the most exposed member has besides waiting: below it another member's is the same to a reader."""
+"""Ratio to the most exposed member's time besides waiting, from which another member's time is also reported."""
 
 
 class Side(Struct, frozen=True, kw_only=True):
-    """What the single trace of a member says of one kind of collective, and its parts by group."""
+    """Exposed time of one kind of collective in one member's trace, with its parts by group."""
 
     finding: Finding
     advice: str
-    """How its transfer is hidden or made smaller."""
+    """Advice to hide or shorten its transfer."""
     shares: tuple[Share, ...]
     whole_ns: int
-    """Of the steps: what shares are of."""
+    """Reference time of shares: the steps, ns."""
     steps: int
-    """0 where none is known."""
+    """Number of steps; 0 if unknown."""
 
     @property
     def matched(self) -> bool:
-        """Whether any of it is told apart."""
+        """Whether any part is attributed."""
         return self.total.unmatched_ns < self.total.exposed_ns
 
     @property
     def total(self) -> Share:
-        """All groups together."""
+        """Sum over all groups."""
         return summed(self.shares)
 
 
 def exposed_finding(
     sides: Sequence[Side], *, member: str, elsewhere: bool, unclear: str, processes: bool = False
 ) -> Finding:
-    """One finding of one kind of collective; ``sides``: at least one, all of that kind.
+    """Return one finding for one kind of collective; ``sides``: at least one, all of that kind.
 
     ``member``: ``rank`` or ``device``. ``elsewhere``: waiting for late members is the cost of ``straggler`` and
-    not of this finding. ``unclear``: why some of it may be either. ``processes``: members have devices of their own,
-    one of which may have waited for another.
+    excluded here. ``unclear``: why some of the time may be either. ``processes``: members have several devices, which
+    may have waited for each other.
     """
     sides = sorted(sides, key=lambda side: (-side.total.exposed_ns, side.total.member))
     worst, whole = sides[0], sides[0].total
@@ -103,7 +103,7 @@ def _mostly(whole: Share, member: str) -> str:
 
 
 def _pieces(sides: Sequence[Side]) -> Iterator[tuple[int | None, int, int]]:
-    """The costliest of each rank in turn, the most exposed rank first."""
+    """Yield the costliest spans of the ranks in turn, starting with the most exposed rank."""
     for each in zip_longest(*(side.finding.spans for side in sides)):
         for side, span in zip(sides, each, strict=True):
             if span is not None:
@@ -115,7 +115,7 @@ def _cost(side: Side) -> int:
 
 
 def _late(share: Share, member: str) -> str:
-    """``rank 2``; ``late ranks (2: 30.0 ms, 5: 1.0 ms)``."""
+    """Return ``rank 2`` or ``late ranks (2: 30.0 ms, 5: 1.0 ms)``."""
     late = sorted(share.waiting_ns.items(), key=lambda pair: (-pair[1], pair[0]))
     late = [pair for pair in late if pair[1] and pair[0] != share.member]
     if len(late) == 1:
@@ -125,19 +125,18 @@ def _late(share: Share, member: str) -> str:
 
 
 def _advice(whole: Share, transfer: str, member: str, *, elsewhere: bool) -> str:
-    """What most of it is comes first: a late rank is not mended by overlapping, nor a transfer by an even load."""
+    """Return the advice for the largest part first: overlap does not fix a late rank, nor an even load a transfer."""
     waited = whole.late_ns + whole.together_ns
     late = (
-        f"Make the late {member} come in time: `straggler` says which and what it did before; that part is its cost "
-        "and "
-        "is not in this one."
+        f"Make the late {member} come in time: `straggler` names it and what it did before; that part is its cost "
+        "and not part of this one."
         if elsewhere
         else f"Make the late {member} come in time: compare what it does before with the other {member}s (shard sizes, "
         "padding, uneven experts or layers)."
     )
     if elsewhere and whole.core_ns:
         transfer += (
-            " Whether another algorithm or protocol of NCCL, or other links, would make it shorter: `nvlink_stall`."
+            " `nvlink_stall` checks whether another NCCL algorithm or protocol, or other links, would shorten it."
         )
     if not waited:
         return transfer
@@ -167,7 +166,7 @@ def _row(side: Side, share: Share, member: str, *, processes: bool) -> dict[str,
 
 
 def by_kind(sides: Sequence[Side]) -> Mapping[str, list[Side]]:
-    """Sides by what they are of, in order."""
+    """Group the sides by kind of collective, in order."""
     result: dict[str, list[Side]] = defaultdict(list)
     for side in sides:
         result[side.finding.subject].append(side)

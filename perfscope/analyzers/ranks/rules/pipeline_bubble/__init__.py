@@ -57,14 +57,16 @@ from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns, format_share
 
 WAIT_SHARE = 0.05
-"""Of the steps' time, as mean wait of a stage. 32 microbatches on 4 stages leave 9%: below half of that, nothing."""
+"""Mean wait of a stage as a share of the steps from which it is reported; 32 microbatches on 4 stages leave 9 %."""
 
 UNEVEN_SHARE = 0.5
-"""Of the waiting: where uneven stages explain more than half of it, they are what to mend first."""
+"""Share of the waiting from which uneven stages are the main cause."""
+
+Kind = tuple[str, int | None]
 
 
 def examined(trace: Trace) -> Scope:
-    """Permutations of compiled programs: of sends and receives one rank alone says nothing."""
+    """Count the permutations of compiled programs; sends and receives of a single rank have no finding."""
     if not trace.hlo:
         return Scope(0, "sends and receives in the recording")
     from perfscope.analyzers.hlo.collectives import collectives
@@ -74,7 +76,7 @@ def examined(trace: Trace) -> Scope:
 
 
 def compared(traces: Sequence[Trace]) -> Scope:
-    """Sends and receives."""
+    """Count the sends and receives."""
     return Scope(
         sum(between_two(local) for trace in traces if has_ranks(trace) for local in trace.fact(locals_of)),
         "sends and receives in the recording",
@@ -82,7 +84,7 @@ def compared(traces: Sequence[Trace]) -> Scope:
 
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """One finding for each pipeline inside a compiled program; between ranks `compare` looks."""
+    """Yield one finding per pipeline inside a compiled program; `compare` covers pipelines of ranks."""
     if not trace.hlo:
         yield from only_compared(trace)
         return
@@ -95,7 +97,7 @@ def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
     """Yield one finding for each pipeline of a job whose stages wait long for their neighbours."""
     ranked = [trace for trace in traces if has_ranks(trace)]
     if not any(between_two(local) for trace in ranked for local in trace.fact(locals_of)):
-        return  # no sends and receives, so no pipeline
+        return  # without sends and receives there is no pipeline
     reasons, judged = [], 0
     for ranks in rank_sets(traces):
         pipelines = pipelines_of(ranks)
@@ -115,15 +117,15 @@ def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
 
 
 def _cannot_tell(pipeline: Pipeline, ranks: RankSet) -> str | None:
-    """Why a pipeline cannot be judged; None if it can."""
+    """Return why a pipeline cannot be evaluated; None if it can."""
     if not ranks.job.groups_agree:
         return MIXED
     if len(pipeline.stages) == 1:
-        return "one rank alone does not show a pipeline: record all its stages"
+        return "a single rank does not show a pipeline: record all its stages"
     if not pipeline.complete:
         return f"{len(pipeline.stages):,} of {len(pipeline.ranks):,} stages of a pipeline are here: record all of them"
     if pipeline.on_host:
-        return "the sends and receives ran on the host (gloo): what they cost the devices is not recorded"
+        return "the sends and receives ran on the host (gloo): their cost for the devices is not recorded"
     if pipeline.ring and not pipeline.named:
         return (
             "all ranks send and receive alike: interleaved stages, or a ring (ring attention); "
@@ -152,7 +154,7 @@ def _judge(pipeline: Pipeline, ranks: RankSet) -> Finding | None:
     least = (
         "microbatches cannot be counted"
         if count is None or expected is None
-        else f"{count:,} microbatches cannot do with less than {expected:.0%} without interleaving"
+        else f"{count:,} microbatches need at least {expected:.0%} without interleaving"
     )
     return Finding(
         subject="stages of uneven size" if is_uneven else "bubble of the schedule",
@@ -168,7 +170,7 @@ def _judge(pipeline: Pipeline, ranks: RankSet) -> Finding | None:
 
 
 def _exchanges(pipeline: Pipeline, traces: Mapping[int, Trace]) -> list[tuple[int, int, int]]:
-    """Sends and receives of its stages, the longest first: most of such a one is waiting."""
+    """Return the sends and receives of its stages, longest first, because a long one is mostly waiting."""
     results = [
         (stage.rank, local.start_ns, local.end_ns)
         for stage in pipeline.stages
@@ -179,7 +181,7 @@ def _exchanges(pipeline: Pipeline, traces: Mapping[int, Trace]) -> list[tuple[in
 
 
 def _for_slowest(stage: Stage, slowest: Stage) -> int:
-    """The part of its wait that ends with the slowest stage's longer compute."""
+    """Return the part of its wait that ends with the slowest stage's longer compute."""
     return min(stage.wait_ns, slowest.compute_ns - stage.compute_ns)
 
 
@@ -227,14 +229,10 @@ def _schedule_advice(size: int, count: int | None) -> str:
     )
 
 
-# Pipelines of a job: ranks that send to and receive from each other, and what each stage waits for its neighbours.
-#
-# Where both sides of a message are known (matching.pair), the shorter one is the transfer, the rest of the other is
-# waiting for that rank. Otherwise the shortest kernel of its operation and size in the pipeline is the transfer. What a
-# stage's kernels take beyond that, as far as the device computes nothing meanwhile, is waiting.
-
-
-Kind = tuple[str, int | None]
+# Pipelines of a job: ranks that send to and receive from each other, and the wait of each stage for its neighbours.
+# If both sides of a message are known (matching.pair), the shorter one is the transfer and the rest of the other is
+# waiting for that rank. Otherwise the shortest kernel of its operation and size in the pipeline is the transfer. The
+# excess of a stage's kernels, as far as the device computes nothing meanwhile, is waiting.
 
 
 class Stage(Struct, frozen=True, kw_only=True):
@@ -242,19 +240,21 @@ class Stage(Struct, frozen=True, kw_only=True):
 
     rank: int
     sends: int
-    """Sends of the largest size: smaller ones tell shapes. 0 where kernels do not tell sends from receives."""
+    """Number of sends of the largest size (smaller ones transmit shapes); 0 if kernels do not distinguish sends from
+    receives.
+    """
     kernels: int
     steps: int
-    """0 where none is known."""
+    """Number of steps; 0 if unknown."""
     compute_ns: int
     exposed_ns: int
-    """In sends and receives while the device computed nothing."""
+    """Time in sends and receives while the device computed nothing."""
     wait_ns: int
     """``exposed_ns`` without the transfers themselves."""
     mostly_for: int | None
-    """The rank that most of ``wait_ns`` was for; None where no other side of its messages is known."""
+    """Rank that accounts for most of ``wait_ns``; None if no other side of its messages is known."""
     idle_ns: int
-    """The device did nothing at all: its host may be why, so it is not in ``wait_ns``."""
+    """Time in which the device did nothing; excluded from ``wait_ns`` because the host may be the cause."""
 
 
 class Pipeline(Struct, frozen=True, kw_only=True):
@@ -262,27 +262,27 @@ class Pipeline(Struct, frozen=True, kw_only=True):
 
     ranks: Group
     named: bool
-    """The program calls it a pipeline."""
+    """Whether the program calls it a pipeline."""
     stages: tuple[Stage, ...]
-    """Those recorded, by rank."""
+    """The recorded stages, by rank."""
     on_host: bool
-    """Some of its sends and receives ran on the host (gloo): what was waited there is not known."""
+    """Whether some of its sends and receives ran on the host (gloo), where waits are unknown."""
 
     @property
     def complete(self) -> bool:
-        """All its ranks are recorded."""
+        """Whether all its ranks are recorded."""
         return len(self.stages) == len(self.ranks)
 
     @property
     def ring(self) -> bool:
-        """Every one of three or more ranks sends as much as the others: there is no first and no last stage."""
+        """Whether each of at least three ranks sends as much as the others, so that there is no first or last stage."""
         return len(self.ranks) > 2 and len({(stage.sends, stage.kernels) for stage in self.stages}) == 1
 
     @property
     def microbatches(self) -> int | None:
-        """Of a step, where the sends tell: the first and the last stage send one each, those between them two.
+        """Number of microbatches per step: the first and last stage send one message per microbatch, the others two.
 
-        None where steps are not known, or the counts are not those of such a schedule (interleaved stages).
+        None if steps are unknown, or if the counts do not match such a schedule (interleaved stages).
         """
         each = set()
         for stage in self.stages:
@@ -295,15 +295,15 @@ class Pipeline(Struct, frozen=True, kw_only=True):
 
 
 def bubble_share(stages: int, microbatches: int) -> float:
-    """Share of a step that each stage idles: (p - 1) / (m + p - 1), of GPipe and of 1F1B without interleaving.
+    """Return the idle share of each stage in a step: (p - 1) / (m + p - 1), for GPipe and 1F1B without interleaving.
 
-    Huang et al. 2019 (GPipe); Narayanan et al. 2021 (Megatron-LM, section 2.2), which states it over the ideal time.
+    Huang et al. 2019 (GPipe); Narayanan et al. 2021 (Megatron-LM, section 2.2), relative to the ideal time there.
     """
     return (stages - 1) / (microbatches + stages - 1)
 
 
 def pipelines_of(ranks: RankSet) -> tuple[Pipeline, ...]:
-    """The pipelines of a job: groups with sends and receives, joined where they share a rank."""
+    """Return the pipelines of a job: groups with sends and receives, merged if they share a rank."""
     sending: dict[Group, set[str]] = defaultdict(set)
     for member in ranks.job.members:
         for local in member.collectives:
@@ -322,7 +322,7 @@ def pipelines_of(ranks: RankSet) -> tuple[Pipeline, ...]:
 
 
 def between_two(local: Local) -> bool:
-    """Whether it is a send or a receive. A kernel of sends and receives of a larger group may be an all-to-all."""
+    """Whether it is a send or a receive. In a larger group, a kernel of sends and receives may be an all-to-all."""
     if local.operation in POINT_TO_POINT:
         return True
     return local.operation in ("send_recv", "coalesced") and local.ranks is not None and len(local.ranks) == 2

@@ -1,4 +1,4 @@
-"""What ``pipeline_bubble`` says of pipelines inside compiled XLA programs."""
+"""Findings of ``pipeline_bubble`` about pipelines inside compiled XLA programs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from perfscope.model.finding import Finding, Where
 from perfscope.model.trace import Trace
 
 MIN_BUBBLE = 0.05
-"""Of the turns: 64 microbatches on 4 stages leave as much, and more of them gain nothing that shows."""
+"""Share of idle turns from which a pipeline is reported: 64 microbatches on 4 stages have as much, and more gain
+little.
+"""
 
 AMPLE = 4
-"""Microbatches per stage at which GPipe's authors call the bubble negligible (Huang et al. 2019)."""
+"""Microbatches per stage from which GPipe's authors call the bubble negligible (Huang et al. 2019)."""
 
 
 def pipeline_findings(trace: Trace) -> Iterator[Finding]:
-    """One finding for each line with pipelines of which a stage idles in a twentieth of the turns or more."""
+    """Yield one finding per line with pipelines whose stages idle in at least a twentieth of the turns."""
     places: dict[Where, list[ProgramPipeline]] = {}
     for pipeline in trace.fact(program_pipelines):
         if pipeline.bubble >= MIN_BUBBLE:

@@ -76,24 +76,78 @@ if TYPE_CHECKING:
     from perfscope.model.compile_log import Compile, CompileLog
 
 MIN_COLD_NS = 60 * 10**9
-"""A minute: what cold compiling may take beyond a warm start. Shorter waits are of the order of starting the processes,
-loading a checkpoint and filling the data loaders, which every start takes."""
+"""Smallest cold compile time beyond a warm start, one minute. Every start takes about as long to start processes, load
+a checkpoint and fill the data loaders.
+"""
 
 HIGH_NS = 600 * 10**9
-"""Ten minutes: the default timeout of a NCCL process group. A rank that is still warm waits so long and dies."""
+"""Ten minutes: the default timeout of an NCCL process group, at which a rank that is already warm ends."""
 
 MIN_BYPASSED_NS = 10 * 10**9
-"""What a cache refuses is paid at each start, also on a machine that has compiled everything: a start's own time,
-imports and processes, is about that."""
+"""Smallest compile time that a cache refuses, paid at each start, also on a warm machine; about the time that a start
+takes for imports and processes.
+"""
 
 MAX_ROWS = 20
 
 
 examined = compile_records
 
+Warmth = Literal["cold", "warm", "uncached"]
+
+MIN_REPEATS = 4
+"""Minimum repetitions of a line's op in a graph for a repeated block: fewer are q, k, v and similar."""
+
+MIN_REPEATED = 0.5
+"""Share of a graph's nodes from which compiling its repeated block once is advised: it then halves the work after
+tracing.
+"""
+
+_KEEP = (
+    "Keep inductor's cache between starts: set TORCHINDUCTOR_CACHE_DIR to a folder that outlives the process. Or ship "
+    "one run's: artifacts, _ = torch.compiler.save_cache_artifacts() after the first steps, and "
+    "torch.compiler.load_cache_artifacts(artifacts) before the first compiled call."
+)
+
+_ASK = (
+    "Remove TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 from the environment and leave TORCHINDUCTOR_FX_GRAPH_CACHE at 1. No "
+    "cache was queried. "
+)
+
+_BY_STAGE = {
+    Stage.TUNING: ' Autotuning dominates: compile with mode="default" while developing, max-autotune for the last run.',
+    Stage.KERNELS: " Building kernels dominates: raise TORCHINDUCTOR_COMPILE_THREADS to the free cores of the host.",
+}
+
+_REASONS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (
+        re.compile(r"context_fn does not have a cache_hash"),
+        "Give the context_fn of selective checkpointing an attribute `cache_hash` (a string that changes with the "
+        "policy).",
+    ),
+    (
+        re.compile(r"without uuid\(\) method|uuid\(\) returned None"),
+        "Wrap the solver or estimator in the class that torch names and return a fixed uuid() from it.",
+    ),
+    (
+        re.compile(r"[Uu]nsupported call_(function|method)"),
+        "Move the function that torch names out of the compiled region, or register it as torch.library.custom_op. AOT "
+        "autograd's cache takes only ops that it knows to be pure; each version of torch takes more.",
+    ),
+    (re.compile(r"freezing"), "Compile without torch._inductor.config.freezing: frozen weights are part of the code."),
+    (
+        re.compile(r"FX graph cache is not enabled"),
+        "Leave TORCHINDUCTOR_FX_GRAPH_CACHE at 1: AOT autograd's cache needs inductor's.",
+    ),
+    (
+        re.compile(r"custom.*pass|without uuid", re.IGNORECASE),
+        "Derive the custom pass from torch._inductor.custom_graph_pass.CustomGraphPass and return a uuid() for it.",
+    ),
+)
+
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """Yield cold compiling of a minute or more, and what caches refuse of ten seconds or more."""
+    """Yield cold compiling of at least a minute, and compilations refused by caches of at least ten seconds."""
     if trace.compile_events or (trace.hlo and trace.compile_log is None):
         from perfscope.analyzers.torch_compile.rules.compile_time.jax import jax_findings
 
@@ -108,7 +162,7 @@ def check(trace: Trace) -> Iterable[Finding]:
 
 
 def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
-    """Yield one finding where all ranks compiled the same functions cold for a minute or more."""
+    """Yield one finding if all ranks compiled the same functions cold for at least a minute."""
     uses = {
         trace.source.rank: trace.fact(cache_use)
         for trace in traces
@@ -146,31 +200,28 @@ def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
     )
 
 
-Warmth = Literal["cold", "warm", "uncached"]
-
-MIN_REPEATS = 4
-"""Times a line's op must stand in a graph for its block to count as repeated: fewer are q, k, v and their like."""
-
-
 class CacheUse(Struct, frozen=True, kw_only=True):
-    """First compilations of frames by what the caches answered. Times in ns, moments once (``compile_times``)."""
+    """First compilations of frames by the caches' results. Times in ns (``compile_times``)."""
 
     cold: tuple[CompileTime, ...]
-    """A cache was asked and had it not, or does not take it."""
+    """A cache was queried and missed, or refuses the compilation."""
     warm: tuple[CompileTime, ...]
     uncached: tuple[CompileTime, ...]
-    """A graph was compiled and the log says of no cache that it was asked."""
+    """A graph was compiled, but the log has no cache query."""
     again: tuple[CompileTime, ...]
-    """Compilations of frames that were compiled before, whatever the caches said."""
+    """Compilations of frames that were compiled before, with any cache result."""
 
     @property
     def spared_ns(self) -> int:
-        """What warm caches would have spared at most."""
+        """Upper bound of the time that warm caches would have saved."""
         return sum(compile_time.cached_ns for compile_time in (*self.cold, *self.uncached))
 
 
 def cache_use(trace: Trace) -> CacheUse:
-    """The compilations of a log by their caches; first ones without a graph are in none of the four."""
+    """Return the compilations of a log by their caches.
+
+    First compilations without a graph are in none of the fields.
+    """
     first = {id(frame.compiles[0]) for frame in trace.fact(compiled_frames)}
     held: dict[Warmth | None, list[CompileTime]] = {"cold": [], "warm": [], "uncached": [], None: []}
     again = []
@@ -185,9 +236,9 @@ def cache_use(trace: Trace) -> CacheUse:
 
 
 def warmth(compilation: Compile) -> Warmth | None:
-    """Whether its graphs came from a cache; ``None``: it has none, or was given up.
+    """Return whether its graphs came from a cache; ``None`` if it has none or failed.
 
-    Inductor's part is the expensive one: where its cache hit, AOT autograd's own may have been bypassed.
+    Inductor's part is the expensive one; if its cache hits, AOT autograd's own cache may have been bypassed.
     """
     inductor = [result for cache, result in compilation.caches.items() if cache.startswith("fx_graph")]
     answers = inductor or list(compilation.caches.values())
@@ -197,11 +248,11 @@ def warmth(compilation: Compile) -> Warmth | None:
 
 
 def repeated_part(log: CompileLog, compiles: Iterable[Compile]) -> float:
-    """Of the nodes of the given compilations' graphs the part that a repeated block makes twice or more, 0 to 1.
+    """Return the share of the graphs' nodes that a repeated block makes at least twice, 0 to 1.
 
-    A model of N equal layers has every line's op N times in its graph with the same dtype and shape; compiled
-    once, all but the first were not compiled. Nodes without a line, and whatever stands fewer than ``MIN_REPEATS``
-    times, count as made once.
+    A graph of a model with N equal layers has every line's op N times with the same dtype and shape; compiling the
+    block once would avoid all but the first. Nodes without a line, and nodes with fewer than ``MIN_REPEATS``
+    repetitions, count as made once.
     """
     wanted = {compilation.compile_id for compilation in compiles}
     nodes = again = 0
@@ -216,70 +267,26 @@ def repeated_part(log: CompileLog, compiles: Iterable[Compile]) -> float:
     return again / nodes if nodes else 0.0
 
 
-MIN_REPEATED = 0.5
-"""Of a graph's nodes: compiling its repeated block once halves the work behind tracing."""
-
-_KEEP = (
-    "Keep inductor's cache between starts: set TORCHINDUCTOR_CACHE_DIR to a folder that outlives the process. Or ship "
-    "one run's: artifacts, _ = torch.compiler.save_cache_artifacts() after the first steps, and "
-    "torch.compiler.load_cache_artifacts(artifacts) before the first compiled call."
-)
-_ASK = (
-    "Remove TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 from the environment and leave TORCHINDUCTOR_FX_GRAPH_CACHE at 1. No "
-    "cache was asked. "
-)
-_BY_STAGE = {
-    Stage.TUNING: ' Autotuning dominates: compile with mode="default" while developing, max-autotune for the last run.',
-    Stage.KERNELS: " Building kernels dominates: raise TORCHINDUCTOR_COMPILE_THREADS to the free cores of the host.",
-}
-
-_REASONS: tuple[tuple[re.Pattern[str], str], ...] = (
-    (
-        re.compile(r"context_fn does not have a cache_hash"),
-        "Give the context_fn of selective checkpointing an attribute `cache_hash` (a string that changes with the "
-        "policy).",
-    ),
-    (
-        re.compile(r"without uuid\(\) method|uuid\(\) returned None"),
-        "Wrap the solver or estimator in the class that torch names and return a fixed uuid() from it.",
-    ),
-    (
-        re.compile(r"[Uu]nsupported call_(function|method)"),
-        "Move the function that torch names out of the compiled region, or register it as torch.library.custom_op. AOT "
-        "autograd's cache takes only ops that it knows to be pure; each version of torch takes more.",
-    ),
-    (re.compile(r"freezing"), "Compile without torch._inductor.config.freezing: frozen weights are part of the code."),
-    (
-        re.compile(r"FX graph cache is not enabled"),
-        "Leave TORCHINDUCTOR_FX_GRAPH_CACHE at 1: AOT autograd's cache needs inductor's.",
-    ),
-    (
-        re.compile(r"custom.*pass|without uuid", re.IGNORECASE),
-        "Derive the custom pass from torch._inductor.custom_graph_pass.CustomGraphPass and return a uuid() for it.",
-    ),
-)
-
-
 def cold_advice(stage: Stage | None, repeated: float, *, asked: bool) -> str:
-    """Advice on a cold start that ``stage`` dominates (``None``: not known).
+    """Return the advice on a cold start dominated by ``stage`` (``None``: unknown).
 
-    ``repeated``: part of the graphs' nodes that a repeated block makes again. ``asked``: a cache was asked at all.
+    ``repeated``: share of the graphs' nodes that repeat a block. ``asked``: whether any cache was queried.
     """
     advice = _KEEP if asked else _ASK + _KEEP
     if repeated >= MIN_REPEATED:
         advice += (
-            f" {100 * repeated:.0f}% of the graphs' ops are a block made again: compile it once with `for layer in "
+            f" {100 * repeated:.0f}% of the graphs' ops repeat a block: compile it once with `for layer in "
             "model.layers: layer.compile()`, or mark its forward with torch.compiler.nested_compile_region."
         )
     return advice + (_BY_STAGE.get(stage, "") if stage is not None else "")
 
 
 def bypass_advice(reason: str) -> str:
-    """What makes a compilation cacheable that was refused with ``reason``."""
+    """Return how to make a compilation cacheable that was refused with ``reason``."""
     known = next((advice for pattern, advice in _REASONS if pattern.search(reason)), None)
     return known or (
-        "Take what torch names as its reason out of the compiled function. "
-        "TORCH_LOGS=+torch._functorch.autograd_cache says more."
+        "Remove the cause that torch names from the compiled function. "
+        "TORCH_LOGS=+torch._functorch.autograd_cache has details."
     )
 
 
@@ -305,7 +312,7 @@ def _cold(trace: Trace, use: CacheUse) -> Finding:
         subject="cold compilation",
         title=f"{len(missed):,} of {compilations:,} compilations miss the caches",
         detail=f"{detail}.",
-        # of a run whose settings are not the program's own it is not known whether that one starts cold
+        # with settings other than the program's own, it is unknown whether the program starts cold
         severity="low" if log.settings else _severity(use.spared_ns),
         basis="measured",
         cost_ns=use.spared_ns,
@@ -327,7 +334,7 @@ def _severity(spared_ns: int) -> Severity:
 
 
 def _in_steps(trace: Trace, whole: int) -> str:
-    """How long that is in steps, and how much of all compiling lies in recorded ones."""
+    """Return the time as a number of steps, and the part of all compiling in recorded steps."""
     text = ""
     if trace.step_times_ns:
         step = median(trace.step_times_ns)
@@ -361,7 +368,7 @@ def _row(compile_time: CompileTime) -> dict[str, Cell]:
 
 
 def _bypassed(trace: Trace, use: CacheUse) -> Iterable[Finding]:
-    """One finding for each cache and reason."""
+    """Yield one finding per cache and reason."""
     groups: dict[tuple[str, str], list[CompileTime]] = defaultdict(list)
     for compile_time in (*use.cold, *use.warm):
         for cache, result in compile_time.compile.caches.items():
@@ -375,7 +382,7 @@ def _bypassed(trace: Trace, use: CacheUse) -> Iterable[Finding]:
         yield Finding(
             subject=f"not cacheable ({cache})",
             title=fit_title(f"{len(members):,} compilations bypass {cache} at each start", cache),
-            detail=f"They are not cacheable, also when the caches are warm: {reason}.",
+            detail=f"They are not cacheable, even with warm caches: {reason}.",
             severity=_severity(spent),
             basis="measured",
             cost_ns=spent,
@@ -390,5 +397,5 @@ def _bypassed(trace: Trace, use: CacheUse) -> Iterable[Finding]:
 
 
 def _refused_ns(cache: str, compile_time: CompileTime) -> int:
-    """What the refusal costs: of AOT autograd's cache its own stage, of inductor's all that is behind it."""
+    """Return the cost of the refusal: its own stage for AOT autograd's cache, everything after it for inductor's."""
     return compile_time.stages_ns.get(Stage.AOT, 0) if cache == "aotautograd" else compile_time.cached_ns

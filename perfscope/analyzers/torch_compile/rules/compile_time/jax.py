@@ -1,4 +1,4 @@
-"""What ``compile_time`` says of JAX programs: equal blocks written out, large constants, no cache on disk."""
+"""Findings of ``compile_time`` in JAX programs: unrolled equal blocks, large constants, no cache on disk."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns
 
 MIN_UNROLLED_NS = 5 * 10**9
-"""Of one function: starting Python and importing jax takes about that. A shorter wait is part of any start."""
+"""Smallest compile time of one function: every start takes about as long for Python and the import of jax."""
 
 MIN_LONGER_NS = 10**9
 """The same where the function compiles for longer than all timed steps take: then compiling is the wait."""
 
 MIN_BLOCKS = 8
-"""Equal blocks written out: fewer are a matter of taste, and XLA may fuse across them."""
+"""Minimum number of equal unrolled blocks: fewer are acceptable, and XLA may fuse across them."""
 
 MIN_CONSTANT_BYTES = 16 << 20
-"""Constants of one program. XLA folds and copies them while it compiles, and each program holds its own copy."""
+"""Smallest size of the constants of one program. XLA folds and copies them while it compiles, and each program has a
+copy.
+"""
 
 MIN_COLD_NS = 60 * 10**9
-"""A minute of compiling without a cache on disk, as for torch.compile."""
+"""Smallest compile time without a cache on disk: one minute, as for torch.compile."""
 
 MAX_ROWS = 20
 
@@ -38,18 +40,18 @@ _UNSAFE = re.compile(r"[^\w.-]")
 
 
 class Blocks(Struct, frozen=True, kw_only=True):
-    """Products that stand many times in a program."""
+    """Matrix products that occur many times in a program."""
 
     times: int
-    """How often most of the repeated lines' products stand in it: the number of blocks."""
+    """Number of blocks: how often most of the repeated lines' products occur."""
     share: float
-    """Of the program's products those that are repeated so, 0 to 1."""
+    """Share of the program's products that are repeated this often, 0 to 1."""
     where: Where
-    """Of the first of them."""
+    """Place of the first of them."""
 
 
 def jax_findings(trace: Trace) -> Iterator[Finding]:
-    """Findings on functions of the program that take long to compile."""
+    """Yield findings about functions of the program that take long to compile."""
     modules = defaultdict(list)
     for module in trace.hlo:
         modules[module.name.partition("(")[0]].append(module)
@@ -65,7 +67,7 @@ def jax_findings(trace: Trace) -> Iterator[Finding]:
         constants = constants_of(module)
         if sum(one.shape.bytes for one, _ in constants) >= MIN_CONSTANT_BYTES:
             yield _constants(module, constants)
-    firsts = [function.compilations[0] for function in functions]  # further ones are `recompilation`'s
+    firsts = [function.compilations[0] for function in functions]  # `recompilation` covers the other compilations
     total = joined(firsts).total()
     cached = any(event.kind.startswith("cache_") for event in trace.compile_events)
     if total >= MIN_COLD_NS and not cached:
@@ -73,7 +75,7 @@ def jax_findings(trace: Trace) -> Iterator[Finding]:
 
 
 def blocks_of(module: HloModule) -> Blocks | None:
-    """Equal blocks of a program's forward pass; ``None`` where fewer than ``MIN_BLOCKS`` are written out."""
+    """Return the equal blocks of a program's forward pass; ``None`` with fewer than ``MIN_BLOCKS``."""
     products: Counter[tuple[object, ...]] = Counter()
     first: dict[tuple[object, ...], Instruction] = {}
     for name in control_runs(module):
@@ -97,11 +99,13 @@ def blocks_of(module: HloModule) -> Blocks | None:
 
 
 def constants_of(module: HloModule) -> list[tuple[Instruction, Instruction | None]]:
-    """Constants of a mebibyte or more, the largest first, each with the first op that reads it."""
+    """Return the constants of at least 1 MiB, largest first, each with the first op that reads it."""
     found = []
     for name in control_runs(module):
         computation = module.computations[name]
-        large = {one.name: one for one in computation.instructions if one.opcode == "constant" and _is_large(one)}
+        large = {
+            one.name: one for one in computation.instructions if one.opcode == "constant" and one.shape.bytes >= 1 << 20
+        }
         readers: dict[str, Instruction] = {}
         for one in computation.instructions if large else ():
             for operand in one.operands:
@@ -109,10 +113,6 @@ def constants_of(module: HloModule) -> list[tuple[Instruction, Instruction | Non
                     readers.setdefault(operand, one)
         found += [(one, readers.get(one.name)) for one in large.values()]
     return sorted(found, key=lambda pair: -pair[0].shape.bytes)
-
-
-def _is_large(one: Instruction) -> bool:
-    return one.shape.bytes >= 1 << 20
 
 
 def _call(function: CompiledFunction) -> Where:
@@ -135,7 +135,7 @@ def _unrolled(trace: Trace, function: CompiledFunction, blocks: Blocks) -> Findi
             function.name,
         ),
         detail=f"Tracing takes {format_ns(first.trace_ns)}, lowering {format_ns(first.lower_ns)}, XLA "
-        f"{format_ns(first.compile_ns)}. The products of {blocks.where.label()} stand {blocks.times:,} times in the "
+        f"{format_ns(first.compile_ns)}. The products of {blocks.where.label()} occur {blocks.times:,} times in the "
         f"program, so compiling grows with the number of layers.{longer}",
         severity="medium",
         basis="measured",

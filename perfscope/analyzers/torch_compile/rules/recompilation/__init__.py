@@ -77,9 +77,48 @@ if TYPE_CHECKING:
 
 examined = compile_records
 
+MIN_RECOMPILATIONS = 2
+"""Minimum recompilations of a frame, in different steps if steps are known. Dynamo needs one to learn that a size is
+dynamic.
+"""
+
+NOTICED_SHARE = 0.1
+"""Share of all timed steps from which a single recompilation is reported: it is paid once, so a longer run outweighs
+it.
+"""
+
+MIN_SIZES = 3
+"""Minimum number of sizes of one dimension. With automatic dynamic shapes the second size makes the dimension dynamic,
+so a third recompiled size shows that it remains specialised.
+"""
+
+CHURN_SHARE = 0.5
+"""Share of a frame's recompilations for sizes of one dimension from which that dimension is the one to fix."""
+
+MAX_ROWS = 20
+
+MOST_SIZES_SHOWN = 8
+
+MOST_VALUES_SHOWN = 3
+
+_LEARNING_RATE = re.compile(r".{0,200}param_groups\[\d{1,6}\]\[['\"]lr['\"]\]")
+
+HANDED_ON_FIX = (
+    "Keep the value on the device: the number was read where a graph ends in this function (`.item()`, `float()`), and "
+    "the graph after it is compiled for that number."
+)
+
+LEARNING_RATE_FIX = (
+    "Make the learning rate a tensor where the optimizer is made: lr=torch.tensor({value}). A scheduler then changes "
+    "its value in place, and nothing is compiled again."
+)
+
+_OF_WHICH = re.compile(r"^\d+/\d+: ")
+"""Prefix of a reason: the compilation whose guard failed."""
+
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """One finding for each function that is compiled again in several steps."""
+    """Yield one finding per function that is compiled again in several steps."""
     log = trace.compile_log
     if log is not None and (log.compiles or log.breaks or "compile_events" not in trace.recorded):
         yield from recompilation_findings(trace, churn=False)
@@ -93,59 +132,44 @@ def check(trace: Trace) -> Iterable[Finding]:
 
 
 def check_plan(trace: Trace) -> Iterable[Finding]:
-    """Frames of a planned program that are compiled again, without time; those for ever new sizes are left out."""
+    """Yield frames of a planned program that are compiled again, without time.
+
+    `dynamic_shape_churn` covers new sizes.
+    """
     return planned_again_findings(trace, churn=False)
 
 
-MIN_RECOMPILATIONS = 2
-"""Of a frame, in different steps where steps are known. One is how dynamo learns that a size is dynamic."""
-
-NOTICED_SHARE = 0.1
-"""Of the time of the timed steps together: a single recompilation is paid once, and a longer run outweighs it."""
-
-MIN_SIZES = 3
-"""Of one dimension of one tensor. With automatic dynamic shapes the second size makes the dimension dynamic, so a third
-one that is compiled again shows that it stays specialised."""
-
-CHURN_SHARE = 0.5
-"""Of a frame's recompilations: where so many are for sizes of one dimension, that dimension is what to fix."""
-
-MAX_ROWS = 20
-MOST_SIZES_SHOWN = 8
-MOST_VALUES_SHOWN = 3
-
-
 class Counted(Struct, frozen=True, kw_only=True):
-    """A compilation after the first one of its frame."""
+    """A compilation of a frame after the first one."""
 
     compilation: Compile
     guard: Guard | None
-    """That failed of the latest compilation before it; ``None``: the log does not say."""
+    """Failed guard of the latest previous compilation; ``None`` if the log lacks it."""
     place: CodeLine | None
-    """The user's line that made that guard necessary, if the log says it."""
+    """The user's line that required that guard, if the log has it."""
     step: int | None
 
 
 class Again(Struct, frozen=True, kw_only=True):
-    """A frame that was compiled again and again."""
+    """A frame that was compiled repeatedly."""
 
     frame: CompiledFrame
     rows: tuple[Counted, ...]
     """In order."""
     spans: Intervals
-    """When they were compiled, moments once."""
+    """Union of their compile times."""
     over_steps: int | None
-    """Steps it is spread over; ``None`` where nobody counted steps."""
+    """Number of steps of the run; ``None`` if steps are unknown."""
 
     @property
     def times(self) -> PaidTimes:
-        """When it was paid."""
+        """The compilations with the steps that paid for them."""
         steps = [row.step for row in self.rows if row.step is not None]
         return PaidTimes(total_ns=self.spans.total(), times=len(self.rows), steps=tuple(steps), seen=self.over_steps)
 
 
 def compiled_again(trace: Trace) -> tuple[Again, ...]:
-    """Frames with at least ``MIN_RECOMPILATIONS`` that count, or with a long one for a Python number."""
+    """Return the frames with at least ``MIN_RECOMPILATIONS``, or with a long recompilation for a Python number."""
     from perfscope.analyzers.torch_compile.guards import parse_guard
 
     log = trace.compile_log
@@ -165,7 +189,7 @@ def compiled_again(trace: Trace) -> tuple[Again, ...]:
             if first is not None and (step is None or step <= first):
                 continue
             if not compilation.traced_graphs and compilation.has_code is False:
-                continue  # the one that hit the limit compiled nothing
+                continue  # the compilation that reached the limit compiled nothing
             why = reasons.get(compilation.compile_id)
             guard = parse_guard(why.reasons[0]) if why is not None and why.reasons else None
             place = None if why is None else _whole(trace, why.guard_place)
@@ -181,7 +205,7 @@ def compiled_again(trace: Trace) -> tuple[Again, ...]:
 
 
 def _over_steps(trace: Trace, log: CompileLog) -> int:
-    """Steps of the run as far as they are known: those that compiled something may be few, those timed as well."""
+    """Return the number of known steps of the run; steps with compilations may be few, and so may timed steps."""
     numbers = [span.step for span in log.steps if span.step is not None]
     spanned = max(numbers) - min(numbers) + 1 if numbers else 1
     recorded = trace.rows["steps"]["number"]
@@ -190,20 +214,20 @@ def _over_steps(trace: Trace, log: CompileLog) -> int:
 
 
 def _about_most(guards: Iterable[Guard | None]) -> list[Guard]:
-    """Guards of the most frequent kind and source, in order."""
+    """Return the guards of the most frequent kind and source, in order."""
     known = [guard for guard in guards if guard is not None]
     most = Counter(guard.key for guard in known).most_common(1)
     return [guard for guard in known if guard.key == most[0][0]]
 
 
 def _sizes(guards: Iterable[Guard]) -> list[int]:
-    """Sizes that guards on a dimension name, ascending."""
+    """Return the sizes in guards on a dimension, ascending."""
     values = (value for guard in guards for value in (guard.expected, guard.actual) if guard.kind == "size")
     return sorted({int(value) for value in values if value is not None and value.isdecimal()})
 
 
 def _churn_of(again: Again) -> tuple[Guard, list[int]] | None:
-    """A guard on the dimension whose sizes make up most of a frame's recompilations, and those sizes, if many."""
+    """Return a guard on the dimension whose sizes cause most of a frame's recompilations, with those sizes, if many."""
     from perfscope.analyzers.torch_compile.guards import parse_guard
 
     sized = _about_most(
@@ -219,10 +243,10 @@ def _churn_of(again: Again) -> tuple[Guard, list[int]] | None:
 
 
 def _whole(trace: Trace, code_line: CodeLine | None) -> CodeLine | None:
-    """The user's place with its whole path where the log has it elsewhere; ``None`` if it is not the user's."""
+    """Return the user's line with its whole path, if the log has it elsewhere; ``None`` if it is not the user's."""
     if code_line is None:
         return None
-    if not code_line.file.startswith("/"):  # torch keeps the end of a long path, perhaps from within a folder's name
+    if not code_line.file.startswith("/"):  # torch truncates a long path at its begin, possibly inside a folder's name
         full = {file for file in trace.fact(_files) if file.endswith(code_line.file)}
         if len(full) == 1:
             code_line = replace(code_line, file=full.pop())
@@ -230,7 +254,7 @@ def _whole(trace: Trace, code_line: CodeLine | None) -> CodeLine | None:
 
 
 def _files(trace: Trace) -> frozenset[str]:
-    """All files that the log names with their whole path."""
+    """Return all files that the log names with their whole path."""
     log = trace.compile_log
     if log is None:
         return frozenset()
@@ -245,7 +269,7 @@ def _files(trace: Trace) -> frozenset[str]:
 
 
 def recompilation_findings(trace: Trace, *, churn: bool) -> Iterator[Finding]:
-    """A finding for each frame compiled again in several steps: those that churn through sizes, or all others."""
+    """Yield a finding per frame compiled again in several steps; ``churn``: those with new sizes, else the others."""
     compile_log_of(trace)
     for again in trace.fact(compiled_again):
         churning = _churn_of(again)
@@ -260,7 +284,7 @@ def _of_guards(trace: Trace, again: Again) -> Finding:
     guards = _about_most(row.guard for row in again.rows)
     guard = guards[0] if guards else None
     if guard is None:
-        why = "The log does not say why"
+        why = "The log has no reason"
     else:
         values = list(dict.fromkeys(guard.expected for guard in guards if guard.expected is not None))
         shown = ", ".join(values[:MOST_VALUES_SHOWN]) + (" ..." if len(values) > MOST_VALUES_SHOWN else "")
@@ -305,7 +329,7 @@ def _of_sizes(trace: Trace, again: Again, guard: Guard, sizes: list[int]) -> Fin
 
 
 def _frame_finding(trace: Trace, again: Again, *, subject: str, title: str, why: str, advice: str) -> Finding:
-    """At the line that most often made the guard necessary, else the frame's; the most expensive rows first."""
+    """Return a finding at the line that most often required the guard, else the frame's; most expensive rows first."""
     limited, times = again.frame.limit is not None, again.times
     lines = Counter(row.place for row in again.rows if row.guard is not None and row.place is not None).most_common(1)
     rows: list[dict[str, Cell]] = [
@@ -333,20 +357,15 @@ def _frame_finding(trace: Trace, again: Again, *, subject: str, title: str, why:
         once=times.once,
         where=where_of(lines[0][0] if lines else again.frame.user_place),
         evidence=tuple(sorted(rows, key=lambda row: -int(row["spent_ns"] or 0))[:MAX_ROWS]),
-        covers_ns=_covers(trace, again.spans),
+        covers_ns={"compilation": time_within(trace, "compilation", again.spans)},
         spans=spans_within(trace, again.spans),
         advice=advice,
         removes=(removed_time(again.spans),),
     )
 
 
-def _covers(trace: Trace, spans: Intervals) -> dict[str, int]:
-    """The part of the account of the step that compilations at ``spans`` explain."""
-    return {"compilation": time_within(trace, "compilation", spans)}
-
-
 def _severity(trace: Trace, again: Again) -> Severity:
-    """Share of the step; where no step is known of all the time in which the log compiled something."""
+    """Return the severity by share of the step; if steps are unknown, by share of all compile time in the log."""
     times = again.times
     if times.seen is not None:
         return times.severity(median(trace.step_times_ns) if trace.step_times_ns else 0)
@@ -366,25 +385,11 @@ def _fix(guard: Guard | None) -> str:
     return FIXES[guard.kind].format(source=guard.source, dimension=guard.dimension)
 
 
-_LEARNING_RATE = re.compile(r".{0,200}param_groups\[\d{1,6}\]\[['\"]lr['\"]\]")
-HANDED_ON_FIX = (
-    "Keep the value on the device: the number was read where a graph ends in this function (`.item()`, `float()`), and "
-    "the graph after it is compiled for that number."
-)
-LEARNING_RATE_FIX = (
-    "Make the learning rate a tensor where the optimizer is made: lr=torch.tensor({value}). A scheduler then changes "
-    "its value in place, and nothing is compiled again."
-)
-
-_OF_WHICH = re.compile(r"^\d+/\d+: ")
-"""Before a reason: the compilation whose guard failed."""
-
-
 def planned_again_findings(trace: Trace, *, churn: bool) -> Iterator[Finding]:
-    """One finding for each frame that a program itself compiles ``MIN_RECOMPILATIONS`` times again or more.
+    """Yield one finding per frame that a program itself compiles again at least ``MIN_RECOMPILATIONS`` times.
 
-    With ``churn`` those that see ever new sizes of a dimension, else the others. ``AbstainError`` where the program
-    compiles nothing itself.
+    With ``churn``, frames with new sizes of a dimension, else the other frames. ``AbstainError`` if the program itself
+    compiles nothing.
     """
     from perfscope.analyzers.torch_compile.guards import parse_guard
 
@@ -405,7 +410,7 @@ def _planned_finding(rows: Sequence[PlanRecompile], guards: Sequence[Guard]) -> 
     guard, sizes = guards[0] if guards else None, _sizes(guards)
     place, function = rows[0].place, plain_function(rows[0].function)
     if guard is None:
-        why = "torch does not say why"
+        why = "torch gives no reason"
     elif sizes:
         why = f"{guard.in_words()} changes ({', '.join(map(str, sizes))})"
     else:
@@ -413,7 +418,7 @@ def _planned_finding(rows: Sequence[PlanRecompile], guards: Sequence[Guard]) -> 
     return Finding(
         subject=f"recompilation of {function}",
         title=fit_title(f"{function} is compiled {len(rows):,} more times in a few steps", function),
-        detail=f"In the steps that were walked through: {why}.",
+        detail=f"In the planned steps: {why}.",
         severity="medium",
         basis="structural",
         where=Where() if place is None else Where(file=place.file, line=place.line),
@@ -423,7 +428,7 @@ def _planned_finding(rows: Sequence[PlanRecompile], guards: Sequence[Guard]) -> 
 
 
 def _absent(trace: Trace) -> str:
-    """What would have told; where nothing was compiled it is said in the words of other rules on XLA's programs."""
+    """Return the missing recording of the abstention; without compilations, that of the rules about XLA programs."""
     if any(name.startswith(REGION) for name in trace.strings):
         return "compile_log"
     return "compile_events" if "hlo" in trace.recorded else "hlo"

@@ -1,4 +1,4 @@
-"""What ``recompilation`` says of JAX programs: a finding for each function, by what made jax compile it again."""
+"""Findings of ``recompilation`` in JAX programs: one per function, by the cause of the new compilation."""
 
 from __future__ import annotations
 
@@ -25,39 +25,72 @@ from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns
 
 MIN_STEPS = 2
-"""Steps with a recompilation of the same jitted function. A last, smaller batch compiles once more and never again."""
+"""Minimum number of steps with a recompilation of the same function. A last, smaller batch causes only one."""
 
 MIN_ONCE_NS = 5 * 10**7
 """Of a single recompilation that is avoidable: small programs need 50 ms, and the slip costs seconds in large ones."""
 
 HIGH_ONCE_NS = 10 * 10**9
-"""Ten seconds: a start's own time, imports and processes, is about that."""
+"""Ten seconds, about as long as a start takes for imports and processes."""
 
 MAX_ROWS = 20
 MOST_NAMED = 3
-"""Arguments and values that a sentence names."""
+"""Maximum number of arguments and values named in a sentence."""
 
 _NEVER_MEANT: frozenset[Cause] = frozenset({"dtype", "placement", "setting", "sharding", "weak type"})
-"""A second program for these computes what the first one could: one recompilation is enough."""
+"""Causes for which the first program could have computed the same, so that a single recompilation is reported."""
+
+_LAX = {"while": "while_loop"}
+"""Functions of `jax.lax` by the primitive that they call, where the names differ."""
+
+_FIX: dict[Cause, str] = {
+    "made anew": "Call jax.jit once, before the loop, and call the function that it returns. A lambda, a "
+    "functools.partial, a bound method or a function defined in the loop is a new function each time; pass what "
+    "changes as an argument.",
+    "control flow": "Put the whole step in one function with @jax.jit: loops and branches inside of it are compiled "
+    "once, with it.",
+    "weak type": "Give {argument} its dtype where it is made: jnp.asarray(0.0, dtype=jnp.float32), not a Python "
+    "number. Then the first call has the types of all later ones.",
+    "dtype": "Cast {argument} to one dtype before the call, also in the first one.",
+    "sharding": "Before the first call, place {argument} where the step leaves it: jax.device_put({argument}, "
+    "sharding), or set out_shardings (jax.jit) so that results keep the placement of the arguments.",
+    "placement": "Before the first call, place the arguments where the step leaves them: jax.device_put(state, "
+    "sharding) once, or jit the function that makes them with out_shardings.",
+    "static value": "Pass {argument} as an array (jnp.int32(i)), not as a static argument. If it determines shapes, "
+    "use few values.",
+    "shape": "Pad {argument} to a few sizes (the next power of two) and mask the padding; drop or pad a last, "
+    "smaller batch.",
+    "structure": "Give the function the same tree in each call: make optional entries (None, missing keys) before "
+    "the loop.",
+    "setting": "Set it once, before the first call, and not in a context manager inside the loop.",
+    "unknown": "Pad shapes to a few sizes, and pass numbers that change as arrays (jnp.int32(i)), not as static "
+    "arguments. Make the jitted function once, outside the loop.",
+}
+
+_PREALLOCATE = (
+    "Allocate {argument} once at its greatest length and write into it: jax.lax.dynamic_update_slice_in_dim(cache, "
+    "new, position, axis=0), with the position as an array and later places masked. Or run the loop inside "
+    "jax.lax.scan. Each new length is a new program."
+)
 
 
 class _Again(Struct, frozen=True, kw_only=True):
-    """Compilations of a function that count."""
+    """The recompilations of a function that count."""
 
     function: CompiledFunction
     rows: tuple[Compilation, ...]
     cause: Cause
     repeated: bool
-    """In several steps; False: a few times, and then no more."""
+    """Whether they occur in several steps; False if they end after a few."""
 
     @property
     def of_cause(self) -> tuple[Compilation, ...]:
-        """Those whose cause is the one that most have."""
+        """Recompilations with the most frequent cause."""
         return tuple(row for row in self.rows if row.cause == self.cause)
 
 
 def jax_findings(trace: Trace) -> Iterator[Finding]:
-    """One finding for each function that is compiled again in several steps, or once for a reason that is a slip."""
+    """Yield one finding per function that is compiled again in several steps, or once for an avoidable cause."""
     for function in trace.fact(compiled_functions):
         again = _counted(function)
         if again is not None:
@@ -68,7 +101,7 @@ def _counted(function: CompiledFunction) -> _Again | None:
     later = [row for row in function.again if row.step is not None and row.step > 0]
     if len({row.step for row in later}) >= MIN_STEPS:
         lines = {(row.file, row.line) for row in later}
-        # the steps of the warm-up have no number yet
+        # warm-up steps have no number yet
         rows = [row for row in function.again if row.step != 0 and (row.file, row.line) in lines]
         times: dict[Cause, int] = {}
         for row in rows:
@@ -119,7 +152,7 @@ def _paid(trace: Trace, again: _Again, total: int) -> PaidTimes:
         total_ns=total,
         times=len(again.rows),
         steps=tuple(row.step for row in again.rows if row.step is not None),
-        # those timed without a profiler are not all, those in the log may be few
+        # steps timed without a profiler are not all steps, and steps in the log may be few
         seen=max(max(steps) - min(steps) + 1, len(trace.step_times_ns)) if steps else None,
     )
 
@@ -155,13 +188,13 @@ def _title(again: _Again) -> str:
 
 
 def _arguments(again: _Again) -> list[str]:
-    """Arguments that differ for the cause, those that do most often first."""
+    """Return the arguments that differ for the cause, most frequent first."""
     names = Counter(one.argument for row in again.of_cause for one in row.differences if one.argument)
     return [_argument(name) for name, _ in names.most_common()]
 
 
 def _argument(path: str) -> str:
-    """``[1]['n']``, a path among (positional, named) arguments, as ``n``; ``[0][1]`` as ``argument 1``."""
+    """Return ``n`` for ``[1]['n']``, a path in (positional, named) arguments; ``argument 1`` for ``[0][1]``."""
     if path.startswith("[1]['"):
         return path.removeprefix("[1]['").partition("'")[0]
     if path.startswith("[0]["):
@@ -178,7 +211,7 @@ def _detail(again: _Again, times: PaidTimes) -> str:
 
 
 def _why(again: _Again) -> str:
-    """A sentence on the cause; ``''`` where jax does not say."""
+    """Return a sentence about the cause; ``''`` if jax gives none."""
     names, differences = _arguments(again), [one for row in again.of_cause for one in row.differences]
     more = f" and {len(names) - MOST_NAMED:,} more" if len(names) > MOST_NAMED else ""
     shown = ", ".join(names[:MOST_NAMED]) + more
@@ -207,42 +240,8 @@ def _why(again: _Again) -> str:
         case "structure" if first is not None:
             return f"The tree of arguments changes at {shown}: {first.before[:80]} at first, then {first.now[:80]}. "
         case "setting":
-            return f"A setting of jax changes between calls: {shown or 'jax does not say which'}. "
+            return f"A setting of jax changes between calls: {shown or 'jax does not name it'}. "
     return ""
-
-
-_LAX = {"while": "while_loop"}
-"""Functions of `jax.lax` by the primitive that they call, where the names differ."""
-
-_FIX: dict[Cause, str] = {
-    "made anew": "Call jax.jit once, before the loop, and call the function that it returns. A lambda, a "
-    "functools.partial, a bound method or a function defined in the loop is a new function each time; pass what "
-    "changes as an argument.",
-    "control flow": "Put the whole step in one function with @jax.jit: loops and branches inside of it are compiled "
-    "once, with it.",
-    "weak type": "Give {argument} its dtype where it is made: jnp.asarray(0.0, dtype=jnp.float32), not a Python "
-    "number. Then the first call has the types of all later ones.",
-    "dtype": "Cast {argument} to one dtype before the call, also in the first one.",
-    "sharding": "Put {argument} where the step leaves it before the first call: jax.device_put({argument}, sharding), "
-    "or say out_shardings (jax.jit) so that results come back as they went in.",
-    "placement": "Put the arguments where the step leaves them before the first call: jax.device_put(state, sharding) "
-    "once, or jit the function that makes them with out_shardings.",
-    "static value": "Pass {argument} as an array (jnp.int32(i)), not as a static argument. Where it decides shapes, "
-    "let it take few values.",
-    "shape": "Pad {argument} to a few sizes (the next power of two) and mask what is padded; drop or pad a last, "
-    "smaller batch.",
-    "structure": "Give the function the same tree in each call: make optional entries (None, missing keys) before "
-    "the loop.",
-    "setting": "Set it once, before the first call, and not in a context manager inside the loop.",
-    "unknown": "Pad shapes to a few sizes, and pass numbers that change as arrays (jnp.int32(i)), not as static "
-    "arguments. Make the jitted function once, outside the loop.",
-}
-
-_PREALLOCATE = (
-    "Allocate {argument} once at its greatest length and write into it: jax.lax.dynamic_update_slice_in_dim(cache, "
-    "new, position, axis=0), with the position as an array and later places masked. Or run the loop inside "
-    "jax.lax.scan. Each new length is a new program."
-)
 
 
 def _advice(again: _Again) -> str:
