@@ -41,7 +41,8 @@ _FSDP_COMPUTE = re.compile(r"FSDP::(pre|post)_(forward|backward)( .*)?")
 """FSDP2's ranges around hooks, which contain separate ranges for collectives."""
 
 _PRODUCT = re.compile(
-    rf"aten::({'|'.join(PRODUCTS)}|(cudnn|miopen)_(convolution|rnn|batch_norm).*|_cudnn_rnn.*|mkldnn_.*)"
+    rf"aten::({'|'.join(PRODUCTS - COMPOSITE_PRODUCTS)}|"
+    r"(cudnn|miopen)_(convolution|rnn|batch_norm).*|_cudnn_rnn.*|mkldnn_.*)"
 )
 """Ops that call a library which allocates scratch memory."""
 
@@ -208,31 +209,6 @@ def _merged(
 
 
 # Purpose of a block by the op that allocated it: collectives, data loaders, copies to the device, scratch.
-
-
-_COLLECTIVE = re.compile(r"(c10d|nccl|gloo|fsdp|FSDP|_c10d_functional)::?.*|record_param_comms|fsdp::.*")
-"""Ops and annotations around memory for a collective: ``c10d::allreduce_``, ``gloo:all_gather``,
-``fsdp::all_gather_copy_in``, ``FSDP::all_gather (0)`` (seen with PyTorch 2.13).
-"""
-
-_FSDP_COMPUTE = re.compile(r"FSDP::(pre|post)_(forward|backward)( .*)?")
-"""FSDP2's ranges around hooks, which contain separate ranges for collectives."""
-
-_PRODUCT = re.compile(
-    rf"aten::({'|'.join(PRODUCTS - COMPOSITE_PRODUCTS)}|"
-    r"(cudnn|miopen)_(convolution|rnn|batch_norm).*|_cudnn_rnn.*|mkldnn_.*)"
-)
-"""Ops that call a library which allocates scratch memory."""
-
-_BLAS_SCRATCH = (4096 * 1024 * 2 + 16 * 1024 * 8, 4096 * 1024 * 8)
-"""Bytes that PyTorch allocates for a cuBLAS handle and keeps: by default ``:4096:2:16:8``, on Hopper and later
-``:4096:8`` (``parseChosenWorkspaceSize`` in ``aten/src/ATen/cuda/CublasHandlePool.cpp``).
-"""
-
-_MOVES = ("aten::to", "aten::_to_copy", "aten::pin_memory", "aten::copy_")
-
-_HANDS_OUT = re.compile(r"aten::(new_)?(empty|zeros|ones|full|rand|randn)(_like|_strided|_quantized)?|aten::resize_")
-"""Ops that allocate memory on behalf of the enclosing op."""
 
 
 def asking_op(trace: Trace, row: int) -> str | None:

@@ -58,12 +58,15 @@ FEWEST_PICKS = 8
 CAUSE_LENGTH = 30
 """Maximum number of characters of an op's name in a title."""
 
+_STAYS = "Keep the position in place of moving the data: a ring buffer (`buffer[n % size] = new`)."
+
 _KEPT = (
     "Allocate a tensor of the full size once and write each new part into it (`kept[n:n + 1] = new`), or collect the "
     "parts in a list and join them once, where they are read."
 )
 
-_STAYS = "Keep the position in place of moving the data: a ring buffer (`buffer[n % size] = new`)."
+_GROWING = ("kept_join", "cache_join")
+"""Causes that take longer in each step."""
 
 
 class _Words(Struct, frozen=True):
@@ -74,13 +77,6 @@ class _Words(Struct, frozen=True):
     needed: bool = False
     """Whether the program may need it."""
 
-
-_KEPT = (
-    "Allocate a tensor of the full size once and write each new part into it (`kept[n:n + 1] = new`), or collect the "
-    "parts in a list and join them once, where they are read."
-)
-_GROWING = ("kept_join", "cache_join")
-"""Causes that take longer in each step."""
 
 _WORDS: dict[str, _Words] = {
     "index_gradient": _Words(
