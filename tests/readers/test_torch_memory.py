@@ -339,6 +339,4 @@ def test_a_snapshot_of_nothing_says_so(tmp_path: Path) -> None:
         path = write_snapshot(tmp_path / f"{name}.pickle", {"segments": [], "device_traces": [entries]})
         trace = read(path)
         (note,) = trace.source.notes
-        assert (
-            note == "the allocator held nothing at the moment of the snapshot, and its history tells of no allocation"
-        )
+        assert note == "the allocator held nothing at the moment of the snapshot, and its history has no allocation"
