@@ -203,9 +203,19 @@ def emptied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
+RUN_MODULE = """
+import runpy, sys
+sys.meta_path[:] = [one for one in sys.meta_path if "__editable__" not in getattr(one, "__module__", "")]
+sys.argv[:] = sys.argv[1:]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+"""``python -m``, but without the finder of an editable installation, which knows the plug-ins of the checkout."""
+
+
 def in_emptied(copy: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(copy)}
-    return subprocess.run([sys.executable, *arguments], cwd=copy, env=environment, capture_output=True, text=True)
+    start = ["-c", RUN_MODULE, *arguments[1:]] if arguments[0] == "-m" else arguments
+    return subprocess.run([sys.executable, *start], cwd=copy, env=environment, capture_output=True, text=True)
 
 
 def test_without_plug_ins_the_core_starts_and_analyzes(emptied: Path) -> None:

@@ -103,7 +103,7 @@ def test_a_damaged_plan_beside_a_good_one_is_said(tmp_path: Path) -> None:
     (folder / "plans" / "01.other.json").write_text("{")
     trace = read_plan_folder(folder)
     assert len(trace.torch_plans) == 1
-    assert any("plans/01.other.json is not read" in note for note in trace.source.notes)
+    assert any("plans/01.other.json was not read" in note for note in trace.source.notes)
 
 
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:

@@ -227,7 +227,7 @@ def test_a_folder_of_programs_is_one_source(tmp_path: Path) -> None:
     assert trace.source.programs == 2
     assert [module.source for module in trace.hlo] == [str(file) for file in files]
     assert trace.source.notes == (
-        "these are 2 compiled programs, no recording of a run: every number is modelled or structural",
+        "these are 2 compiled programs, not recordings of a run: every number is modelled or structural",
     )
 
 
@@ -262,7 +262,7 @@ def test_what_a_dump_wrote_twice_is_one_program(tmp_path: Path) -> None:
     early, left_out = trace.source.notes[1:]
     assert early.startswith("jit_step is the program before XLA optimized it")
     assert "module_0008.jit_step.before_optimizations.txt --target" in early  # the command that compiles it
-    assert left_out == "left out, for the optimized ones are there: 1 from before XLA optimized them"
+    assert left_out == "left out: 1 unoptimized program, as the optimized form is there"
 
 
 def test_the_same_program_in_two_folders_is_two(tmp_path: Path) -> None:

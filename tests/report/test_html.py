@@ -14,13 +14,15 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from perfscope.analyzers.engine import Step
+from perfscope.analyzers.engine import Step, analyze
 from perfscope.dashboards.report.blocks import Head, Table
 from perfscope.dashboards.report.html_report import MOST_FINDINGS, MOST_STEPS, render
 from perfscope.dashboards.report.json_report import document
 from perfscope.dashboards.report.renderers.html import FEWEST_OPEN, blocks_html
 from perfscope.model.finding import Finding, Outcome
+from perfscope.model.trace.core_facts import CoreFacts
 from tests.browser.chromium import Page, binary, browser
+from tests.build import EVERYTHING, TraceBuilder
 from tests.conftest import REPOSITORY
 from tests.report.analyses import HOSTILE_NAMES, MS, analysis, compiled, device, hostile, memory, source
 
@@ -294,3 +296,14 @@ def test_the_check_sees_what_it_must_see(page: Page, tmp_path: Path) -> None:
     inline = text.replace("<main>", "<main><script>alert(1)</script>", 1)
     page.open(written(tmp_path, inline), width=390)
     assert any("Content Security Policy" in line for line in page.complaints())
+
+
+def test_what_puts_the_numbers_in_doubt_stands_above_the_figures() -> None:
+    b = TraceBuilder(recorded=EVERYTHING | {"core_waits", "run_steps"})
+    b.step(0, 0, 1_000)
+    b.op("aten::mm", 0, 1_000)
+    b.run_step(0, 0, 1_000, wait=400)
+    b.core_facts = CoreFacts(cores=2, other_cores=1.5)
+    page = render(analyze(b.build()))
+    warning = page.index("other processes used 1.5 of the 2 cores")
+    assert page.index("<header>") < warning < page.index('class="tiles"')

@@ -90,7 +90,7 @@ def embedded(analysis: Analysis) -> str:
 
 def _page(summary: Summary, analysis: Analysis, title: str) -> Iterator[str]:
     yield f"<header><h1><b>perfscope</b> <span>{escape(title)}</span></h1>"
-    yield f'<p class="sub">{escape(sanitize(summary.headline, TEXT_LIMIT))}</p></header>'
+    yield f"{_headline(summary)}</header>"
     yield tiles(summary, analysis)
     yield from sections_html(summary.account)
     yield from findings(summary)
@@ -100,6 +100,12 @@ def _page(summary: Summary, analysis: Analysis, title: str) -> Iterator[str]:
     yield from sections_html(coverage_sections(summary))
     yield from sections_html(tuple(origin_sections(analysis, summary)))
     yield f"<footer>{escape(_origin())}</footer>"
+
+
+def _headline(summary: Summary) -> str:
+    """The source, then the reasons to doubt its numbers."""
+    doubts = "".join(f"<p>{escape(sanitize(text, TEXT_LIMIT))}</p>" for text in summary.warnings)
+    return f'<p class="sub">{escape(sanitize(summary.headline, TEXT_LIMIT))}</p>{doubts}'
 
 
 def overview_parts(
@@ -114,7 +120,7 @@ def overview_parts(
     ``first`` and ``more``: additional tiles before and after the others.
     """
     return {
-        "headline": f'<p class="sub">{escape(sanitize(summary.headline, TEXT_LIMIT))}</p>',
+        "headline": _headline(summary),
         "tiles": tiles(summary, analysis, more, first=first),
         "account": "".join(sections_html(summary.account)),
         "path": "".join(sections_html(critical_path_sections(analysis.of("critical_paths")))),

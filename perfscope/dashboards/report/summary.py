@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from perfscope.analyzers.engine import Analysis
+    from perfscope.analyzers.savings import Reservation
     from perfscope.dashboards.report.blocks import FindingBlock, Tile
     from perfscope.model.documents.step_time import StepTime
     from perfscope.model.trace import Source
@@ -88,6 +89,9 @@ class Summary(Struct, frozen=True, kw_only=True):
     """The full path of the analysed recording."""
     read: str
     """Its format, ranks and size: ``' (kineto, rank 0, 120,345 events)'``."""
+    warnings: tuple[str, ...]
+    """Reasons to doubt the numbers: the program failed, the device cannot be judged, the machine was busy, or the
+    recorded steps do not represent the run. They come first in every report."""
     facts: tuple[str, ...]
     """Sentences on the whole: step time, how busy the devices were."""
     devices: tuple[DeviceRow, ...]
@@ -154,23 +158,31 @@ class Summary(Struct, frozen=True, kw_only=True):
         return tuple(block for block in self.findings if block.saves is not None and block.saves.unit == "ns")
 
 
+def _warnings(analysis: Analysis, reserved: Sequence[Reservation]) -> tuple[str, ...]:
+    return (
+        *_failed(analysis),
+        *(doubt.text for doubt in analysis.doubts),
+        *core_facts(analysis.of("cores")),
+        *reservation_facts(reserved),
+    )
+
+
 def summarize(analysis: Analysis) -> Summary:
     """Summarise the analysis as rows and sentences."""
     subject, read = _titled(analysis)
     findings = finding_blocks(analysis)
     reserved = reservations(analysis)
     representative = not reserved and not any(summary.busy for summary in analysis.of("cores"))
+    warnings = _warnings(analysis, reserved)
     compiled = "" if analysis.compile.detail is None else compile_fact(analysis.compile)
     known = explained_share(analysis.accounts) if representative else None
     return Summary(
         subject=subject,
         read=read,
+        warnings=warnings,
         facts=(
-            *_failed(analysis),
-            *(doubt.text for doubt in analysis.doubts),
+            *warnings,
             *_part(analysis),
-            *core_facts(analysis.of("cores")),
-            *reservation_facts(reserved),
             *_facts(analysis),
             *filter(
                 None,

@@ -112,7 +112,8 @@ def join_programs(traces: Sequence[Trace], path: str) -> Trace:
     unoptimized = _superseded(kept)
     kept = [module for module in kept if id(module) not in unoptimized]
     if unoptimized:
-        notes.append(f"left out: {len(unoptimized):,} programs from before optimization whose optimized ones are there")
+        several = "s" if len(unoptimized) > 1 else ""
+        notes.append(f"left out: {len(unoptimized):,} unoptimized program{several}, as the optimized form is there")
     formats = sorted({name for trace in traces for name in trace.source.format.split(", ")})
     joined = _trace(path, ", ".join(formats), kept, list(dict.fromkeys(notes)))
     targets = {None if trace.target is None else trace.target.asked: trace for trace in traces}
