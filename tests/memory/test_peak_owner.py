@@ -483,7 +483,7 @@ def test_a_snapshot_of_one_moment_abstains(corpus: Path) -> None:
     (trace,) = load(corpus / "torch_mem" / "LLM-inference__oom_nohistory.pickle.gz")
     outcome = judge(RULE, trace)
     assert outcome.status == "abstained"
-    assert "one moment" in (outcome.reason or "")
+    assert "a single moment" in (outcome.reason or "")
 
 
 def test_a_line_that_leaks_is_left_to_memory_leak() -> None:

@@ -162,8 +162,8 @@ def test_real_reports_without_nsys(corpus: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PATH", str(tmp_path))
     said = [refused(load, path) for path in sorted((corpus / "nsys_rep").iterdir())]
     assert len(said) == 2
-    assert "Systems by 2025.5.1 is read" in said[0]
-    assert "Systems is read" in said[1]  # an older report does not tell its version
+    assert "a report of Nsight Systems by 2025.5.1, and it is not on PATH" in said[0]
+    assert "a report of Nsight Systems, and it is not on PATH" in said[1]  # an older report does not tell its version
 
 
 ARTIFACT = "nsys/export.sqlite"
