@@ -88,7 +88,8 @@ Reason = Literal[
     "no_core",
 ]
 """Reason of a part. ``bound``: modelled at its least time. ``no_peak``: the device's peaks are unknown. ``no_rule``:
-idle time that no rule explains.
+idle time that no rule explains; ``no_core``: the same while the host waited for a core, which lengthens it.
+``many_ops``: time that Python and dispatch need to start the ops.
 """
 
 FINE: frozenset[Reason] = frozenset({"finding", "at_roofline", "bound", "few_rows", "communication", "many_ops"})
@@ -122,7 +123,8 @@ class LargePart(Struct, frozen=True, kw_only=True):
     reason: Reason
     """finding: rule is about it. at_roofline: little to gain. bound: modelled at its least time. few_rows: memory
     bounds a product of few rows. short_calls: mostly the price of a call. no_peak, no_cost: peaks of the device, or
-    the cost of the op, are not known. no_rule: idle time that no rule explains."""
+    the cost of the op, are not known. no_rule: idle time that no rule explains; no_core: the same while the host waited
+    for a core, which lengthens it. many_ops: time that Python and dispatch need to start the ops."""
     rule: str | None = None
     """Rule whose finding is about this part."""
     work: str | None = None
@@ -411,7 +413,7 @@ def _names(finding: Finding, name: str) -> bool:
 
 
 def _of_many_ops(trace: Trace, part: LargePart) -> LargePart:
-    """Time between ops of the host, with their number where it is what starting an op costs."""
+    """Return time between ops of the host with the number of ops, if it is no more than their start costs."""
     if part.name != "launch" or part.reason != "no_rule" or not part.on_host:
         return part
     slices, windows = trace.rows["slices"], trace.fact(account_windows)

@@ -235,7 +235,7 @@ def axes_of(device: Device) -> int:
 
 
 def default_shape(device: Device, number: int, asked: str = "") -> tuple[int, ...]:
-    """Return the usual shape of a slice with ``number`` chips; ``UsageError`` if there is none."""
+    """Return the usual shape of a slice with ``number`` chips; ``UsageError`` if no shape is known."""
     shapes = _DEEP if axes_of(device) == 3 else _FLAT
     results = next((shape for shape in shapes if prod(shape) == number), None)
     if results is None:

@@ -151,7 +151,7 @@ class Instruction:
     trip_count: int | None = None
     """For a ``while``, if the trip count is written or follows from its counter."""
     backend_config: Mapping[str, Any] = field(default_factory=dict)
-    """Parsed JSON; empty if there is none or it is not a JSON object."""
+    """Parsed JSON; empty if it is missing or not a JSON object."""
     attributes: Mapping[str, str] = field(default_factory=dict)
     """Every other attribute as text: ``lhs_contracting_dims`` -> ``{1}``, ``window``, ``dim_labels`` and so on."""
 

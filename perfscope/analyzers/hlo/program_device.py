@@ -40,7 +40,7 @@ def device_names(trace: Trace) -> frozenset[str]:
 
 
 def recorded_device(trace: Trace) -> Device | None:
-    """Return the device of the recording; ``None`` if there is none, its peaks are unknown, or there are several."""
+    """Return the device of the recording; ``None`` without a device, with several, or if its peaks are unknown."""
     devices = [find_device(name) for name in device_names(trace)]
     return devices[0] if devices and all(other is devices[0] for other in devices) else None
 

@@ -23,7 +23,7 @@ class InstructionRoof(Roof, frozen=True, kw_only=True):
 
     row: InstructionCost
     measured_ns: float | None = None
-    """Mean of its runs in a trace; None if there are none."""
+    """Mean of its runs in a trace; ``None`` without runs."""
 
     @property
     def headroom_ns(self) -> float | None:

@@ -165,7 +165,7 @@ class FrameTable:
     locations: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     """Location -> file id, line."""
     frames: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    """Frame -> location id, id of the caller's frame (0 if there is none)."""
+    """Frame -> location id, id of the caller's frame (0 without a caller)."""
     _found: dict[int, tuple[str, int] | None] = field(default_factory=dict, repr=False, compare=False)
 
     def user_line(self, frame: int) -> tuple[str, int] | None:

@@ -155,7 +155,7 @@ UPDATES = frozenset({"dynamic-update-slice", "scatter"})
 def updated_operand(module: HloModule, instruction: Instruction, opcodes: Collection[str] = UPDATES) -> int | None:
     """Return the number of the operand that an instruction or a whole fusion updates in place.
 
-    ``None`` if there is none.
+    ``None`` if it updates nothing in place.
     """
     if instruction.opcode in opcodes:
         return 0

@@ -224,7 +224,7 @@ def _own_calls(trace: Trace, rows: Int64, own: Int64, per_ns: float) -> tuple[Ow
 
 
 def _out_of_loader(trace: Trace, leaves: Int64, lasts: Int64) -> tuple[int, int]:
-    """Frame of the line that fetches a batch, and of the loader's function that it calls, of most of the time."""
+    """Return the frame that fetches a batch and the loader function that it calls, by most time."""
     parents, in_loader = trace.rows["frames"]["parent"], trace.fact(stacks).in_loader
     time: dict[tuple[int, int], int] = defaultdict(int)
     for leaf, ns in zip(leaves.tolist(), lasts.tolist(), strict=True):

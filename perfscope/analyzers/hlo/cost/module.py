@@ -377,7 +377,7 @@ class ModuleCost:
         return result
 
     def recompute_share(self) -> float:
-        """Share of the FLOPs that recompute the forward pass; 0 if there are none."""
+        """Share of the FLOPs that recompute the forward pass; 0 without recomputation."""
         again = self.phases.get("recompute")
         return again.flops / self.total.flops if again is not None and self.total.flops else 0.0
 

@@ -96,7 +96,7 @@ def valid_positions(window: WindowDim, inputs: int, outputs: int) -> int | None:
 
 
 def _first_on_input(stride: int, dilate: int, offset: int) -> int | None:
-    """Return the smallest ``o >= 0`` with ``(o*stride + offset) % dilate == 0``; ``None`` if there is none."""
+    """Return the smallest ``o >= 0`` with ``(o*stride + offset) % dilate == 0``; ``None`` without a solution."""
     shared = math.gcd(stride, dilate)
     if offset % shared:
         return None

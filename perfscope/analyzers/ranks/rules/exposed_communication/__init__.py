@@ -107,11 +107,11 @@ ADVICE = {
 """Operation without underscores -> advice; sources write `all_reduce`, `allreduce`, `_allgather_base`."""
 
 FORWARD_SHARE = 0.2
-"""Of all-reduces: tensor parallelism has as many in the forward pass as in the backward pass, data parallelism next to
-none (buffers of the model)."""
+"""Share of all-reduces in the forward pass from which they belong to tensor parallelism, which has as many there as in
+the backward pass. Data parallelism has almost no all-reduce there (only buffers of the model)."""
 
 LEAST_LAYERS = 3
-"""Per step, in the forward pass: one or two may reduce a loss or a metric."""
+"""Smallest number of all-reduces per forward pass for tensor parallelism; one or two may reduce a loss or a metric."""
 
 OF_LAYERS = (
     "Overlap the all-reduces of tensor parallelism with the matrix products beside them: sequence parallelism, and the "
@@ -131,7 +131,7 @@ XLA_ADVICE = (
 ALONE = " A single rank cannot separate transfer from waiting for a slower rank: compare the ranks."
 
 LONG_SHARE = 0.25
-"""Of a step, for one collective on one rank: longer ones mostly wait for a rank that comes late."""
+"""Share of a step from which a single collective on one rank more likely waits for a late rank than transfers."""
 FIRST_COMPARE = (
     "Give the traces of all ranks to one `perfscope analyze`, to see whether this rank waits for a slower one. "
 )
@@ -313,7 +313,7 @@ def _findings(trace: Trace, device: StepAccount) -> Iterator[Finding]:
 
 
 def _waits(trace: Trace, device: StepAccount, members: list[int]) -> bool:
-    """Whether one collective takes so much of a step that it rather waits for a slow rank than transfers."""
+    """Whether one collective is so long that it more likely waits for a late rank than transfers."""
     kernels = trace.rows["kernels"]
     longest = int((kernels["end_ns"] - kernels["start_ns"])[members].max())
     return longest >= LONG_SHARE * device.whole_ns / max(1, len(device.numbers))
