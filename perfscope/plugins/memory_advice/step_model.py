@@ -14,8 +14,9 @@ from msgspec import Struct
 from perfscope.model.finding import Basis
 
 ValueKind = Literal["product", "attention", "random", "other", "view"]
-"""Source of a value: a matrix product without batch dimensions or a convolution, fused attention, random numbers, any
-other op (including batched products, whose results grow with the sequence squared), or no op."""
+"""Source of a value: a product that a selective policy keeps (without batch dimensions, or a convolution), fused
+attention, random numbers, any other op (including batched products, whose results grow with the sequence squared), or
+no op."""
 
 Policy = Literal["keep", "full", "selective", "offload"]
 """Treatment of values that the backward needs from a region: all are kept; all are computed again; results of products
@@ -23,6 +24,10 @@ and attention are kept and the rest is computed again (torch's selective checkpo
 ``dots_with_no_batch_dims_saveable``); or they wait in host memory."""
 
 POLICIES: tuple[Policy, ...] = ("keep", "full", "selective", "offload")
+
+KEPT_PRODUCTS = ("mm", "addmm", "convolution", "_scaled_mm", "_grouped_mm")
+"""Short names of ATen's products that the policy ``selective`` keeps, in the simulation and in the code of a plan. It
+also keeps every op with ``attention`` in its name. Batched products are computed again."""
 
 
 class Value(Struct, frozen=True, kw_only=True):

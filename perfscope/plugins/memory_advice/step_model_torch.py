@@ -19,12 +19,11 @@ from perfscope.analyzers.ops.graph_time import graph_time, short_name
 from perfscope.model.finding import AbstainError
 from perfscope.model.live_bytes import Int64, peak
 from perfscope.model.memory import ALLOCATION_ROUNDING, MemoryTimeline
-from perfscope.model.op_flops import BATCHED_PRODUCTS, CONVOLUTIONS, FUSED_ATTENTION, PRODUCTS
 from perfscope.model.op_graph import GraphOp, GraphStorage, OpGraph, storage_devices
 from perfscope.model.trace import MISSING, Trace
 from perfscope.plugins.memory_advice.models import NO_GRAPH
 from perfscope.plugins.memory_advice.simulate import KEPT_KINDS
-from perfscope.plugins.memory_advice.step_model import Policy, Region, StepModel, Value, ValueKind
+from perfscope.plugins.memory_advice.step_model import KEPT_PRODUCTS, Policy, Region, StepModel, Value, ValueKind
 from perfscope.plugins.memory_advice.torch_regions import Call, StepJoins, held_of, module_calls, timeline_of
 
 # Scratch memory that graph ops allocate and free: for convolutions, products and sorts.
@@ -40,9 +39,6 @@ HELD_LONGER = 2
 """Ops of other nodes that may run between the last read of a saved value and its end. Autograd frees it with the node
 that read it; a value that lives longer is held by the program, and checkpointing would not free it."""
 
-_SAVED_PRODUCTS = (PRODUCTS - BATCHED_PRODUCTS) | CONVOLUTIONS
-"""Products that a selective policy keeps; scores of attention are batched products that grow with the sequence squared.
-"""
 _RANDOM = re.compile(r"aten\.(?:bernoulli|rand|randn|randint|normal|uniform|native_dropout|randperm)\w*\b")
 
 
@@ -93,9 +89,9 @@ def kind_of(op: GraphOp) -> ValueKind:
     """Kind of an op's result."""
     if op.view:
         return "view"
-    if short_name(op) in _SAVED_PRODUCTS:
+    if short_name(op) in KEPT_PRODUCTS:
         return "product"
-    if FUSED_ATTENTION.match(short_name(op)):
+    if "attention" in short_name(op):
         return "attention"
     return "random" if _RANDOM.match(op.name) else "other"
 

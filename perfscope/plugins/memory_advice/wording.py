@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from perfscope.plugins.memory_advice.plans import Group, Plan, Unit, groups_of
 from perfscope.plugins.memory_advice.simulate import Placement, todays
-from perfscope.plugins.memory_advice.step_model import Policy, StepModel
+from perfscope.plugins.memory_advice.step_model import KEPT_PRODUCTS, Policy, StepModel
 
 NAMES: dict[Policy, str] = {
     "full": "checkpoint",
@@ -134,7 +134,7 @@ def _torch_head(kinds: set[Policy]) -> list[str]:
         lines += [
             "from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts",
             "",
-            "KEPT = ('mm', 'addmm', 'convolution', '_scaled_mm', '_grouped_mm')",
+            f"KEPT = {KEPT_PRODUCTS}",
             "",
             "def policy(context, op, *args, **kwargs):",
             "    name = op.__name__.partition('.')[0]",

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from itertools import combinations
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from msgspec.structs import replace
 
 from perfscope.analyzers.devices import named_device
 from perfscope.model.finding import AbstainError
+from perfscope.model.op_flops import BATCHED_PRODUCTS, CONVOLUTIONS, PRODUCTS
 from perfscope.model.op_graph import GraphOp, GraphStorage, GraphTensor, OpGraph
 from perfscope.plugins.memory_advice import sections as advice
 from perfscope.plugins.memory_advice.plans import (
@@ -25,10 +29,11 @@ from perfscope.plugins.memory_advice.plans import (
 )
 from perfscope.plugins.memory_advice.remat_bargain import remat_bargain
 from perfscope.plugins.memory_advice.sections import plans_report
-from perfscope.plugins.memory_advice.simulate import HERE, Placement, Simulator, keep_all, simulate
+from perfscope.plugins.memory_advice.simulate import HERE, KEPT_KINDS, Placement, Simulator, keep_all, simulate
 from perfscope.plugins.memory_advice.step_model import POLICIES, StepModel
-from perfscope.plugins.memory_advice.step_model_torch import torch_step_model
+from perfscope.plugins.memory_advice.step_model_torch import kind_of, torch_step_model
 from perfscope.plugins.memory_advice.wording import code_for, describe
+from tests.graphs import GraphBuilder
 from tests.plugins.memory_advice.recorded import trace_of
 from tests.plugins.memory_advice.steps import checkpointed, layers, value
 
@@ -200,6 +205,24 @@ def test_code_of_a_jax_program_names_its_policies() -> None:
     code = "\n".join(code_for(model, plan))
     assert "dots_with_no_batch_dims_saveable" in code
     compile(code, "advice", "exec")
+
+
+def test_the_printed_policy_keeps_what_the_simulation_keeps() -> None:
+    plan = next(one for one in plan_memory(replace(layers(3), on_host=True)).front if "selective" in one.policies)
+    code = "\n".join(code_for(layers(3), plan))
+    names = {"CheckpointPolicy": SimpleNamespace(MUST_SAVE=True, PREFER_RECOMPUTE=False)}
+    exec(code[code.index("KEPT =") : code.index("contexts =")], names)
+    keeps = cast("Callable[..., bool]", names["policy"])
+    attention = [f"_scaled_dot_product_{kind}_attention" for kind in ("flash", "efficient", "cudnn")]
+    ops = [*PRODUCTS, *CONVOLUTIONS, *attention, "_flash_attention_forward", "relu", "_softmax", "cat"]
+    kept = {op for op in ops if keeps(None, SimpleNamespace(__name__=f"{op}.default"))}
+    assert {"mm", "addmm", "convolution", *attention} <= kept
+    assert kept.isdisjoint(BATCHED_PRODUCTS)
+    graph = GraphBuilder()
+    operand = graph.input((4, 4))
+    for op in ops:
+        graph.op(op, [operand])
+    assert kept == {op for op, made in zip(ops, graph.graph().ops, strict=True) if kind_of(made) in KEPT_KINDS}
 
 
 def test_members_of_the_model_itself_are_named_as_such() -> None:
