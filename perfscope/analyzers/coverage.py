@@ -32,7 +32,7 @@ def memory_alone(analysis: Analysis) -> bool:
 
 
 def plugins_alone(analysis: Analysis) -> bool:
-    """What a plug-in recorded and no times: neither steps nor devices are in it."""
+    """Trace with a plug-in's recording but without steps, devices and times."""
     return any(map(analysis.of, named("results"))) and not (analysis.steps or analysis.windows or analysis.devices)
 
 

@@ -168,7 +168,7 @@ class Analysis(Struct, frozen=True, kw_only=True):
     starts_ns: tuple[int, ...] = ()
     """Begin of each source's first event on its own clock; reports show ``start_ns`` of evidence relative to it."""
     doubts: tuple[DeviceDoubt, ...] = ()
-    """What in the device data cannot be true, once per kind."""
+    """Yield one note per kind of impossible device data."""
     tables: Mapping[str, ResultRows] = field(default_factory=dict)
     """Result tables by name, those that have rows."""
     problems: tuple[str, ...] = ()

@@ -150,7 +150,7 @@ def rule_ids() -> tuple[str, ...]:
 
 
 def subjects_of(rule_id: str) -> tuple[Subject, ...]:
-    """What a rule has findings on besides the recording of one process; nothing of one that is not installed."""
+    """Subjects of a rule's findings besides the recording of one process; empty if it is not installed."""
     home = rule_homes().get(rule_id)
     return () if home is None else home.judges
 

@@ -25,7 +25,7 @@ SLOW_STEPS = "slow_steps"
 """Rule that finds the steps that the program itself makes slow."""
 
 OTHER_STEP = 1.1
-"""Savings of ranks whose step differs from the job's by more than this factor are shares of their own step."""
+"""Savings of ranks whose step differs from the job's by more than this factor are shares of that rank's step."""
 
 SKEWED = 1.25
 """Ratio of mean to median above which the median alone does not describe the steps."""
@@ -62,7 +62,7 @@ def step_time(analysis: Analysis) -> StepTime | None:
 
 
 def step_spread(analysis: Analysis, timed: StepTime) -> Spread | None:
-    """Return the spread of the steps behind a step time; ``None`` if they were timed together."""
+    """Return the spread of the steps of a step time; ``None`` if they were timed together."""
     if timed.of == "window":
         return None
     mine = (step for step in analysis.steps if step.rank == timed.rank and step.traced == (timed.of == "profiled"))

@@ -224,7 +224,7 @@ def _cut(trace: Trace, chosen: _Chosen) -> dict[str, Rows]:
 def _collectives(rows: dict[str, Rows], keep: dict[str, np.ndarray], low: int) -> np.ndarray:
     """Return the mask of collectives.
 
-    Those launched in the part are included, so that all ranks start counting at the same one.
+    Those launched in the part are included, so that all ranks start counting at the same collective.
     """
     kernels, slices, collectives = rows["kernels"], rows["slices"], rows["collectives"]
     call = kernels["call"]

@@ -178,7 +178,7 @@ def test_traces_beside_runs(tmp_path: Path, compare: Callable[..., Done]) -> Non
     done = compare(base, head)
     assert done.exit_code == 4
     assert done.output.count("\n") == 1
-    assert "a trace beside them (rank0.pt.trace.json.gz)" in done.output
+    assert "and a trace (rank0.pt.trace.json.gz)" in done.output
 
 
 def test_runs_of_several_programs(tmp_path: Path, compare: Callable[..., Done]) -> None:
@@ -194,7 +194,7 @@ def test_a_set_and_a_file(tmp_path: Path, compare: Callable[..., Done]) -> None:
     trace = next(base.glob("*/rank00000/timing.pt.trace.json.gz"))
     done = compare(base, trace)
     assert (done.exit_code, done.output.count("\n")) == (2, 1)
-    assert "is no run" in done.output
+    assert "not a run" in done.output
 
 
 @pytest.mark.slow

@@ -104,7 +104,7 @@ def test_an_all_reduce_that_was_added_is_named_with_its_line(tmp_path: Path) -> 
     assert {name: row.delta(name) for name in row.amounts} == {
         PLAN_COLLECTIVES: 1, PLAN_WIRE: wire_bytes(4), PLAN_BLOCKED: 1, PLAN_BLOCKED_WIRE: wire_bytes(4),
     }  # fmt: skip
-    assert row.said[0] == "the device waits for it: no kernel can run beside it"
+    assert row.said[0] == "the device waits for it: no kernel can run at the same time"
     assert found.gates(("blocking-collectives",)) == (
         "blocking-collectives: 1 collective blocks now: train.py:41",
     )  # fmt: skip
@@ -208,7 +208,7 @@ def test_gathers_that_lost_what_ran_beside_them(tmp_path: Path) -> None:
     row = only_row(found)
     assert (row.change, row.place, row.blocking) == ("collective became blocking", "train.py:20", 4)
     assert set(row.amounts) == {PLAN_BLOCKED, PLAN_BLOCKED_WIRE}
-    assert row.said[0] == "the device waits for 4 of them: no kernel can run beside it"
+    assert row.said[0] == "the device waits for 4 of them: no kernel can run at the same time"
     assert found.gates(("blocking-collectives",)) == (
         "blocking-collectives: 4 collectives block now: train.py:20",
     )  # fmt: skip

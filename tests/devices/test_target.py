@@ -109,7 +109,7 @@ def test_what_nobody_said_is_told() -> None:
 def test_memory_of_ones_own() -> None:
     found = parse_target("h100", memory="40 GiB")
     assert found.memory_bytes == 40 << 30
-    assert found.assumptions[-1] == "each device has 40 GiB of memory, as --memory says"
+    assert found.assumptions[-1] == "each device has 40 GiB of memory (--memory)"
     for text, size in (("1.5GB", 1_500_000_000), ("80G", 80 << 30), ("512m", 512 << 20), ("1048576", 1 << 20)):
         assert read_bytes_text(text, "--memory") == size
     for wrong in ("40", "GiB", "-1GiB", "1e9 GiB", "0GiB", "40 giraffes", "9" * 400 + "GiB", "5000TiB", "nan GiB"):

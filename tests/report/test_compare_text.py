@@ -262,7 +262,7 @@ class TestCollectivesOfPlans:
         text = render(of(document))
         for said in (
             "train.py:41", "new collective: all-reduce, bfloat16 over 8 ranks", "+1 that block",
-            "no kernel can run beside it", "type changed: all-reduce of DistributedDataParallel",
+            "no kernel can run at the same time", "type changed: all-reduce of DistributedDataParallel",
             "+112 MiB sent to other devices", "for it by the model",
         ):  # fmt: skip
             assert said in " ".join(text.split()).replace("\\_", "_"), said

@@ -40,7 +40,7 @@ from perfscope.model.trace import MISSING, Trace
 WAIT_CALL_NS = 2_000
 """Shortest time of a call that waits for the device when there is nothing to wait for."""
 DEPENDENCY_NS = 25_000
-"""Work that begins within this time of the end of other work, and not of its own launch or stream, depends on that
+"""Work that begins within this time of the end of other work, but of another launch and stream, depends on that
 work. An event takes 2 to 5 us from one stream to another with CUDA, and 10 to 20 us between queues with ROCm.
 """
 ORDER_LAG_NS = 1_000

@@ -49,7 +49,7 @@ length, after device work.
 """
 POLL_NS = 50_000
 
-HIDDEN = "The saving is the part of its time that is on the critical path; the rest is hidden behind other work."
+HIDDEN = "The saving is the part of its time that is on the critical path; the rest overlaps with other work."
 
 NOT_NAMED = "which events a fix takes away does not follow from the recording"
 NO_GRAPH = "neither a host thread nor device work is recorded"

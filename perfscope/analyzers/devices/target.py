@@ -166,7 +166,7 @@ def _fault(target: Target) -> str | None:
     ]
     wrong = next((name for name, value in numbers if value is not None and not 0 < value < 1 << 63), None)
     if wrong is not None:
-        return f"{wrong} is no size"
+        return f"{wrong} is not a size"
     if not target.topology or target.count % target.chips:
         return "count and topology do not agree"
     if target.host_shape is not None and target.chips % prod(target.host_shape):

@@ -1,6 +1,6 @@
 """A target as people type it (``h100``, ``h100x8``, ``h100x16`` (two nodes), ``v5e:2x4@2hosts``) or as a TOML file.
 
-A file names a known device with other numbers, or one that no table has::
+A file names a known device with other numbers, or an unknown device::
 
     device = "h100"                # what it is like: a name of --target, without a number
     name = "H100 of our cluster"   # may be left out, like all that follows
@@ -13,7 +13,7 @@ A file names a known device with other numbers, or one that no table has::
     cores = 114
     clock_GHz = 1.7
     l2 = "50MiB"
-    source = "measured on node 7"  # where these numbers are from; asked for where one of them is told
+    source = "measured on node 7"  # where these numbers are from; required with any of them
 
     [peak_TFLOP_per_s]             # dense, by dtype: float32, tf32, bfloat16, float16, fp8, int8
     bfloat16 = 800
@@ -137,7 +137,7 @@ def named_target(asked: str) -> Target:
 
 def with_memory(target: Target, memory: str) -> Target:
     """Return the same devices with another amount of memory: a smaller variant, or the rest next to other programs."""
-    text = f"each device has {memory.strip()} of memory, as --memory says"
+    text = f"each device has {memory.strip()} of memory (--memory)"
     if target.platform == "tpu":
         text += "; the compiler does not use this value: it plans for the chip's memory"
     return replace(target, memory_bytes=read_bytes_text(memory, "--memory"), assumptions=(*target.assumptions, text))
@@ -310,7 +310,7 @@ def _network(device: Device, nodes: int, each: int) -> tuple[Network | None, tup
     return network, (
         *texts,
         f"nodes are joined by {cards} cards of {link.name} ({gigabits} Gb/s) each, as usual for {device.name}; "
-        "a target file says otherwise",
+        "a target file can override it",
     )
 
 

@@ -146,7 +146,7 @@ class HloProgram(ProgramGraph[Value]):
         return (), False
 
     def _arguments(self, computation: Computation, instruction: Instruction) -> Iterator[tuple[Computation, str, bool]]:
-        """Yield the operands of the callers that a parameter stands for; True for the state of a loop."""
+        """Yield the callers' operands for a parameter; True for the state of a loop."""
         for where, caller in self._callers.get(computation.name, ()):
             slot = instruction.parameter_number or 0
             if caller.opcode == "conditional":  # the first operand selects the branch

@@ -1,4 +1,4 @@
-"""What ``op_name`` says: the user's scope, the pass it belongs to, and the primitive.
+"""Parts of ``op_name``: the user's scope, the pass it belongs to, and the primitive.
 
 ```
 jit(step)/transpose(jvp(mlp))/while/body/closed_call/checkpoint/rematted_computation/dot_general

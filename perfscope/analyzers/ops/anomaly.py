@@ -80,7 +80,7 @@ def anomaly_mode(trace: Trace) -> AnomalyMode | None:
 def distortion(trace: Trace) -> str | None:
     """Return why the rules in ``DISTORTED`` cannot evaluate this trace; ``None`` if they can."""
     if jit_disabled(trace):
-        return "jax_disable_jit makes every operation a program of its own: turn it off and record again"
+        return "jax_disable_jit makes every operation a separate program: turn it off and record again"
     if trace.fact(anomaly_mode) is None:
         return None
     return "anomaly mode of autograd adds reads and small kernels to each op: turn it off and record again"

@@ -118,7 +118,7 @@ class Environment(Struct, frozen=True, kw_only=True):
     facts: Mapping[str, str]
     remarks: tuple[str, ...]
     voids: str | None = None
-    """Reason that the verdict on the step says nothing about the program, or ``None``."""
+    """Reason why the verdict on the step does not apply to the program, or ``None``."""
 
     def apply(self, step: MetricResult) -> MetricResult:
         """Return the verdict on the step, adjusted for the environment."""

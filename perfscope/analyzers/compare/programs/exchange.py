@@ -40,7 +40,7 @@ from perfscope.model.op_graph import OpGraph
 from perfscope.model.torch_plan import LoadedPlan
 from perfscope.model.units import format_bytes, format_ns
 
-WHY_WAITED = "no kernel can run beside it"
+WHY_WAITED = "no kernel can run at the same time"
 WHY_LAST = "no kernel of the step follows it"
 
 _ONE = Range(low=1, high=1)

@@ -1,10 +1,9 @@
-"""The account of a trace's steps in parts by op and line: per cause the parts sum to it, exactly, in integer ns.
+"""The account of a trace's steps, divided by op and line; the parts of each cause sum to it exactly, in integer ns.
 
 Causes and steps are those of the report (``analyzers/time/account.py``, without steps that compiled and outliers). In
-the busy time of a device each moment belongs to one kernel or copy, of several at once to the one that began first.
-Idle time belongs to the wait or the launch at the end of its interval. Without a device a moment belongs to the
-compiled instruction or the op that runs; else to the innermost Python function or range of the thread that runs the
-steps.
+the busy time of a device each moment belongs to one kernel or copy: the one that began first. Idle time belongs to the
+wait or the launch at the end of its interval. Without a device a moment belongs to the compiled instruction or the op
+that runs, otherwise to the innermost Python function or range of the thread that runs the steps.
 """
 
 from __future__ import annotations
@@ -34,16 +33,17 @@ from perfscope.model.documents.causes import BUSY, CAUSES, Cause
 from perfscope.model.intervals import EMPTY, Int64, Intervals, covered, intersection, union
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
-# Owners of a moment where several things happen at once: each moment goes to exactly one row, in integer ns.
+# Owners of overlapping time: each moment goes to exactly one row, in integer ns.
 #
-# Layers claim time one after another: what a layer does not take is left for the next. So the rows of all layers and
-# what is left at the end sum to the whole, exactly.
+# Layers claim time one after another; the next layer gets the remaining time. So the rows of all layers and the final
+# remainder sum exactly to the whole.
 
 
 def claim_first(free: Intervals, starts: Int64, ends: Int64) -> tuple[Int64, Intervals]:
-    """ns of ``free`` that each row gets, and what is left; where rows overlap, the one that began first has it.
+    """Return the ns of ``free`` that each row gets, and the remaining intervals.
 
-    ``starts`` and ``ends``: shape (n,), half open, in any order; of two that begin together the earlier row has it.
+    Overlapping time goes to the row that began first, or to the earlier row if both began together. ``starts`` and
+    ``ends``: shape (n,), half open, in any order.
     """
     own = np.zeros(len(starts), np.int64)
     if not len(starts) or not len(free.starts):
@@ -57,7 +57,7 @@ def claim_first(free: Intervals, starts: Int64, ends: Int64) -> tuple[Int64, Int
 
 
 class Innermost(Struct, frozen=True, kw_only=True):
-    """The innermost wanted span of a thread at each moment. Arrays of one shape; pieces in order, times in ns."""
+    """Pieces of a thread's time with their innermost wanted span, in order. Arrays of one shape; times in ns."""
 
     starts: Int64
     ends: Int64
@@ -65,7 +65,7 @@ class Innermost(Struct, frozen=True, kw_only=True):
     """Row of ``slices``."""
 
     def claim(self, free: Intervals) -> tuple[dict[int, int], Intervals]:
-        """ns of ``free`` by row of ``slices``, and what is left."""
+        """Return the ns of ``free`` by row of ``slices``, and the remaining intervals."""
         own: dict[int, int] = {}
         for row, ns in zip(self.rows.tolist(), covered(free, self.starts, self.ends).tolist(), strict=True):
             if ns:
@@ -74,7 +74,7 @@ class Innermost(Struct, frozen=True, kw_only=True):
 
 
 def innermost(trace: Trace, thread: int, wanted: npt.NDArray[np.bool_]) -> Innermost:
-    """The innermost wanted spans of a thread; the spans inside of them that are not wanted count as theirs.
+    """Return the innermost wanted spans of a thread; they include the time of unwanted spans inside them.
 
     ``wanted``: mask over ``slices``.
     """
@@ -87,7 +87,7 @@ def innermost(trace: Trace, thread: int, wanted: npt.NDArray[np.bool_]) -> Inner
     return Innermost(starts=begin[known], ends=finish[known], rows=rows[known])
 
 
-# One part of the time of a trace's steps.
+# Parts of the time of a trace's steps.
 
 
 class Part(Struct, frozen=True, kw_only=True):
@@ -95,28 +95,28 @@ class Part(Struct, frozen=True, kw_only=True):
 
     key: Key
     own_ns: int
-    """Time that is this part's alone: no moment is in two parts."""
+    """Time of this part; no moment is in two parts."""
     calls: int
-    """How often it ran, counted by when it was asked for; 0 where counting makes no sense (idle time)."""
+    """Number of calls or launches in the window; 0 for idle time."""
     busy_ns: int
-    """Summed durations of the counted ones: more than ``own_ns`` where other work ran beside it or inside it."""
+    """Summed durations of the counted calls; more than ``own_ns`` if other work ran at the same time or inside them."""
     typical_ns: float = 0.0
-    """What it takes where no call of it was disturbed: the median time of a call, times the calls."""
+    """Median time of a call times the number of calls, which interrupted calls do not change."""
     example: int = MISSING
-    """Row of ``slices`` that asked for one of them."""
+    """Row of ``slices`` that called or launched one of them."""
 
     @property
     def countable(self) -> bool:
-        """Whether ``calls`` follows from the program: of ops and device work only."""
+        """Whether ``calls`` follows from the program, as for ops and device work."""
         if self.key.kind == "host":
             return bool(self.key.op) and self.key.cause in ("compute", "")
         return self.key.kind != "idle"
 
 
 def summed(parts: Iterable[Part]) -> tuple[Part, ...]:
-    """Parts of one call each as one for each key, those that take most time first.
+    """Merge the parts of single calls into one part per key, longest first.
 
-    What is not called (idle time, work that began before the window) counts as it is.
+    Parts without calls (idle time, work that began before the window) are summed as they are.
     """
     by_key: dict[Key, list[Part]] = {}
     for part in parts:
@@ -137,13 +137,13 @@ def summed(parts: Iterable[Part]) -> tuple[Part, ...]:
     return tuple(sorted(rows, key=lambda part: (-part.own_ns, -part.calls, part.key.name())))
 
 
-# The account of one device, or of the host, in parts.
+# Account of one device, or of the host, in parts.
 
 
 NOTHING_RECORDED = "outside every recorded span"
 
 PLACED: frozenset[Cause] = frozenset({"sync", "launch", "compilation", "other_host"})
-"""Causes of idle time that a line of the program decides: of the wait, else of the launch that ends the interval."""
+"""Causes of idle time with a line in the program: that of the wait, else of the launch that ends the interval."""
 
 
 class Account(Struct, frozen=True, kw_only=True):
@@ -151,7 +151,7 @@ class Account(Struct, frozen=True, kw_only=True):
 
     rank: int | None
     device: str
-    """Name of the device; ``host`` where the trace has none."""
+    """Name of the device; ``host`` if the trace has no device."""
     ordinal: int | None
     total_ns: int
     steps: int
@@ -168,7 +168,7 @@ class Account(Struct, frozen=True, kw_only=True):
 
 
 def in_parts(trace: Trace, account: StepAccount | None) -> Account:
-    """One of the trace's ``warm_accounts`` in parts; without one the host's time, whose causes are then unknown."""
+    """Divide one of the trace's ``warm_accounts`` into parts; without one, the host's time, with unknown causes."""
     spans, window = trace.fact(steps_of_account), trace.fact(account_window)
     naming, devices = Naming(trace, window), trace.rows["devices"]
     device = MISSING if account is None else account.device
@@ -188,7 +188,7 @@ def in_parts(trace: Trace, account: StepAccount | None) -> Account:
 
 
 def steps_of_account(trace: Trace) -> Intervals:
-    """The time of the usual steps."""
+    """Return the time of the usual steps."""
     windows = trace.fact(warm_windows)
     return union(windows.starts, windows.ends)
 
@@ -212,7 +212,7 @@ def _of_device(trace: Trace, naming: Naming, device: int) -> list[Part]:
 
 
 def _work_parts(trace: Trace, naming: Naming, table: str, rows: Int64, own: Int64) -> Iterable[Part]:
-    """A part for each key of device work; work outside the window that is none of its steps' is left out."""
+    """Yield a part per key of device work, without work of other steps that runs outside the window."""
     work = trace.rows[table]
     counted = work_in_window(trace, table, trace.fact(account_window))[rows]
     kept = counted | (own > 0)
@@ -222,7 +222,7 @@ def _work_parts(trace: Trace, naming: Naming, table: str, rows: Int64, own: Int6
 
 
 def _idle_parts(trace: Trace, naming: Naming, device: int, cause: Cause) -> list[Part]:
-    """Idle time of one cause, a part for each idle interval that has some of it."""
+    """Return the idle time of one cause, a part per idle interval."""
     pieces = of_device(idle_pieces(trace, cause, trace.fact(warm_windows)), device)
     calls = np.full(len(pieces), MISSING, np.int64)
     if cause in PLACED:
@@ -243,7 +243,7 @@ def _parts(
 
 
 def _of_host(trace: Trace, window: Window, naming: Naming, account: StepAccount | None) -> Iterator[Part]:
-    """Parts of the time of the host by cause. Calls of ops are counted in the first cause, compute."""
+    """Yield the host's time by cause. Calls of ops are counted in the first cause, compute."""
     spans = trace.fact(steps_of_account)
     causes: dict[Cause | Literal[""], Intervals] = {"": spans}
     if account is not None:
@@ -275,7 +275,7 @@ def _of_host(trace: Trace, window: Window, naming: Naming, account: StepAccount 
 def _instruction_parts(
     trace: Trace, window: Window, cause: Cause | Literal[""], rows: Int64, own: Int64, *, first: bool
 ) -> Iterable[Part]:
-    """Parts of compiled instructions that the host ran."""
+    """Yield the parts of compiled instructions that the host ran."""
     ops = trace.rows["hlo_ops"]
     counted = inside(window.spans, ops["start_ns"][rows]) & first
     kept = counted | (own > 0)
@@ -287,7 +287,7 @@ def _instruction_parts(
 def _span_parts(
     trace: Trace, naming: Naming, cause: Cause | Literal[""], own: Mapping[int, int], called: Int64
 ) -> Iterable[Part]:
-    """Parts of one thread's spans by their self time ``own``, and spans that were ``called`` in the steps."""
+    """Yield the parts of one thread's spans by self time ``own``; ``called``: spans that began in the steps."""
     slices = trace.rows["slices"]
     rows = np.union1d(called, np.fromiter(own, np.int64, len(own)))
     keys = [replace(span_key(naming, row), cause=cause) for row in rows.tolist()]
@@ -296,7 +296,7 @@ def _span_parts(
 
 
 def _threads(trace: Trace, spans: Intervals, left_out: npt.NDArray[np.bool_]) -> list[int]:
-    """Threads with spans in the steps, the one whose spans cover most of them first: it runs the steps."""
+    """Return the threads with spans in the steps. The first one's spans cover most of the steps, so it runs them."""
     slices = trace.rows["slices"]
     amounts = []
     for thread in np.unique(slices["thread"]).tolist():

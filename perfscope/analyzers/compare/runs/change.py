@@ -1,4 +1,4 @@
-"""The change of a step, split into parts that sum to it exactly; each part says what of it is count and what is time.
+"""Split the change of a step into parts that sum to it exactly, each divided into change of count and change of time.
 
 A part's time per step is an integer of ns. The causes are those of the report's account, divided by the number of
 steps so that they sum to the rounded mean step (``StepAccount.mean_ns``); the parts of each cause sum to it likewise.
@@ -24,7 +24,7 @@ from perfscope.model.intervals import by_largest_remainder
 from perfscope.model.trace import Trace
 
 FUSED_FROM = 2
-"""Kernels against one, on the same line or of the same op, that are called a fusion; fewer are a count that changed."""
+"""Smallest number of kernels that one kernel replaces, on the same line or in the same op, to call it a fusion."""
 
 T = TypeVar("T")
 
@@ -36,27 +36,27 @@ class Side(Struct, frozen=True, kw_only=True):
 
     keys: tuple[Key, ...]
     ns: int
-    """Time that is this part's alone; all parts sum to the step."""
+    """Time of this part; all parts sum to the step."""
     calls: Fraction
     """Per step."""
     example: int
     """Row of ``slices`` of the side's trace."""
 
     def where(self) -> Key | None:
-        """The key that says best where it is: one with a line, else the first; None where there is none."""
+        """First key with a line, else the first key; ``None`` without keys."""
         return next((key for key in self.keys if key.file), self.keys[0] if self.keys else None)
 
 
 class PartChange(Struct, frozen=True, kw_only=True):
-    """What a part was and is. ``delta_ns`` of all parts sum to that of the step."""
+    """One part on both sides. ``delta_ns`` of all parts sums to that of the step."""
 
     kind: PartKind
     base: Side
     head: Side
     level: Level | None
-    """How the two were matched; None for what only one side has."""
+    """Level at which the two sides were matched; ``None`` if only one side has the part."""
     countable: bool
-    """The number of calls follows from the program, and a change of it is no chance."""
+    """Whether the number of calls follows from the program, so that its change is not due to chance."""
 
     @property
     def delta_ns(self) -> int:
@@ -65,7 +65,7 @@ class PartChange(Struct, frozen=True, kw_only=True):
 
     @property
     def count_ns(self) -> int:
-        """Of ``delta_ns``, what more or fewer calls at the old time of a call make; the rest is time per call."""
+        """Part of ``delta_ns`` due to the number of calls, at the base's time per call."""
         if not self.countable:
             return 0
         if not self.base.calls or not self.head.calls:
@@ -74,22 +74,22 @@ class PartChange(Struct, frozen=True, kw_only=True):
 
     @property
     def each_ns(self) -> int:
-        """Of ``delta_ns``, what the time of each call makes."""
+        """Part of ``delta_ns`` due to the time per call."""
         return self.delta_ns - self.count_ns
 
     @property
     def cause(self) -> Cause | Literal[""]:
-        """Cause of the account that it is a part of; ``''``: unknown."""
+        """Cause in the account; ``''`` if unknown."""
         return self.key().cause
 
     @property
     def counts_differ(self) -> bool:
-        """It is called more or less often, is new or gone; by the program, not by chance."""
+        """Whether the program calls it more or less often, or whether it is new or gone."""
         return self.countable and self.base.calls != self.head.calls
 
     @property
     def status(self) -> Status:
-        """In one or two words."""
+        """Status in one or two words."""
         if self.counts_differ:
             if not self.base.calls:
                 return "new"
@@ -105,7 +105,7 @@ class PartChange(Struct, frozen=True, kw_only=True):
         return "same" if not self.delta_ns else "slower" if self.delta_ns > 0 else "faster"
 
     def key(self) -> Key:
-        """The key it is shown by: the head's, else the base's."""
+        """Displayed key: the head's, else the base's."""
         key = self.head.where() or self.base.where()
         if key is None:
             raise ValueError("a part without a key")
@@ -116,7 +116,7 @@ class StepChange(StepValues, frozen=True, kw_only=True):
     """The change of one rank's step. Times in ns per ``per``."""
 
     parts: tuple[PartChange, ...]
-    """The largest changes first; their changes sum to that of the step."""
+    """Largest changes first; they sum to the change of the step."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -126,7 +126,7 @@ class StepChange(StepValues, frozen=True, kw_only=True):
 
     @property
     def share(self) -> float:
-        """Change relative to the base; 0 where that is 0."""
+        """Change relative to the base; 0 if the base is 0."""
         return self.delta_ns / self.base_ns if self.base_ns else 0.0
 
     def by_kind(self) -> dict[PartKind, tuple[int, int]]:
@@ -154,7 +154,7 @@ def _sums(parts: Iterable[tuple[T, PartChange]]) -> dict[T, tuple[int, int]]:
 
 
 def step_change(base: Account, head: Account) -> StepChange:
-    """The change from one account to another, every part of both in it."""
+    """Return the change from one account to another, with every part of both."""
     left, right = _sides(base), _sides(head)
     matches = align(left, right)
     parts = [_part(match, left, right, base.steps, head.steps) for match in matches]
@@ -177,7 +177,7 @@ _Held = tuple[Part, int]
 
 
 def _sides(account: Account) -> dict[Key, _Held]:
-    """By key: the part, and its ns per step."""
+    """Return part and ns per step by key."""
     causes: dict[str, list[Part]] = {cause: [] for cause in (*CAUSES, "")}
     for part in account.parts:
         causes[part.key.cause].append(part)
@@ -213,23 +213,23 @@ def _side(parts: Sequence[_Held], steps: int) -> Side:
     )
 
 
-# The ranks of two jobs side by side: the rank whose step changed most, and the one in the middle.
+# Ranks of two jobs: the rank whose step changed most, and the median rank.
 
 
 class TimeChange(Struct, frozen=True, kw_only=True):
-    """How the step of a job changed."""
+    """Change of a job's step."""
 
     median: StepChange
-    """Of the rank in the middle by its change (the only one, where there is one)."""
+    """Change of the median rank by change."""
     worst: StepChange | None
-    """Of the rank whose step grew most; None where there is one rank."""
+    """Change of the rank whose step grew most; ``None`` with one rank."""
     ranks: tuple[Rank, ...]
-    """By rank; empty where ranks could not be paired."""
+    """Changes by rank; empty if ranks could not be paired."""
     notes: tuple[str, ...]
 
 
 def time_change(base: Sequence[Trace], head: Sequence[Trace]) -> TimeChange | None:
-    """The change of the ranks' steps; ``None`` where a side has no time."""
+    """Return the change of the ranks' steps; ``None`` if a side has no time."""
     left, right = [trace for trace in base if _timed(trace)], [trace for trace in head if _timed(trace)]
     if not left or not right:
         return None
@@ -268,7 +268,7 @@ def _per_step(trace: Trace) -> int:
 
 
 def middle_trace(traces: Sequence[Trace]) -> Trace | None:
-    """The rank in the middle by its step, of those that have times; ``None`` where none has."""
+    """Return the trace of the rank with the median step; ``None`` if no rank has times."""
     timed = [trace for trace in traces if _timed(trace)]
     return _middle(timed) if timed else None
 
@@ -278,7 +278,7 @@ def _middle(traces: Sequence[Trace]) -> Trace:
 
 
 def _pairs(base: Sequence[Trace], head: Sequence[Trace]) -> list[tuple[Trace, Trace]] | None:
-    """Traces of the same rank; one against one whatever their ranks; ``None`` where the ranks differ."""
+    """Pair traces of the same rank, and single traces whatever their ranks; ``None`` if the ranks differ."""
     if len(base) == len(head) == 1:
         return [(base[0], head[0])]
     mine, theirs = {trace.source.rank: trace for trace in base}, {trace.source.rank: trace for trace in head}
@@ -288,7 +288,7 @@ def _pairs(base: Sequence[Trace], head: Sequence[Trace]) -> list[tuple[Trace, Tr
 
 
 def _change(base: Trace, head: Trace) -> StepChange:
-    """The device that computes least, as in the report of the head; the same device of the base where it has it."""
+    """Compare the device that computes least in the head, as in its report, with the same device of the base."""
     mine, theirs = base.fact(warm_accounts), head.fact(warm_accounts)
     shared = {account.ordinal for account in mine if account.whole_ns} & {account.ordinal for account in theirs}
     after = least_computing(account for account in theirs if account.ordinal in shared or not shared)
@@ -312,11 +312,11 @@ def _all(notes: Sequence[str], pair: tuple[Trace, Trace]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(texts))
 
 
-# Where the mean step goes, by cause, on both sides.
+# Mean step by cause on both sides.
 
 
 def account_change(step: StepChange) -> CausesOfStep | None:
-    """The causes of both sides; ``None`` where they are unknown, or one side is the host's and the other a device's."""
+    """Return the causes of both sides; ``None`` if unknown, or if one account is of the host and one of a device."""
     causes: dict[str, Amount] = {
         cause: Amount(base_ns=base, head_ns=head) for cause, (base, head) in step.by_cause().items() if base or head
     }

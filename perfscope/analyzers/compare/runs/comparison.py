@@ -1,4 +1,4 @@
-"""Two runs side by side: metrics with verdicts, the change of the step in parts, causes, findings, what is unknown."""
+"""Comparison of two runs: metrics with verdicts, parts of the step's change, causes, findings, missing data."""
 
 from __future__ import annotations
 
@@ -45,42 +45,42 @@ from perfscope.model.trace import Trace
 
 # Two single captures: an interval that allows for steps resembling their neighbours. It never fails a build.
 #
-# One launch on each side says nothing of how launches differ. The moving-block bootstrap (Kuensch 1989) covers what
-# steps of one launch have in common with the steps before them; it cannot cover the layout, clocks and neighbours that
-# a whole launch has in common. Simulated, it calls a change where there is none in more than half of such comparisons.
+# One launch per side does not show how much launches differ. The moving-block bootstrap (Kuensch 1989) accounts for
+# the resemblance of consecutive steps, but not for memory layout, clocks and other processes, which all steps of a
+# launch share. In simulations it reports a change in more than half of the comparisons of equal programs.
 
 
 RESAMPLES = 1000
 MOST_STEPS = 2000
-"""Of a capture, the last ones: a resample of more costs time and tells nothing more of the next launch."""
+"""Maximum number of steps of a capture, the last ones; more cost time and add nothing about the next launch."""
 MOST_AT_ONCE = 1 << 18
-"""Values of the resamples that are in memory together."""
+"""Maximum number of resampled values in memory at once."""
 LEAST_STEPS = 5
-"""Steady steps for an interval: three profiled steps are enough for a picture, not for a spread."""
+"""Minimum number of steady steps for an interval; three profiled steps do not show a spread."""
 LOW_CONFIDENCE = "one launch on each side: differences between launches are not in the interval, so it fails no build"
 
 
 class Resemblance(Struct, frozen=True, kw_only=True):
-    """How much consecutive steps resemble each other. ``effective``: independent steps that would say as much."""
+    """Resemblance of consecutive steps. ``effective``: equivalent number of independent steps."""
 
     correlation: float
-    """Between a step and the next."""
+    """Correlation of a step and the next."""
     effective: float
     block: int
-    """Steps of a block."""
+    """Number of steps per block."""
 
 
 def resemblance(values: np.ndarray) -> Resemblance:
-    """From lag-1 correlation phi: n_eff = n (1 - phi) / (1 + phi), blocks of n^(1/3) (1 + phi) / (1 - phi) steps.
+    """Use lag-1 correlation phi: n_eff = n (1 - phi) / (1 + phi), n^(1/3) (1 + phi) / (1 - phi) steps per block.
 
-    phi is that of the ranks, which a few interrupted steps leave alone, with its bias taken out (Kendall 1954).
+    phi is computed on ranks, so that a few interrupted steps have no effect, and corrected for bias (Kendall 1954).
     """
     count = values.size
     centred = np.argsort(np.argsort(values, kind="stable"), kind="stable") - (count - 1) / 2
     power = float(centred @ centred) if np.ptp(values) else 0.0
     correlation = float(centred[1:] @ centred[:-1]) / power if power > 0 else 0.0
     correlation += (1 + 3 * correlation) / count if power > 0 else 0.0
-    # A slope makes any series look perfectly correlated; no fewer than two independent values are left.
+    # A slope makes any series look perfectly correlated; assume at least two independent values.
     correlation = min(max(correlation, 0.0), 1 - 4 / (count + 2) if count > 2 else 0.0)
     memory = (1 + correlation) / (1 - correlation)
     block = min(max(1, math.ceil(count ** (1 / 3) * memory)), max(1, count // 2))
@@ -99,10 +99,10 @@ def from_single_captures(
     levels: tuple[float, float] | None = None,
     by_mean: bool = False,
 ) -> MetricResult:
-    """Medians of two launches' steps, in order, warm-up included. 95% interval by blocks; low confidence.
+    """Compare the medians of two launches' steps, in order, with warm-up. 95% interval by blocks; low confidence.
 
-    Too few steps, or times that are not positive, are inconclusive with the reason. ``levels``: the values to show in
-    place of those of the steady steps. ``by_mean``: means in place of medians.
+    Inconclusive, with the reason, if steps are too few or times are not positive. ``levels``: displayed values instead
+    of those of the steady steps. ``by_mean``: use means instead of medians.
     """
     steady, problems = _steady(base, head)
     location = np.mean if by_mean else np.median
@@ -148,7 +148,7 @@ def from_single_captures(
 
 
 def _steady(base: Sequence[float], head: Sequence[float]) -> tuple[list[np.ndarray], list[str]]:
-    """The steady steps of both sides, and why an interval cannot be made of them."""
+    """Return the steady steps of both sides, and reasons against an interval."""
     steady, problems = [], []
     for which, times in (("base", base), ("head", head)):
         part = steady_part(times)
@@ -163,10 +163,10 @@ def _steady(base: Sequence[float], head: Sequence[float]) -> tuple[list[np.ndarr
 def _half_width(
     steady: Sequence[np.ndarray], alike: Sequence[Resemblance], rng: np.random.Generator, *, by_mean: bool
 ) -> float:
-    """Half of the 95% interval of the log ratio: the bootstrap's standard error times Student's t.
+    """Return half of the 95% interval of the log ratio: the bootstrap's standard error times Student's t.
 
-    Percentiles of few, long blocks are too near to each other: t with the degrees of freedom of the independent steps,
-    and the variance that blocks of b of n steps cannot show (n / (n - b)), make up for it.
+    Percentiles of few long blocks are too close. Two corrections make up for it: t with the degrees of freedom of the
+    independent steps, and the variance that blocks of b of n steps miss (n / (n - b)).
     """
     variance = 0.0
     for values, resemblance in zip(steady, alike, strict=True):
@@ -177,7 +177,7 @@ def _half_width(
 
 
 def _resampled(values: np.ndarray, block: int, rng: np.random.Generator, *, by_mean: bool) -> np.ndarray:
-    """Medians (or means) of resamples made of blocks of consecutive values."""
+    """Return medians (or means) of resamples of blocks of consecutive values."""
     per_sample = math.ceil(values.size / block)
     offsets = np.arange(block)
     chunk = max(1, MOST_AT_ONCE // values.size)
@@ -198,7 +198,7 @@ def _verdict(low: float, high: float, effect: float, least: float, better: Bette
 
 STEP_TIME = "step time"
 
-OTHER_TARGETS = "compiled for other targets, {base} against {head}: no gate is asked of the programs"
+OTHER_TARGETS = "compiled for other targets, {base} against {head}: gates do not apply to the programs"
 
 NO_NAME = "a device without a name"
 
@@ -206,16 +206,16 @@ Kind = Literal[
     "PyTorch recording", "JAX recording", "device recording", "compiled programs", "planned programs",
     "memory snapshot", "compile log", "flight record", "op graph", "recording",
 ]  # fmt: skip
-"""What a side is. Only sides of one kind are compared."""
+"""Kind of a side. Only sides of one kind are compared."""
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """All that is known of two sides."""
+    """Result of comparing two sides."""
 
     base: Side
     head: Side
     step_time: MetricResult | None
-    """None where a side has no times."""
+    """``None`` if a side has no times."""
     exact: tuple[ExactMetric, ...]
     time: TimeChange | None
     causes: tuple[Cause, ...]
@@ -223,35 +223,35 @@ class Comparison(Struct, frozen=True, kw_only=True):
     not_looked: tuple[NotLooked, ...]
     notes: tuple[str, ...]
     programs: tuple[ProgramChange, ...] = ()
-    """Compiled programs that both sides have, explained by instruction."""
+    """Compiled programs of both sides, compared by instruction."""
     cautions: tuple[str, ...] = ()
-    """What must be known before the verdict, one sentence each."""
+    """Doubts about the verdict, one sentence each."""
     targets: TargetOfSide = NO_TARGETS
     account: CausesOfStep | None = None
-    """Where the step goes, of the rank in the middle."""
+    """Causes of the median rank's step."""
     tree: Tree | None = None
-    """Call trees of the rank in the middle."""
+    """Call trees of the median rank."""
     path: CriticalPath | None = None
-    """Its critical paths."""
+    """Critical paths of the median rank."""
     likely: Direction | None = None
-    """What one launch on each side says of the step time; ``None`` where it says nothing."""
+    """Likely direction of the step time with one launch per side; ``None`` without sufficient evidence."""
     carried: tuple[Carried, ...] = ()
-    """What most of the change of the step time is, the largest first; empty where nothing is known."""
+    """Largest parts of the step time's change, largest first; empty if unknown."""
     settle: str = ""
-    """The command that settles whether the step time changed; ``''`` where it was judged, or there is none."""
+    """Command that settles whether the step time changed; ``''`` if it was judged or cannot be."""
 
     @property
     def metrics(self) -> tuple[MetricResult, ...]:
-        """Every metric: the step's time first."""
+        """All metrics, step time first."""
         timed = () if self.step_time is None else (self.step_time,)
         return (*timed, *(exact_metric.result for exact_metric in self.exact))
 
     @property
     def headline(self) -> Headline:
-        """Of what may fail a build: a regression of any, else an improvement of any, else what is open.
+        """Overall result of the metrics that may fail a build: regression, else improvement, else inconclusive.
 
-        A step time of one launch on each side is *likely* worse or better, or *not judged*; *no change* is said where
-        the step time was judged, or where nothing has one.
+        A step time with one launch per side is *likely* worse or better, or *not judged*. *No change* requires that the
+        step time was judged, or that neither side has one.
         """
         verdicts = [metric.verdict for metric in self.metrics if metric.gates and metric.unit != "text"]
         step, likely = self.step_time, self.likely
@@ -271,10 +271,10 @@ class Comparison(Struct, frozen=True, kw_only=True):
         return "no change" if "no change" in verdicts else "inconclusive"
 
     def gates(self, fail_on: Iterable[str]) -> tuple[str, ...]:
-        """Why a build must fail, one line each.
+        """Reasons to fail a build, one line each.
 
         ``fail_on``: ``regression``, ``inconclusive``, ``finding:SEVERITY``, or gates of compiled programs
-        (`program_gates.GATES`), which ask nothing of programs for different targets. A finding fails it where it is new
+        (`program_gates.GATES`), which do not apply to programs for different targets. A finding fails it if it is new
         or costs more than before, and a count or the step time changed with it.
         """
         wanted = list(dict.fromkeys(fail_on))
@@ -305,7 +305,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
     @property
     def inconclusive(self) -> tuple[str, ...]:
-        """Metrics that could not be judged: the time of single captures is among them."""
+        """Metrics that could not be judged, among them the step time of single captures."""
         step = self.step_time
         timed = () if step is None or (step.gates and step.verdict != "inconclusive") else (step.name,)
         open_ones = (exact_metric.result for exact_metric in self.exact if not exact_metric.neutral)
@@ -313,7 +313,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
 
 def severity_named(gate: str) -> Severity:
-    """The severity of ``finding:high``; ``UsageError`` where it names none."""
+    """Return the severity in ``finding:high``; ``UsageError`` if it is missing or unknown."""
     for severity in SEVERITIES:
         if gate == f"finding:{severity}":
             return severity
@@ -323,7 +323,7 @@ def severity_named(gate: str) -> Severity:
 def compare(base: Sequence[Trace], head: Sequence[Trace], *, busy: bool = False) -> Comparison:
     """Compare the traces of two runs, each of one job's ranks. ``busy``: other programs used the machine meanwhile.
 
-    ``UsageError``: they are of different kinds (a recording and a compiled program), or nothing is there.
+    ``UsageError`` if their kinds differ (a recording and a compiled program) or a side is empty.
     """
     sides = side_summary(base), side_summary(head)
     check_alike(*sides)
@@ -366,7 +366,7 @@ def compare(base: Sequence[Trace], head: Sequence[Trace], *, busy: bool = False)
 
 
 def _ranks_of(base: Sequence[Trace], head: Sequence[Trace], time: TimeChange) -> tuple[Trace, Trace]:
-    """The traces of the rank in the middle, the first ones where it is not known."""
+    """Return the traces of the median rank; the first ones if it is unknown."""
     chosen = [
         next((trace for trace in side if trace.source.rank == time.median.rank), side[0]) for side in (base, head)
     ]
@@ -374,7 +374,7 @@ def _ranks_of(base: Sequence[Trace], head: Sequence[Trace], time: TimeChange) ->
 
 
 def _checkpoints(*sides: Sequence[Trace]) -> list[str]:
-    """Where `perfscope compile --checkpoint` set the policy of layers on one side, or another on either."""
+    """Return a note if `perfscope compile --checkpoint` set different policies of layers on the two sides."""
     policies = [
         " and ".join(dict.fromkeys(trace.checkpoint or "the program's own" for trace in side)) for side in sides
     ]
@@ -390,18 +390,18 @@ _KNOWN: tuple[tuple[str, str, bool], ...] = (
     ("unprofiled_median", STEP_TIME, False),
     ("profiled_mean", f"{STEP_TIME} (profiled)", True),
 )
-"""Ways of timing steps, best first: key of ``StepTime.known_ns``, name of the metric, whether with a profiler."""
+"""Ways of timing steps, best first: key of ``StepTime.known_ns``, name of the metric, whether a profiler ran."""
 
 
 def timed_name(timed: StepTime) -> str:
-    """The name of the metric that the step time of a run is."""
+    """Return the metric's name for a run's step time."""
     return next(name for key, name, _ in _KNOWN if key.startswith(timed.of))
 
 
 def _step_time(analyses: tuple[Analysis, Analysis], time: TimeChange) -> MetricResult:
-    """Low confidence: from one launch on each side. The step times of both reports, if they were timed alike.
+    """Compare the step times of both reports if they were timed alike, else by the best way common to both.
 
-    Else the best way in which both were timed. Where slow steps are a program's own, the means of both.
+    Confidence is low with one launch per side. Means are compared if the program itself causes slow steps.
     """
     timed = [step_time(analysis) for analysis in analyses]
     base, head = timed
@@ -426,7 +426,7 @@ def _step_time(analyses: tuple[Analysis, Analysis], time: TimeChange) -> MetricR
 
 
 def _steps(analysis: Analysis, rank: int | None, *, traced: bool) -> list[float]:
-    """Steps of a rank in order, without those that compiled."""
+    """Return the steps of a rank in order, without those that compiled."""
     return [
         float(step.duration_ns)
         for step in analysis.steps
@@ -435,7 +435,7 @@ def _steps(analysis: Analysis, rank: int | None, *, traced: bool) -> list[float]
 
 
 def kind_of(trace: Trace) -> Kind:
-    """What a trace is, by what is in it."""
+    """Return the kind of a trace from its content."""
     recorded = trace.recorded
     if trace.torch_plans:
         return "planned programs"
@@ -461,7 +461,7 @@ _RECORDINGS = frozenset({"PyTorch recording", "JAX recording", "device recording
 
 
 def side_summary(traces: Sequence[Trace]) -> Side:
-    """What the traces of a side are. ``UsageError`` where there are none."""
+    """Summarize the traces of a side. ``UsageError`` without traces."""
     if not traces:
         raise UsageError("nothing to compare: a side holds no trace")
     kinds = dict.fromkeys(map(kind_of, traces))
@@ -481,7 +481,7 @@ def side_summary(traces: Sequence[Trace]) -> Side:
 
 
 def check_alike(base: Side, head: Side) -> None:
-    """``UsageError``, in one line, where two sides cannot be compared."""
+    """Raise ``UsageError``, in one line, if two sides cannot be compared."""
     if base.kind == head.kind:
         return
     plain = {base.kind, head.kind}
@@ -498,7 +498,7 @@ def check_alike(base: Side, head: Side) -> None:
 
 
 def other_vendors(base: Side, head: Side) -> bool:
-    """Whether the devices of both sides are known, and no vendor made devices of both."""
+    """Return whether the devices of both sides are known and have no vendor in common."""
     vendors = [
         {device.vendor for name in side.devices if (device := find_device(name)) is not None} for side in (base, head)
     ]
@@ -506,7 +506,7 @@ def other_vendors(base: Side, head: Side) -> bool:
 
 
 def differences(base: Side, head: Side) -> list[str]:
-    """What a reader must know of two sides that can be compared, one sentence each."""
+    """Return the differences of two comparable sides that a reader must know, one sentence each."""
     sentences = []
     if base.kind != head.kind:
         sentences.append(f"base is a {base.kind}, head a {head.kind}: what only one of them records is not compared")

@@ -1,4 +1,4 @@
-"""Which work of two traces is the same: its key, how much of it a level of matching asks for, and the matches."""
+"""Matching of equal work in two traces: keys of work, levels of matching, and the matches."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from perfscope.model.frames import Owner, parse_frame
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, CopyKind, SliceKind, Trace
 
-# Names of device work without what changes from build to build, and the class of work they stand for.
+# Names of device work without the parts that change from build to build, and classes of work.
 #
-# A kernel keeps its job and changes its name: inductor numbers its kernels, Triton and XLA add counters, libraries pick
-# another tile, template arguments move. Each level gives up one of these.
+# A kernel with the same job changes its name: inductor numbers its kernels, Triton and XLA add counters, libraries pick
+# another tile, template arguments move. Each level ignores one more of these.
 
 
 _HASH = re.compile(r"(?<![0-9a-zA-Z])(?:(?=[0-9a-f]*\d)[0-9a-f]{8,}|(?=[a-z2-7]*\d)[a-z2-7]{40,})(?![0-9a-zA-Z])")
-"""Hexadecimal, or the base 32 of inductor's cache, with at least one digit: a content hash. Words have no digit."""
+"""Content hash: hexadecimal, or base 32 as in inductor's cache. It has at least one digit, unlike a word."""
 _COUNTER = re.compile(r"(?:\d+[._]|enolc\.|\d*tamer\.)++")
-"""``triton_poi_fused_add_7``, ``loop_fusion.3``, ``dot.4.remat2``, read from the end: so the search is linear."""
+"""Counter in ``triton_poi_fused_add_7``, ``loop_fusion.3``, ``dot.4.remat2``, matched from the end in linear time."""
 _TILE = re.compile(
     r"(?<!\d)\d++x\d++(?:x\d++)*+|(?:MT|MI|WG|SK|LBSPP[A-Z]|stages?|warps?|nt|align|splitK)_?\d+", re.IGNORECASE
 )
@@ -55,39 +55,39 @@ _CLASSES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("copy", re.compile(r"copy|memcpy|memset|fill|transpose|CatArray", re.I)),
     ("elementwise", re.compile(r"elementwise|vectorized|pointwise|unrolled|add|mul|relu|gelu|silu|tanh|exp", re.I)),
 )
-"""In this order: ``fused_softmax_reduce`` is named by what it is for, not by how it runs."""
+"""Classes in order of precedence: ``fused_softmax_reduce`` is a softmax rather than a reduction."""
 
 OTHER = "other"
 
 
 @lru_cache(maxsize=65536)
 def without_numbers(name: str) -> str:
-    """A kernel's name without template arguments, hashes and counters: ``triton_poi_fused_add_relu``."""
+    """Return a kernel's name without template arguments, hashes and counters: ``triton_poi_fused_add_relu``."""
     return without_counters(_without_arguments(name))
 
 
 @lru_cache(maxsize=65536)
 def without_counters(name: str) -> str:
-    """A name without hashes and without the counter at its end; arguments are kept."""
+    """Return a name without hashes and the counter at its end; arguments are kept."""
     plain = _HASH.sub("#", name).strip()
     return _without_end(plain, _COUNTER) or plain
 
 
 def _without_end(name: str, backwards: re.Pattern[str]) -> str:
-    """``name`` without an end whose reverse matches ``backwards``."""
+    """Return ``name`` without an end whose reverse matches ``backwards``."""
     found = backwards.match(name[::-1])
     return name if found is None else name[: len(name) - found.end()]
 
 
 @lru_cache(maxsize=65536)
 def without_tiles(name: str) -> str:
-    """As ``without_numbers``, also without tile sizes and stages that a library or an autotuner chooses."""
+    """Apply ``without_numbers`` and remove tile sizes and stages that a library or an autotuner chooses."""
     return _TILE.sub("#", without_numbers(name))
 
 
 @lru_cache(maxsize=65536)
 def work_class(name: str) -> str:
-    """What kind of work a kernel's name stands for: ``matrix product``, ``attention`` ...; ``other`` if none."""
+    """Return the class of work in a kernel's name: ``matrix product``, ``attention`` ..., else ``other``."""
     plain = _without_arguments(name)
     for kind, pattern in _CLASSES:
         if pattern.search(plain):
@@ -96,7 +96,7 @@ def work_class(name: str) -> str:
 
 
 def _without_arguments(name: str) -> str:
-    """Without what stands in angle brackets and in the parentheses of a signature, and without ``void``."""
+    """Return a signature without template arguments, parameters and ``void``."""
     kept: list[str] = []
     depth = 0
     for char in name.removeprefix("void "):
@@ -110,7 +110,7 @@ def _without_arguments(name: str) -> str:
 
 
 PartKind = Literal["compute", "communication", "copy", "idle", "host"]
-"""What a part of the step is: the device computes, only communicates, only copies, or waits; or the host works."""
+"""Kind of a part of the step: the device computes, only communicates, only copies, or idles; or the host works."""
 
 
 class Key(KeyValues, frozen=True, kw_only=True):
@@ -118,17 +118,17 @@ class Key(KeyValues, frozen=True, kw_only=True):
 
     kind: PartKind
     line: int = -1
-    """-1: unknown."""
+    """Line number; -1 if unknown."""
     cause: Cause | Literal[""] = ""
 
     def place(self) -> str:
-        """``train.py:88``, else the module; ``''`` where neither is known."""
+        """``train.py:88``, else the module; ``''`` if both are unknown."""
         if self.file:
             return f"{self.file}:{self.line}" if self.line >= 0 else self.file
         return self.module
 
     def name(self) -> str:
-        """What it is, short: the op, and the work or the cause where it says more."""
+        """Short name: the op, with the work or the cause if that differs."""
         if self.kind in ("idle", "copy"):
             work = cause_words(self.cause, on_host=False) if self.kind == "idle" else self.work
             return f"{work} ({self.op})" if self.op else work
@@ -145,7 +145,7 @@ _BUSY: dict[PartKind, Cause | Literal[""]] = {
 
 
 class Level(IntEnum):
-    """How alike two keys are that were matched; the first level that finds a partner decides."""
+    """Degree of similarity of two matched keys; the first level that finds a partner is used."""
 
     SAME = 0
     RENAMED = 1
@@ -172,7 +172,7 @@ Signature = tuple[str | int, ...]
 
 
 def signature(key: Key, level: Level) -> Signature | None:
-    """What two keys must share to be matched at a level; ``None``: this key cannot be matched there."""
+    """Return the features that matched keys share at a level; ``None`` if the level does not apply to the key."""
     kind, phase, op = f"{key.kind} {key.cause}", key.phase, without_counters(key.op)
     if level is Level.SAME:
         return (kind, phase, key.module, key.op, key.shapes, key.file, key.line, key.function, key.work)
@@ -198,22 +198,22 @@ def signature(key: Key, level: Level) -> Signature | None:
 
 
 def _renamed(key: Key) -> str:
-    """The work without what changes from build to build; of ranges on the host their arguments stay."""
+    """Return the work without parts that change from build to build; ranges on the host keep their arguments."""
     return without_counters(key.work) if key.kind == "host" else without_numbers(key.work)
 
 
-# Which work of the base is which of the head: exact key first, then level by level with less of it.
+# Matching of the work of base and head: by the exact key first, then level by level with fewer features.
 #
-# A level pairs only what the levels before left over, so work that is there on both sides is never taken for something
-# that is new. From ``OTHER_KERNEL`` on, a match may hold several keys on a side: three kernels against one is a fusion.
+# A level pairs only the keys without a partner so far, so that work on both sides is never reported as new. From
+# ``OTHER_KERNEL`` on, a match may have several keys per side: three kernels against one is a fusion.
 
 
 MOST_PAIRS = 100_000
-"""Pairs of lines of one op in one function that are weighed; generated code with more is paired in order."""
+"""Maximum number of pairs of lines of one op in one function that are compared; more are paired in order."""
 
 
 class Match(Struct, frozen=True, kw_only=True):
-    """Keys that are the same work. ``level`` is ``None`` where one side has nothing: it is new, or gone."""
+    """Keys of the same work. ``level`` is ``None`` if only one side has it: it is new or gone."""
 
     base: tuple[Key, ...]
     head: tuple[Key, ...]
@@ -221,7 +221,7 @@ class Match(Struct, frozen=True, kw_only=True):
 
 
 def align(base: Iterable[Key], head: Iterable[Key]) -> tuple[Match, ...]:
-    """Every key of both sides in exactly one match; keys that differ in nothing are given once."""
+    """Return every key of both sides in exactly one match. Equal keys of a side are merged."""
     left, right = dict.fromkeys(base), dict.fromkeys(head)
     files = same_files({key.file for key in left}, {key.file for key in right})
     shifts = _line_shifts(left, right, files)
@@ -246,13 +246,13 @@ def align(base: Iterable[Key], head: Iterable[Key]) -> tuple[Match, ...]:
 
 
 _Shifts = Mapping[str, Sequence[tuple[int, int]]]
-"""By file: (line in base, lines it moved by), in order of the lines."""
+"""File -> (line in base, lines it moved by), in order of the lines."""
 
 
 def _buckets(
     keys: Iterable[Key], level: Level, files: Mapping[str, str], shifts: _Shifts | None = None
 ) -> dict[Signature, list[Key]]:
-    """Keys by what they share at a level; with ``shifts`` at the lines to which the code around them moved."""
+    """Group keys by their features at a level; ``shifts`` moves lines with the code around them."""
     result: dict[Signature, list[Key]] = defaultdict(list)
     for key in keys:
         moved = _shift_at(shifts.get(key.file, ()), key.line) if shifts and key.line >= 0 else 0
@@ -265,9 +265,9 @@ def _buckets(
 
 
 def same_files(base: set[str], head: set[str]) -> dict[str, str]:
-    """Files of the base that lie elsewhere in the head (another checkout): the one whose path ends most alike.
+    """Map files of the base to those of the head with the longest common end of the path (another checkout).
 
-    Files that are on both sides are themselves; of those with no single best partner nothing is said.
+    Files on both sides map to themselves; files without a unique best partner are left out.
     """
     result: dict[str, str] = {}
     lost = base - head
@@ -282,13 +282,13 @@ def same_files(base: set[str], head: set[str]) -> dict[str, str]:
 
 
 def _shared_tail(file: str, other: str) -> int:
-    """Parts of two paths that are the same, counted from their ends."""
+    """Return the number of equal parts of two paths, counted from their ends."""
     pairs = zip(reversed(PurePath(file).parts), reversed(PurePath(other).parts), strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _line_shifts(base: Iterable[Key], head: Iterable[Key], files: Mapping[str, str]) -> _Shifts:
-    """How the lines of each file moved, as far as keys say it that can only be one another."""
+    """Return the movement of each file's lines, from keys with only one possible partner."""
     mine, theirs = _buckets(base, Level.MOVED, files), _buckets(head, Level.MOVED, {})
     result: dict[str, set[tuple[int, int]]] = defaultdict(set)
     for shared in mine.keys() & theirs.keys():
@@ -300,7 +300,7 @@ def _line_shifts(base: Iterable[Key], head: Iterable[Key], files: Mapping[str, s
 
 
 def _by_line(base: Sequence[Key], head: Sequence[Key], shifts: _Shifts) -> list[tuple[Key, Key]]:
-    """Pairs of keys that differ in their line, the nearest to where the lines around it moved to first."""
+    """Pair keys that differ in their line, nearest to the line expected from ``shifts`` first."""
     if len(base) * len(head) > MOST_PAIRS:
         ordered = (sorted(keys, key=lambda key: key.line) for keys in (base, head))
         return list(zip(*ordered, strict=False))
@@ -323,22 +323,22 @@ def _by_line(base: Sequence[Key], head: Sequence[Key], shifts: _Shifts) -> list[
 
 
 def _shift_at(shifts: Sequence[tuple[int, int]], line: int) -> int:
-    """How far the nearest line above moved; the nearest below where there is none above; 0 without any."""
+    """Return the shift of the nearest line above, else of the nearest below, else 0."""
     above = [moved for index, moved in shifts if index <= line]
     if above:
         return above[-1]
     return shifts[0][1] if shifts else 0
 
 
-# Keys of the rows of a trace: which op asked for them, in which module and on which line of the user's.
+# Keys of the rows of a trace: op, module and line of the user's code that called them.
 
 
 MOST_SITES = 500_000
-"""Ops whose line is looked up, 30 to 80 us each and some 200 bytes: about as long as reading the trace took, up to half
-a minute. Beyond it only the rows that are shown have one."""
+"""Maximum number of ops whose line is looked up, at 30 to 80 us and 200 bytes each: up to half a minute, about as long
+as reading the trace. In larger traces only displayed rows have a line."""
 
 _NAMING_COUNTER = re.compile(r"(?:\d+\.|enolc\.|\d*tamer\.)++")
-"""As ``_COUNTER``, for names of HLO, whose underscores belong to them."""
+"""``_COUNTER`` for HLO names, in which underscores are part of the name."""
 
 _COPIES: dict[int, str] = {
     CopyKind.HOST_TO_DEVICE: "copy host to device",
@@ -352,7 +352,7 @@ _COPIES: dict[int, str] = {
 
 
 class Naming:
-    """Makes keys for rows of one trace; call sites are looked up once each."""
+    """Keys for rows of one trace; each call site is looked up once."""
 
     def __init__(self, trace: Trace, window: Window) -> None:
         self.trace = trace
@@ -367,7 +367,7 @@ class Naming:
         self._instructions = _instruction_of_work(trace)
 
     def site(self, row: int) -> CallSite:
-        """The call site of a row of ``slices``."""
+        """Return the call site of a row of ``slices``."""
         if not self._told:
             return UNKNOWN_SITE
         if row not in self._sites:
@@ -375,7 +375,7 @@ class Naming:
         return self._sites[row]
 
     def of_work(self, table: str, rows: Int64) -> list[Key]:
-        """Keys of rows of ``kernels`` or ``copies``."""
+        """Return the keys of rows of ``kernels`` or ``copies``."""
         compiled = self._instructions.get(table, {})
         work = self.trace.rows[table]
         ops = nearest_ancestor(self.trace, work["op"][rows].astype(np.int64), self._is_op)
@@ -389,7 +389,7 @@ class Naming:
         return keys
 
     def of_op(self, kind: PartKind, op: int, work: str) -> Key:
-        """The key of some work that an op (row of ``slices``, or ``MISSING``) asked for."""
+        """Return the key of work that an op (row of ``slices``, or ``MISSING``) called."""
         cause = _BUSY.get(kind, "")
         if op == MISSING:
             return Key(kind=kind, work=work, cause=cause)
@@ -408,7 +408,7 @@ class Naming:
         )
 
     def of_idle(self, cause: Cause, calls: Int64) -> list[tuple[Key, int]]:
-        """Per row of ``calls`` (``MISSING``: no call) the key of idle time, and the row of ``slices`` that called."""
+        """Return per row of ``calls`` (``MISSING``: no call) the key of idle time and the calling row of ``slices``."""
         parents = calls  # of an empty table all are missing
         if len(self.trace.rows["calls"]):
             parents = np.where(calls == MISSING, MISSING, self.trace.rows["calls"]["parent"][np.maximum(calls, 0)])
@@ -441,7 +441,7 @@ class Naming:
 
 
 def _tells_sites(trace: Trace) -> bool:
-    """Whether anything of the trace could say from where an op was called: without it nothing is looked up."""
+    """Return whether the trace has data about the callers of ops."""
     if trace.detail is not None or trace.op_graph is not None or trace.compile_log is not None:
         return True
     return bool((trace.rows["slices"]["kind"] == SliceKind.PYTHON).any())
@@ -451,7 +451,7 @@ _TOO_MANY = f"more than {MOST_SITES:,} ops asked for work: they are matched and 
 
 
 def span_key(naming: Naming, row: int) -> Key:
-    """The key of a host span by itself: an op, a Python function, or a range."""
+    """Return the key of a host span: an op, a Python function, or a range."""
     slices = naming.trace.rows["slices"]
     kind = int(slices["kind"][row])
     if kind == SliceKind.OP:
@@ -467,12 +467,12 @@ def span_key(naming: Naming, row: int) -> Key:
 
 @lru_cache(maxsize=65536)
 def plain_span(name: str) -> str:
-    """A span's name without what counts calls and steps: ``ProfilerStep#12`` is ``ProfilerStep#``."""
+    """Return a span's name without counters of calls and steps: ``ProfilerStep#12`` is ``ProfilerStep#``."""
     return name if "::" in name and "#" not in name else re.sub(r"#\d+", "#", name)
 
 
 def instruction_keys(trace: Trace, rows: Int64) -> list[Key]:
-    """Keys of rows of ``hlo_ops``."""
+    """Return the keys of rows of ``hlo_ops``."""
     return [_of_instruction(trace, row, "host", "") for row in rows.tolist()]
 
 
@@ -488,7 +488,7 @@ def _of_instruction(trace: Trace, row: int, kind: PartKind, work: str) -> Key:
 
 
 def _keys_of_instructions(trace: Trace) -> dict[tuple[int, int, int], Key]:
-    """By (module, program, name) as coded in ``hlo_ops``: the key of the instruction, of kind ``host``."""
+    """Map (module, program, name), as coded in ``hlo_ops``, to the key of the instruction, of kind ``host``."""
     ops = trace.rows["hlo_ops"]
     places = {
         (instruction.module, instruction.program_id, instruction.instruction): instruction
@@ -524,7 +524,7 @@ def _keys_of_instructions(trace: Trace) -> dict[tuple[int, int, int], Key]:
 
 
 def _instruction_of_work(trace: Trace) -> dict[str, dict[int, int]]:
-    """By table: row of ``kernels`` or ``copies`` -> row of ``hlo_ops``."""
+    """Map table -> row of ``kernels`` or ``copies`` -> row of ``hlo_ops``."""
     ops = trace.rows["hlo_ops"]
     result: dict[str, dict[int, int]] = {}
     for table, column in (("kernels", "kernel"), ("copies", "copy")):
@@ -534,7 +534,7 @@ def _instruction_of_work(trace: Trace) -> dict[str, dict[int, int]]:
 
 
 def _phases(trace: Trace) -> dict[int, str]:
-    """Row of ``slices`` of an op -> ``backward`` or ``recompute``; ops of neither are left out."""
+    """Map the row of ``slices`` of an op to ``backward`` or ``recompute``; other ops are left out."""
     nodes = trace.fact(autograd_nodes)
     if not nodes.any():
         return {}

@@ -1,4 +1,4 @@
-"""What a recording or program says of itself without a clock: counts and bytes, and the places that they are of."""
+"""Measures of a recording or program that need no clock: counts and bytes, with their places."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ from perfscope.model.op_graph import GraphOp, OpGraph
 from perfscope.model.trace import MISSING, CallKind, SliceKind, Trace
 
 MOST_PLACES_LOOKED_UP = 2_000
-"""Syncs whose line is looked up: a program with more of them has the same few lines in each step."""
+"""Maximum number of syncs whose line is looked up; a program with more repeats a few lines in each step."""
 
 
 class Measure(Struct, frozen=True, kw_only=True):
-    """One number that does not depend on chance."""
+    """Number that does not depend on chance."""
 
     name: str
-    """With what it is per: ``host syncs per step``."""
+    """Name with its reference: ``host syncs per step``."""
     unit: str
     """``count``, ``bytes`` or ``FLOP``."""
     value: float
     places: Mapping[str, float] = field(default_factory=dict)
-    """``file:line`` or op -> its part, where that is known; they need not sum to the value."""
+    """``file:line`` or op -> its part of the value, as far as known."""
     remarks: tuple[str, ...] = ()
     neutral: bool = False
-    """More of it is neither better nor worse: a program that is compiled has more compiled graphs."""
+    """Whether more is neither better nor worse: a program that is compiled has more compiled graphs."""
     least: float = 0.0
-    """Relative change below which it says nothing, beside what is asked of its unit."""
+    """Smallest relative change that matters, in addition to the limit of its unit."""
     per_trace: bool = False
-    """It grows with the length of the recording, for no step is known."""
+    """Whether it grows with the length of the recording, because steps are unknown."""
 
 
 _ALONE = frozenset({"torch_plan", "hlo", "memory_state", "compile_log", "flight_record", "op_graph", "memory"})
-"""What may be all that a source holds, without being a recording of a program that ran."""
+"""Kinds of data that may occur alone, without a recording of a run."""
 
 LEAST_OF_PROGRAM = 0.01
-"""Of the instructions and FLOPs of compiled programs: XLA computes what changed elsewhere in a few more or fewer, and
-no step is 2% slower for 1% of either. A fusion that was lost moves bytes, which are compared to 0.1%."""
+"""Smallest relative change of instructions and FLOPs of compiled programs. XLA compiles unrelated code into a few more
+or fewer, and 1% of either makes no step 2% slower. A lost fusion moves bytes, which are compared to 0.1%."""
 
 COMPILED_GRAPHS = "compiled graphs"
 COMPILED_KERNELS = "kernels of compiled graphs"
-"""By line: how many of them compute something of it. What was one kernel and is three is there three times."""
+"""By line: the number of kernels that compute part of it, so a kernel that was split into three counts three times."""
 COMPILED_LIBRARY_CALLS = "library calls of compiled graphs"
 
 GRAPH_NEEDS = "no op graph (structure pass of `perfscope run`)"
@@ -63,7 +63,7 @@ MEMORY_NEEDS = "no memory recorded"
 
 
 class Measured(Struct, frozen=True, kw_only=True):
-    """All measures of a trace by name, and why others are not there."""
+    """All measures of a trace by name, and reasons for missing ones."""
 
     found: Mapping[str, Measure]
     blind: Mapping[str, str]
@@ -71,7 +71,7 @@ class Measured(Struct, frozen=True, kw_only=True):
 
 
 def measures(trace: Trace) -> Measured:
-    """Counts and bytes of one trace, per step where it shows steps."""
+    """Return counts and bytes of one trace, per step if steps are known."""
     result: list[Measure] = []
     blind: dict[str, str] = {}
     window = trace.fact(compared_window)
@@ -92,7 +92,7 @@ def measures(trace: Trace) -> Measured:
 
 
 def _is_jax(trace: Trace) -> bool:
-    """Whether torch's own logs could not be there."""
+    """Return whether the program uses JAX, so that torch's logs cannot exist."""
     return bool({"hlo", "compile_events", "host_reads"} & trace.recorded) or len(trace.rows["hlo_ops"]) > 0
 
 
@@ -126,7 +126,7 @@ def _device_work(trace: Trace, window: Window) -> _Yielded:
 
 
 def host_ops(trace: Trace) -> Mapping[str, float] | None:
-    """Ops and annotations of the host by name, with how often each begins per step; None where none was recorded."""
+    """Return calls per step of host ops and annotations by name; ``None`` if none was recorded."""
     if "host_ops" not in trace.recorded:
         return None
     window, slices = trace.fact(compared_window), trace.rows["slices"]
@@ -192,7 +192,7 @@ def _compile(trace: Trace, _: Window) -> _Yielded:
         return
     log = trace.compile_log
     again = Counter(_line(recompile.guard_place or recompile.place) for recompile in log.recompiles)
-    # A break at the head of a frame that was compiled again is its limit: what made it compile again is the cause.
+    # A break at the head of a recompiled frame is the recompilation limit; the cause is the reason for recompiling.
     guards = {
         _line(recompile.place): _line(recompile.guard_place)
         for recompile in log.recompiles
@@ -243,7 +243,7 @@ def _jax(trace: Trace, window: Window) -> _Yielded:
 
 
 def _instructions(trace: Trace, window: Window) -> _Yielded:
-    """Of all programs together, where the host runs them: kernels of a device are counted by themselves."""
+    """Count instructions of all programs that the host runs; device kernels are counted elsewhere."""
     name = f"instructions run per {window.per}"
     ops = trace.rows["hlo_ops"]
     if "device_work" in trace.recorded:
@@ -264,7 +264,7 @@ def _instructions(trace: Trace, window: Window) -> _Yielded:
 
 
 def _over_steps(name: str, steps: list[int | None], places: Counter[str], most: int) -> Measure:
-    """Per step: over those from the first to the last that show any, at least as many as were timed."""
+    """Divide by the steps from the first to the last with a count, at least by the number of timed steps."""
     seen = [step for step in steps if step is not None]
     over = max(max(seen) - min(seen) + 1, most) if seen else 1
     return Measure(

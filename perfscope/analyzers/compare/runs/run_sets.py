@@ -1,8 +1,8 @@
-"""Several runs of one program as one side of a comparison: which folders are such a set, and what each run says.
+"""Several runs of one program as one side of a comparison.
 
-A set is a folder in which two or more runs of ``perfscope run`` lie, each a folder with its manifest. Nothing else is:
-trace files in a folder, also those of several hosts in folders of their own, are the ranks of one job, and the ranks of
-a run lie inside of it. So ranks and launches cannot be taken for each other.
+A set is a folder with two or more runs of ``perfscope run``, each a folder with its manifest. All other folders are not
+sets: trace files in a folder, or in one folder per host, are the ranks of one job, and the ranks of a run are inside
+the run's folder. So ranks and launches cannot be confused.
 """
 
 from __future__ import annotations
@@ -33,41 +33,41 @@ from perfscope.model.finding import Outcome
 from perfscope.model.trace import Trace
 
 MOST_RUNS = 200
-"""Runs of a side: three times the pairs that an A/B takes at most. Each is read and judged, about a second for 5 MB."""
+"""Maximum number of runs of a side: three times the pairs of the longest A/B. Reading one takes a second per 5 MB."""
 
 MACHINE = ("system", "machine", "cpu", "gpu", "driver")
-"""What of a run's manifest says where it ran: times of two of them are no pair."""
+"""Fields of a run's manifest that identify the machine; times of two machines are not paired."""
 SOFTWARE = ("python", "torch", "jax", "jaxlib", "triton")
-"""Versions that may change a time by themselves."""
+"""Software whose version alone may change a time."""
 
 
 class Launch(Struct, frozen=True, kw_only=True):
-    """One run in numbers: what is left when its traces are gone. Times in ns per step."""
+    """Numbers of one run, kept after its traces are dropped. Times in ns per step."""
 
     run: Path
     created_utc: str
     command: tuple[str, ...]
     commit: str | None
-    """With ``, changed`` where the checkout was not clean."""
+    """Commit, with ``, changed`` if the checkout had changes."""
     environment: Mapping[str, str]
-    """By the names of ``MACHINE`` and ``SOFTWARE``, those that are known."""
+    """Known values by the names of ``MACHINE`` and ``SOFTWARE``."""
     summary: Side
     said: Said
     outcomes: tuple[Outcome, ...]
     times: Mapping[str, float]
-    """What stands for its step, by how it was timed: ``window``, ``untraced``, ``traced``; of several ranks the slowest
-    one's, for the others wait for it."""
+    """Step time by the way of timing: ``window``, ``untraced``, ``traced``. With several ranks that of the slowest,
+    because the others wait for it."""
     unsteady: str | None
-    """Why its times say nothing, or ``None``."""
+    """Reason why its times are not representative, or ``None``."""
     total_ns: float | None
-    """The step as profiled; ``None`` where it has no times."""
+    """Profiled step; ``None`` without times."""
     parts: Mapping[Key, float]
-    """The median time of a call, times the calls a step: one that was interrupted does not count for the others."""
+    """Median time of a call times calls per step, which one interrupted call does not change."""
     calls: Mapping[Key, Fraction]
 
 
 class RunSet(Struct, frozen=True, kw_only=True):
-    """The runs of a side, oldest first, and what was left out."""
+    """Runs of a side, oldest first, and those left out."""
 
     path: str
     launches: tuple[Launch, ...]
@@ -75,9 +75,9 @@ class RunSet(Struct, frozen=True, kw_only=True):
 
 
 def runs_in(path: str | Path) -> tuple[Path, ...] | None:
-    """The runs of a folder that is a set, oldest first; ``None`` for anything else: a run, files, a folder of ranks.
+    """Return the runs of a set, oldest first; ``None`` for a run, files or a folder of ranks.
 
-    ``DataError``: traces lie beside the runs, which of them are meant nobody can tell; or there are too many.
+    ``DataError`` if the folder also holds traces, because the intended data is ambiguous, or too many runs.
     """
     folder = Path(path)
     try:
@@ -91,8 +91,8 @@ def runs_in(path: str | Path) -> tuple[Path, ...] | None:
         for file in sorted(folder.iterdir()):
             if file.is_file() and not file.name.startswith(".") and reader_of(file) is not None:
                 raise DataError(
-                    f"{path}: holds {len(runs)} runs and a trace beside them ({file.name}): a set of launches is runs "
-                    "alone, a job's ranks are traces alone"
+                    f"{path}: holds {len(runs)} runs and a trace ({file.name}); a set of launches has only runs, "
+                    "the ranks of a job are only traces"
                 )
     except OSError as error:
         raise DataError(f"{path}: {(error.strerror or 'cannot be read').lower()}") from error
@@ -100,10 +100,10 @@ def runs_in(path: str | Path) -> tuple[Path, ...] | None:
 
 
 def read_set(path: str, runs: Sequence[Path]) -> RunSet:
-    """Read the runs of a set one after the other; of their traces only numbers stay.
+    """Read the runs of a set one after the other and keep their numbers, not their traces.
 
-    A run that captured nothing, or still runs, is left out and named. ``DataError``: none is left;
-    ``UsageError``: they are not of one program, or not of one kind.
+    Runs that captured nothing or still run are left out and named. ``DataError`` if none is left;
+    ``UsageError`` if programs or kinds differ.
     """
     manifests: dict[Path, Run] = {}
     launches: list[Launch] = []
@@ -130,12 +130,12 @@ def read_set(path: str, runs: Sequence[Path]) -> RunSet:
 
 
 def read_one(path: str) -> RunSet:
-    """A single run as a set of one. ``UsageError`` where it is no run: without a manifest its time is not known."""
+    """Read a single run as a set of one. ``UsageError`` if ``path`` is not a run: other times are unknown."""
     folder = Path(path).resolve() if Path(path).exists() else run_folders.find(path)
     if folder.is_dir() and not run_folders.is_run(folder):
         folder = next(iter(run_folders.directories(folder)), folder)
     if not folder.is_dir() or not run_folders.is_run(folder):
-        raise UsageError(f"{path}: is no run; a set of runs is compared with a run or another set")
+        raise UsageError(f"{path}: not a run; a set of runs is compared with a run or another set")
     return read_set(path, (folder,))
 
 
@@ -161,7 +161,7 @@ def _check_one_program(path: str, manifests: Iterable[Run]) -> None:
 
 
 def launch_of(run: Path, manifest: Run, traces: Sequence[Trace]) -> Launch:
-    """A run in numbers, from what it recorded."""
+    """Return the numbers of a run from its traces."""
     analysis = analyze(traces)
     times, unsteady = _times(analysis)
     account = _account(traces)
@@ -191,7 +191,7 @@ def _account(traces: Sequence[Trace]) -> Account | None:
 
 
 def _times(analysis: Analysis) -> tuple[dict[str, float], str | None]:
-    """Of each way to time a step the slowest rank's typical one, and why the steps are not steady."""
+    """Return the slowest rank's typical step per way of timing, and the reason why steps are not steady."""
     times: dict[str, float] = {}
     windows = [window.duration_ns / window.steps for window in analysis.windows if window.steps]
     if windows:
@@ -213,7 +213,7 @@ def _times(analysis: Analysis) -> tuple[dict[str, float], str | None]:
 
 
 def environment_of(run: Run) -> dict[str, str]:
-    """Where and with what a run ran, by allow-list: versions of what the program loaded, else of what is installed."""
+    """Return allowed facts of machine and software: versions that the program loaded, else installed versions."""
     seen: dict[str, str] = {}
     for process in run.processes:
         seen |= process.packages
@@ -229,12 +229,12 @@ def environment_of(run: Run) -> dict[str, str]:
 
 
 def counted(names: Iterable[str]) -> str:
-    """``8 x NVIDIA H100``."""
+    """Return names with their number: ``8 x NVIDIA H100``."""
     return ", ".join(f"{count} x {name}" for name, count in sorted(Counter(names).items()))
 
 
 def middle_of(launches: Sequence[Launch]) -> int:
-    """Which launch stands for its side: the one in the middle by its step as profiled, else the first."""
+    """Return the index of the launch with the median profiled step, else 0."""
     timed = [(launch.total_ns, index) for index, launch in enumerate(launches) if launch.total_ns is not None]
     if not timed:
         return 0

@@ -138,8 +138,8 @@ class Turns(Struct, frozen=True, kw_only=True):
 def turns_of(base: Sequence[str], head: Sequence[str]) -> Turns:
     """Pair neighbours in time, one of each side. ``base`` and ``head``: start times of launches as sortable texts.
 
-    From the first launch on, two neighbours of different sides form a pair. A launch whose next neighbour is of its own
-    side has no partner.
+    From the first launch on, two neighbours of different sides form a pair. A launch followed by one of the same side
+    has no partner.
     """
     ordered = sorted(
         [(when, 0, launch_index) for launch_index, when in enumerate(base)] + [(w, 1, p) for p, w in enumerate(head)]

@@ -1,4 +1,4 @@
-"""Steps in which calls and device work are counted: each from its beginning until its work is done."""
+"""Steps in which calls and device work are counted, each from its beginning until its work is done."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from perfscope.model.trace import MISSING, Trace
 
 
 class Window(Struct, frozen=True, kw_only=True):
-    """The part of a trace in which calls and work are counted."""
+    """Part of a trace in which calls and work are counted."""
 
     spans: Intervals
-    """Disjoint, ns on the trace's clock: the steps, and behind the last one the work it left running."""
+    """Disjoint intervals, ns on the trace's clock: the steps, extended by the work that the last one left running."""
     steps: int
-    """What ``spans`` holds; 1 where the trace shows none."""
+    """Number of steps in ``spans``; 1 if steps are unknown."""
     per: str
-    """``step``, or ``trace`` where no step is known."""
+    """``step``, or ``trace`` if steps are unknown."""
     host: Intervals
-    """The steps themselves, on the host; the same as ``spans`` where no step is known."""
+    """Steps on the host; equal to ``spans`` if steps are unknown."""
 
     @property
     def total_ns(self) -> int:
-        """Length of ``spans``."""
+        """Length of ``spans``, ns."""
         return self.spans.total()
 
     def began_inside(self, starts: Int64) -> npt.NDArray[np.bool_]:
-        """Which of these moments on the host lie in the steps."""
+        """Return the mask of moments on the host inside the steps."""
         return inside(self.host, starts)
 
 
 def work_in_window(trace: Trace, table: str, window: Window) -> npt.NDArray[np.bool_]:
-    """Which rows of ``kernels`` or ``copies`` are the window's, on all devices: of the steps that launched them.
+    """Return the mask of rows of ``kernels`` or ``copies`` on all devices that the steps launched. Shape (n,).
 
-    Where the launch was not recorded, or no step is known, those that began in the window. Shape (n,).
+    If a launch or the steps are unknown, rows that began in the window are included.
     """
     work = trace.rows[table]
     counted = inside(window.spans, work["start_ns"])
@@ -47,7 +47,7 @@ def work_in_window(trace: Trace, table: str, window: Window) -> npt.NDArray[np.b
 
 
 def inside(spans: Intervals, moments: Int64) -> npt.NDArray[np.bool_]:
-    """Which moments lie in the disjoint ``spans``; shape (n,)."""
+    """Return the mask of moments inside the disjoint ``spans``; shape (n,)."""
     if not len(spans.starts):
         return np.zeros(len(moments), bool)
     index = np.searchsorted(spans.starts, moments, side="right") - 1
@@ -55,7 +55,7 @@ def inside(spans: Intervals, moments: Int64) -> npt.NDArray[np.bool_]:
 
 
 def cut(spans: Intervals, to: Intervals) -> Intervals:
-    """The part of the disjoint ``spans`` that lies in the disjoint ``to``."""
+    """Return the intersection of the disjoint ``spans`` and ``to``."""
     if not len(spans.starts) or not len(to.starts):
         return EMPTY
     first, last = int(spans.starts[0]), int(spans.ends[-1])
@@ -64,16 +64,16 @@ def cut(spans: Intervals, to: Intervals) -> Intervals:
 
 
 def without(spans: Intervals, taken: Intervals) -> Intervals:
-    """The part of the disjoint ``spans`` that lies outside the disjoint ``taken``."""
+    """Return the part of the disjoint ``spans`` outside the disjoint ``taken``."""
     if not len(spans.starts):
         return EMPTY
     return cut(spans, complement(taken, int(spans.starts[0]), int(spans.ends[-1])))
 
 
 def compared_window(trace: Trace) -> Window:
-    """Each step from its beginning until its work is done; without steps the device's span, or all of the trace.
+    """Return each step from its beginning until its work is done; without steps, the device's span or the whole trace.
 
-    What lies between two steps is left out, unless work of a step still runs there.
+    Time between two steps is left out, unless work of a step still runs then.
     """
     steps = trace.fact(step_windows)
     if not steps.count:
@@ -83,7 +83,7 @@ def compared_window(trace: Trace) -> Window:
 
 
 def account_window(trace: Trace) -> Window:
-    """The steps that the account is of: as ``compared_window``, without those that compiled and outliers."""
+    """Return the steps of the account: ``compared_window`` without steps that compiled and outliers."""
     windows, steps = trace.fact(warm_windows), trace.fact(step_windows)
     if windows.numbers:
         return _of_steps(trace, np.isin(steps.numbers, windows.numbers))
@@ -92,7 +92,7 @@ def account_window(trace: Trace) -> Window:
 
 
 def _of_steps(trace: Trace, chosen: npt.NDArray[np.bool_]) -> Window:
-    """``chosen``: mask over the steps."""
+    """Return the window of the steps in the mask ``chosen``."""
     steps = trace.fact(step_windows)
     order = np.argsort(steps.starts, kind="stable")
     starts, ends = steps.starts[order].astype(np.int64), steps.ends[order].astype(np.int64)
@@ -106,7 +106,7 @@ def _of_steps(trace: Trace, chosen: npt.NDArray[np.bool_]) -> Window:
 
 
 def _whole(trace: Trace) -> Intervals:
-    """From the first to the last work of any device; where there is no device, of the trace."""
+    """Return the span of all device work; without a device, the span of the trace."""
     devices = [device_time for device_time in trace.fact(device_times) if device_time.span_ns]
     if devices:
         return union([min(device.start_ns for device in devices)], [max(device.end_ns for device in devices)])
@@ -115,7 +115,7 @@ def _whole(trace: Trace) -> Intervals:
 
 
 def _work_ends(trace: Trace, starts: Int64, ends: Int64) -> Int64:
-    """Per step: its end, or that of the last work that was launched in it where that is later."""
+    """Return the later of each step's end and the end of the last work that it launched."""
     result = ends.copy()
     calls = trace.rows["calls"]
     for table in ("kernels", "copies"):

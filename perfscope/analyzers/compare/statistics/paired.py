@@ -238,7 +238,7 @@ def is_equivalent(effect: Effect, *, alpha: float, least: float) -> bool:
 
 
 def pairs_needed(effect: Effect, *, least: float, alpha: float = 0.05) -> int | None:
-    """Return the number of pairs after which the interval is no wider than ``least``; ``None`` if unknown.
+    """Return the number of pairs after which the interval is at most as wide as ``least``; ``None`` if unknown.
 
     The least n with t_{n-1} s / sqrt(n) <= ln(1 + least) / 2, from the spread s of the pairs so far. The spread is
     itself an estimate: with ten pairs it is usually off by a quarter. ``None`` also for more than ``MOST_NEEDED``.

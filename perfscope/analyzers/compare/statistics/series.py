@@ -30,7 +30,7 @@ REACH = 3.0
 LEVEL = 0.001
 """Level of a change point. Each commit of a series is a possible change point."""
 LEAST_SEGMENT = 4
-"""Points on either side of a change, for a spread of their own."""
+"""Minimum number of points on each side of a change, so that each has a spread."""
 MOST_POINTS = 500
 """Maximum number of latest points of a series: the statistic takes quadratic time."""
 

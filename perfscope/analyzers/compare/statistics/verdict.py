@@ -164,7 +164,7 @@ def _remarks(effect: Effect, verdict: Verdict, *, alpha: float, least: float, ne
     if effect.p is None:
         remarks.append("one pair has no spread: take at least six")
     elif effect.p < alpha:
-        remarks.append(f"it changed, but by less than the {least:.1%} that matters, or it cannot be told")
+        remarks.append(f"it changed, but possibly by less than the {least:.1%} that matters")
     if needed is not None and needed > MOST_PAIRS:
         remarks.append("a quieter machine or longer launches help more than so many pairs")
     return remarks
@@ -249,7 +249,7 @@ def compare_exact(
 
 
 def compare_text(name: str, base: str | None, head: str | None) -> MetricResult:
-    """Compare fingerprints: equal is no change; different is neither better nor worse, so it is inconclusive."""
+    """Compare fingerprints: equal means no change; different is neither better nor worse, so it is inconclusive."""
     remarks: tuple[str, ...] = ()
     verdict: Verdict = "no change"
     if base is None or head is None:

@@ -28,7 +28,7 @@ MAX_REFUSALS = 1 << 20
 def refusals(lines: Iterable[str]) -> dict[str, str]:
     """Map producers to XLA's reason for not fusing them into their readers.
 
-    The last reason counts, because the pass asks repeatedly.
+    The last reason counts, because the pass decides repeatedly.
 
     A reason for a fusion made by the pass also applies to the op whose result it yields, because fusions are renamed
     later.

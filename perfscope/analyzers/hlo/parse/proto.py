@@ -2,7 +2,7 @@
 
 Two things are brought to the spelling of the text: an asynchronous call of one operation
 (``async-start`` of a computation that is a lone ``reduce-scatter``) becomes ``reduce-scatter-start``
-without that computation, and a while's computations stand as condition, body.
+without that computation, and a while's computations are in the order condition, body.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What XLA's GPU runtime launches, in its order: ``*.thunk_sequence.txt`` of a dump.
+"""Launches of XLA's GPU runtime, in order: ``*.thunk_sequence.txt`` of a dump.
 
 ```
 006: kWhile        [prev=005 (1) | next=026 (1)]
