@@ -36,7 +36,7 @@ def test_the_line_of_a_function_that_was_running_already_is_where_it_stood():
     b.op("aten::add", 1, 2)
     b.python("<built-in function perf_counter_ns>", 10, 20)
     trace = b.build()
-    assert call_site(trace, _row(trace, "aten::add")).line_is() == "where run stood when recording began"
+    assert call_site(trace, _row(trace, "aten::add")).line_is() == "where run was when recording began"
     b.python("train.py(8): late", 30, 40)
     b.op("aten::div", 31, 32)
     later = b.build()

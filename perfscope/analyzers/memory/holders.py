@@ -185,7 +185,7 @@ It is also vLLM's default for the largest safe share (``gpu_memory_utilization``
 """
 
 FITS_ANYWHERE_BYTES = 1 << 30
-"""Peak of a program on the host below which its memory is no problem: the smallest machines for training have 8 GiB."""
+"""Largest peak on the host that is not reported: the smallest machines for training have 8 GiB."""
 
 
 def judged_timelines(trace: Trace) -> tuple[MemoryTimeline, ...]:

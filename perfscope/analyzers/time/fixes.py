@@ -206,7 +206,7 @@ def record_stacks(where: Situation) -> str:
 
 
 _CAUSES: Mapping[Cause, str] = {
-    "exposed_communication": "Start collectives earlier, so that independent work runs beside them.",
+    "exposed_communication": "Start collectives earlier, so that independent work runs at the same time.",
     "exposed_copy": "Start copies earlier, from pinned memory and on a separate stream.",
     "sync": "Read results on the host less often, or after the next step is launched.",
     "input": "Fetch the next batch while the step runs.",
@@ -274,8 +274,8 @@ _TORCH_READS: Mapping[str, str] = {
     "unique": _DATA_DEPENDENT,
     "to_host": 'Copy later and without waiting: `x.to("cpu", non_blocking=True)` into pinned memory, then read after '
     "the next step has been launched.",
-    "copy": "Let the copy run beside the computation: pinned host memory (`pin_memory=True`) and `non_blocking=True`. "
-    "Read what comes back after the next step has been launched.",
+    "copy": "Overlap the copy with computation: pinned host memory (`pin_memory=True`) and `non_blocking=True`. "
+    "Read results after the next step has been launched.",
     "wait": _WAIT,
     "free": _FREE,
 }

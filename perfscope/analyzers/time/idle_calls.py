@@ -24,11 +24,11 @@ _NEVER = np.iinfo(np.int64).max
 
 
 def launch_at(trace: Trace, device: int, times: Int64) -> tuple[Int64, Int64]:
-    """Of the work that starts exactly at each of ``times`` (sorted): the call, and by when it was launched.
+    """Return the launching call of the work that starts at each of ``times`` (sorted), and the latest time of the launch.
 
-    The call is the earliest begun one of those that launched work there, ``MISSING`` if none is known. The
-    second array is the earliest begin of a call that launched such work or work behind it on its stream:
-    the work itself was launched no later. ``_NEVER`` if none is known.
+    The call is the first one to begin among those that launched work there, ``MISSING`` if unknown. The second array is
+    the earliest begin of a call that launched such work or later work on its stream, because the work itself was
+    launched before. ``_NEVER`` if unknown.
     """
     calls = trace.rows["calls"]
     tables = [trace.rows["kernels"], trace.rows["copies"]]
@@ -102,7 +102,7 @@ def _waits_by_thread(trace: Trace) -> dict[int, Int64]:
 
 
 def _waited_into(calls: Rows, rows: Int64, gap_start: Int64, launch_begin: Int64) -> Int64:
-    """Of ``rows`` (sorted by end) the wait that was on its way at the gap's start and ended before the launch."""
+    """Return the wait in ``rows`` (sorted by end) that was in progress at the gap's start and ended before the launch."""
     starts, ends = calls["start_ns"][rows], calls["end_ns"][rows]
     first = np.searchsorted(ends, gap_start - SYNC_SLACK_NS)
     result = np.full(len(gap_start), MISSING, np.int64)

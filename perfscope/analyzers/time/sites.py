@@ -189,7 +189,7 @@ class CallSite(Struct, frozen=True, kw_only=True):
             return None
         if self.exact:
             return "the line that ran"
-        return f"where {self.function} {'stood when recording began' if self.running else 'begins'}"
+        return f"where {self.function} {'was when recording began' if self.running else 'begins'}"
 
     def where(self, op: str | None = None, kernel: str | None = None) -> Where:
         """Return the call site as the place of a finding."""

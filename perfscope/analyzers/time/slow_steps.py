@@ -66,7 +66,7 @@ class OwnCall(Struct, frozen=True, kw_only=True):
 
 
 class SlowSteps(Struct, frozen=True, kw_only=True):
-    """Steps without a profiler that are slow because of their own work."""
+    """Steps without a profiler that are slow because of work that other steps lack."""
 
     numbers: tuple[int, ...]
     every: int | None
@@ -192,7 +192,7 @@ def _slow_ns(trace: Trace, times: Int64) -> int:
 
 
 def _own_calls(trace: Trace, rows: Int64, own: Int64, per_ns: float) -> tuple[OwnCall, ...]:
-    """Calls of slow steps alone. ``per_ns``: share of all steps' time that a ns of samples in slow steps stands for.
+    """Return calls of slow steps alone. ``per_ns``: share of all steps' time per ns of samples in slow steps.
 
     A sample lasts at most as long as its step, so that samples of short steps count for less than their time.
     """

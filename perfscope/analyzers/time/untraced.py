@@ -32,11 +32,13 @@ HOST_CAUSES: tuple[Cause, ...] = (
 """Host time in which a profiler lengthens only the recorded ops."""
 
 LEAST_LEFT = 0.2
-"""Of lengthened time: no profiler makes the host five times as slow, averaged over ops and what is between them."""
+"""Smallest remaining share of lengthened time: no profiler makes the host five times as slow, averaged over ops and the
+time between them.
+"""
 
 LASTING_SHARE = 0.5
-"""Share of the recorded steps' time that is compiling, and of their length that the others have, from which the others
-compile too.
+"""The other steps are assumed to compile too if compilation is at least this share of the recorded steps, and if the
+others are at least this share of their length.
 """
 
 HOST_RULES = frozenset({"graph_break", "host_bound", "input_stall", "launch_bound", "small_kernels"})
@@ -116,9 +118,9 @@ def _lengthened_shares(trace: Trace) -> tuple[Mapping[Cause, float], ...]:
 
 
 def _shares_left(trace: Trace) -> tuple[float, float]:
-    """Of the host's lengthened time, and of all other time, what a bare step has, 0 to 1.
+    """Return the shares of the host's lengthened time, and of all other time, that a step without a profiler has, 0 to 1.
 
-    By the device that waits least for the host.
+    Based on the device that waits least for the host.
     """
     bare = _bare_step_ns(trace) or 0.0
     accounts, shares = trace.fact(step_accounts), trace.fact(_lengthened_shares)

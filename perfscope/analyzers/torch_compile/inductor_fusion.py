@@ -44,8 +44,8 @@ class RefusedPair(Struct, frozen=True, kw_only=True):
 def refused_pairs(trace: Trace) -> tuple[RefusedPair, ...]:
     """Return the pairs of kernels that share a value and were not fused for a reason other than ``NOTHING_LOST``.
 
-    Pairs that a later round fused, or that another kernel computes whole, are excluded. (For C++ kernels this is no
-    indication: inductor puts several consecutive loops into one function.)
+    Pairs that a later round fused, or that another kernel computes whole, are excluded. (For C++ kernels this is not
+    sufficient: inductor puts several consecutive loops into one function.)
     """
     log = trace.compile_log
     if log is None:

@@ -408,7 +408,7 @@ def _frame(
 ) -> FrameSummary:
     """Return the row of a frame. ``given_up``: dynamo left it in eager mode according to a record.
 
-    ``parted``: the log has phases, so a compilation without phases took no time of its own.
+    ``parted``: the log has phases, so a compilation without phases took no time.
     """
     compiles = [compilation for frame in held for compilation in frame.compiles]
     stages: Counter[Stage] = Counter()

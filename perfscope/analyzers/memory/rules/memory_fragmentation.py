@@ -1,22 +1,22 @@
 """The allocator holds memory that it cannot use.
 
-Why it costs: a caching allocator takes segments from the driver and hands out pieces of them. When what is free lies in
-pieces that are too small, it takes another segment although it has enough. The device fills up with memory that no
-tensor is in, and the program runs out of it, or of batch size, before its tensors need all of it.
+Why it costs: a caching allocator takes segments from the driver and divides them into blocks. If its free blocks are
+too small for a request, it takes another segment although enough memory is free in total. The device fills up with
+unused memory, and the program runs out of memory, or must use a smaller batch, before its tensors fill the device.
 
-How it is found: at each segment that the allocator took, what it had free is held against what was asked for. Only
-where the free pieces together would have done, for the most part, the memory is fragmented. Much that is reserved and
-little in use at the end of a step is no sign of it: that is a cache, and the next step uses it. The cost is how far the
-peak of reserved memory lies above the peak of what was in use, and no more than what such segments add up to. Where a
-run read the allocator's own peaks since it began, they are held against each other. An allocation that failed while
-more than it asked for was free is the clearest case. Where the recording begins with a full cache and nothing new was
-reserved, the rule cannot tell why it is there and says so.
+How it is found: at each new segment, the rule compares the allocator's free memory with the requested size. It reports
+fragmentation if the free blocks together would have sufficed for most of these requests. Much reserved and little used
+memory at the end of a step is not a sign of it: it is a cache that the next step uses. The cost is the difference
+between the peaks of reserved and of used memory, at most the size of such segments. If a run contains the allocator's
+own peaks since its start, those are compared. A failed allocation of less than the free memory is the clearest case.
+If the recording begins with a full cache and nothing new was reserved, the cause is unknown and the finding includes
+this caveat.
 
 Fix: start with ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`` in the environment, which lets segments grow in
-place. Give what changes its size from step to step a fixed size (pad to a few buckets, allocate the largest size
-once), and allocate what lives long before what lives short. ``max_split_size_mb`` keeps large blocks whole where
-expandable segments are not available; ``torch.cuda.empty_cache()`` gives back whole free segments only, and belongs
-between phases (before an evaluation) and never into the step.
+place. Give tensors whose size changes from step to step a fixed size (pad to a few buckets, allocate the largest size
+once), and allocate long-lived tensors before short-lived ones. ``max_split_size_mb`` keeps large blocks whole if
+expandable segments are not available; ``torch.cuda.empty_cache()`` frees whole segments only, and belongs between
+phases (before an evaluation), never into the step.
 """
 
 from __future__ import annotations

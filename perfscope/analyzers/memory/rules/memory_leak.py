@@ -1,28 +1,29 @@
 """Memory grows step by step.
 
-Why it costs: a program that keeps something of every step runs out of memory in the end, often after hours, at a line
-that has nothing to do with it. Until then the caching allocator works with ever less room.
+Why it costs: a program that keeps data of every step finally runs out of memory, often after hours and at an unrelated
+line. Until then the caching allocator works with less and less free memory.
 
-How it is found: what is in use is read at the end of every step. It must grow in nearly every one of them, and still in
-the second half, so that a cache that fills up is none; the first step is left out. Where the recording has three or
-four steps, a place in the program must hold the same amount more after each of them. A run of `perfscope run` of more
-than twenty steps is judged as a whole: what is in use on the device (torch's allocator, living JAX arrays), else the
-resident memory of the process, is read after steps without a profiler and must rise nearly always, still in the second
-half. Variables of the program that grew meanwhile say what keeps it: a tensor whose autograd graph grows, a list of
-tensors, an array that is made longer, each with the line that does it. What a loop that generates tokens keeps of one
-batch of sequences (their tokens, a cache of keys and values) is not counted; growth over several generations is.
-The lines behind it are those
-whose own bytes grow: what was never let go, and what was replaced by something larger. Where a run counted the
-allocator's bytes before its first pass and behind the last one, growth shows also with one recorded step, and the
-place is what that step left behind. Of a JAX program two device memory profiles are compared, with no work queued at
-either: a stack that holds as many more buffers as there were steps between, or a multiple of that, leaks. What is
-smaller than `LEAST_BYTES` a step is a number that is logged. When the device will be full is modelled from the growth
-a step. A list that is cleared every so many steps looks the same within the steps before that: how many were looked at
-is told.
+How it is found: used memory is read at the end of every step. It must grow in nearly every step, also in the second
+half, so that a cache that fills up is not reported; the first step is left out. With only three or four recorded steps,
+one place in the program must hold the same additional amount after each of them.
 
-Fix: keep values and not tensors with their history, ``losses.append(loss.item())`` once in a while or
-``loss.detach()`` in every step, since a result that needs a gradient holds all that its backward pass would read; let
-go of outputs, hooks and caches of a step when it is over; and give what must grow its final size at the beginning.
+A run of `perfscope run` with more than twenty steps is judged as a whole: used memory of the device (torch's allocator,
+living JAX arrays), else the resident memory of the process, is read after steps without a profiler and must nearly
+always rise, also in the second half. Variables of the program that grew meanwhile show the cause, each with its line: a
+tensor whose autograd graph grows, a list of tensors, an array that becomes longer. Data that a generation loop keeps
+for one batch of sequences (their tokens, a cache of keys and values) is not counted; growth over several generations
+is. A finding names the lines whose memory grows: allocations that were never freed or were replaced by larger ones. If
+a run counted the allocator's bytes before its first pass and after the last one, growth is also visible with one
+recorded step, and the place is that of the memory that this step left allocated.
+
+In a JAX program two device memory profiles without queued work are compared: a stack leaks if it holds as many
+additional buffers as there were steps between the profiles, or a multiple. Growth below `LEAST_BYTES` per step is
+ignored, because it may be a logged number. The time at which the device is full is modelled from the growth per step. A
+list that is cleared every N steps looks like a leak within fewer steps, so the finding includes the number of steps.
+
+Fix: keep values instead of tensors with their history: ``losses.append(loss.item())`` occasionally or
+``loss.detach()`` in every step, since a result that needs a gradient keeps everything that its backward pass would
+read. Delete outputs, hooks and caches of a step at its end. Allocate growing data with its final size at the beginning.
 """
 
 from __future__ import annotations

@@ -1,22 +1,21 @@
 """Device memory ran out, or nearly does.
 
-Why it costs: a program that dies of it loses everything since its last checkpoint, and one that lives close to the
-edge dies of a longer batch, of an evaluation, or of a library that takes its scratch memory late. Before PyTorch gives
-up it returns its whole cache to the driver and asks again (``num_alloc_retries``): every such retry waits for the
-device, and all that it cached has to be reserved once more.
+Why it costs: a program that runs out of memory loses everything since its last checkpoint. Close to the limit, a longer
+batch, an evaluation, or a library that allocates its scratch memory late is enough. Before PyTorch gives up, it returns
+its whole cache to the driver and tries again (``num_alloc_retries``): every retry waits for the device, and the cache
+must be reserved again.
 
-How it is found: a failed allocation in the recording; retries that the allocator counted; or, at the peak of what the
-allocator holds from the driver, no more than a tenth of the device left, which is what vLLM leaves by default
-(``gpu_memory_utilization``). What other processes and libraries take beside the allocator is not in it, so the headroom
-that is told is an upper bound. An allocator of XLA takes its share of the device at once: there the peak of what is in
-use counts, against the limit of the allocator. Where the size of the device was not recorded it is not judged, and the
-host's memory never is.
+How it is found: a failed allocation in the recording; retries that the allocator counted; or, at the peak of reserved
+memory, at most a tenth of the device left, the default of vLLM (``gpu_memory_utilization``). Memory of other processes
+and libraries is unknown, so the reported headroom is an upper bound. XLA's allocator takes its share of the device at
+once, so there the peak of used memory is compared with the limit of the allocator. The rule does not judge devices of
+unknown size, nor the host's memory.
 
 In a planned PyTorch program (`perfscope compile`): the planned peak of the step as the program runs it, against the
-memory of one device of the target. What it reserves beyond that is not in it.
+memory of one device of the target. Memory that is reserved beyond that is unknown.
 
-Fix: see who holds the peak (`perfscope explain peak_owner`), and what it would cost to hold less: ``perfscope advise
-memory RUN --budget BYTES``. Where much is reserved and little in use, see `perfscope explain memory_fragmentation`.
+Fix: see what holds the peak (`perfscope explain peak_owner`), and what a smaller peak would cost: ``perfscope advise
+memory RUN --budget BYTES``. If much is reserved and little used, see `perfscope explain memory_fragmentation`.
 """
 
 from __future__ import annotations
@@ -181,7 +180,7 @@ def _ran_out(trace: Trace, timeline: MemoryTimeline) -> Finding:
         cost=asked,
         advice=(
             "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True first. "
-            f"{format_bytes(cached or 0)} were reserved and not in use, more than was asked for, but in no piece large "
+            f"{format_bytes(cached or 0)} were reserved but unused, more than the request, but no free block was large "
             "enough. Then: "
             if fits
             else ""

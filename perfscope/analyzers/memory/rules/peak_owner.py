@@ -1,19 +1,19 @@
-"""The peak of memory holds what could be smaller or need not be there.
+"""The peak of memory includes data that could be smaller or is not needed.
 
-Why it costs: the peak decides which batch, sequence or model fits, and whether activations have to be computed again to
-make room. What lies there without need is paid for with all of these.
+Why it costs: the peak limits the size of batch, sequence and model, and decides whether activations must be
+recomputed. Unnecessary data at the peak reduces all of these.
 
-How it is found: the moment at which most is in use, and who holds it then. Parameters have to be there; looked for is
-what does not: logits and their copies of a loss over a large vocabulary; attention scores that are kept; values that a
-``foreach`` optimizer makes for all parameters at once; gradients that outlive the optimizer's step; values that no op
-reads again before they are let go (by the op graph of a step of ``perfscope run``: what a kernel reads that is launched
-past torch's dispatcher is not seen); values of the step before that are kept into the next forward pass. The peak is
-then played through again without them. It is told how far it would fall and not how large they are: another moment
-may be nearly as high. What is computed in their place comes on top, so it is an upper bound, and those of several
-findings do not add up. Activations that the backward pass reads are not here: `missing_remat` weighs them against the
-time to compute them again.
+How it is found: from the blocks that are allocated at the peak. Parameters are necessary. The rule looks for: logits
+and their copies in a loss over a large vocabulary; stored attention scores; temporary values that a ``foreach``
+optimizer makes for all parameters at once; gradients that outlive the optimizer's step; values that no op reads again
+before they are freed (from the op graph of a step of ``perfscope run``, which does not show reads by kernels launched
+outside torch's dispatcher); values of the previous step that are kept into the next forward pass. The peak is then
+computed again without them. The finding reports how far the peak would fall, rather than their size, because memory at
+another moment may be nearly as high. Data that replaces them is not included, so the saving is an upper bound, and
+savings of several findings do not add up. Activations that the backward pass reads are judged by `missing_remat`, which
+compares their memory with the time to recompute them.
 
-Fix: as each finding says. ``perfscope analyze RUN`` lists who holds the whole peak, by category, module and line.
+Fix: as in each finding. ``perfscope analyze RUN`` lists all data at the peak, by category, module and line.
 """
 
 from __future__ import annotations

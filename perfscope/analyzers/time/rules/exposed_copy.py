@@ -1,18 +1,17 @@
 """Copies run while no kernel does.
 
-Why it costs: copy engines work beside the compute units. A copy that no kernel runs beside makes the step longer by
-its whole length: weights or activations streamed from the host, results fetched, tensors copied within the device or
-to a neighbour.
+Why it costs: copy engines work independently of the compute units. A copy without a kernel at the same time makes the
+step longer by its whole length: weights or activations streamed from the host, results fetched, tensors copied within
+the device or to another one.
 
-How it is found: of the account of the step the time in which a device copied or cleared memory and no kernel ran,
-by direction, kind of host memory, op and line. Copies between the device and pageable host memory are left to
-`pageable_copy`. The cost is measured and exact; where a copy is really needed, only what can be hidden behind
-kernels is saved.
+How it is found: from the account of the step, the time in which a device copied or cleared memory and no kernel ran,
+by direction, kind of host memory, op and line. Copies between the device and pageable host memory belong to
+`pageable_copy`. The cost is measured and exact; for a necessary copy, only the part that kernels can hide is saved.
 
-Fix: copy earlier, on a stream of its own, from pinned memory, while the kernels before run
+Fix: copy earlier, on a separate stream, from pinned memory, while earlier kernels run
 (`batch.to(device, non_blocking=True)` in a prefetcher, `torch.cuda.Stream`). Copy less: keep weights on the device,
-send them once or in a smaller type, do not move activations to the host (offloading) where recomputing is cheaper.
-Within the device write results where they are needed (`out=`, views) in place of copying them there.
+send them once or in a smaller type, do not move activations to the host (offloading) if recomputing is cheaper.
+Within the device write results to their final place (`out=`, views) instead of copying them there.
 """
 
 from __future__ import annotations

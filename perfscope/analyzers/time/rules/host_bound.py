@@ -1,33 +1,33 @@
-"""The device is idle while the host does work of its own.
+"""The device is idle while the host does other work than launching.
 
 Why it costs: the host prepares the next work too late because it computes something itself: tokenizing, building
-batches, Python loops over data, logging, writing checkpoints, sleeping, collecting garbage. The device has nothing to
-do meanwhile, and a faster device changes nothing.
+batches, Python loops over data, logging, writing checkpoints, sleeping, collecting garbage. Meanwhile the device has
+nothing to do, and a faster device changes nothing.
 
-How it is found: of the account of the step the idle time in which the host was late, for 1 ms or more without launching
-anything, and neither waited for the device, nor for input, nor compiled (`host_sync`, `input_stall` and
-`warmup_compile` judge those). If a wait for the device came just before, the host could have worked ahead as long as it
-waited; only what goes beyond that counts here. The time is given to the innermost recorded Python function or op, or to
-the line of the sampled stacks in it (`perfscope run`); where the timed steps have neither, to the lines of the stacks
-sampled in other steps, or to the functions of the detail pass. Of a JAX program most of it may be the framework's own
-work for each call of a compiled function, which is named as that. A thread that sleeps or waits shows by its processor
-time; one that waits for the interpreter's lock shows where another thread of the program works in Python meanwhile, and
-is a finding of its own that names that thread and its line. What only some steps do is judged by `slow_steps`; where
-that is silent, saving in some of the traced steps is judged here, as its frames leave no doubt. Without an accelerator
-in the recording the main thread's time outside every op and data loader is judged, if most steps have it: on an
-accelerator it would be idle time unless the device is still busy then. What the host waited for a core (`perfscope run`
-on Linux) is a cause of its own and no work; work that is less than half of it is not named, nor is work of which
-neither line nor kind is known where that waiting is a tenth of the step. All of it is measured; the
-saving is an upper bound.
+How it is found: from the account of the step, the idle time in which the host was late, launched nothing for 1 ms or
+more, and neither waited for the device, nor for input, nor compiled (`host_sync`, `input_stall` and `warmup_compile`
+judge those). After a wait for the device, only idle time longer than that wait counts, because the host could have
+worked ahead instead of waiting. The time belongs to the innermost recorded Python function or op, or to the line of its
+sampled stacks (`perfscope run`); if the timed steps have neither, to lines sampled in other steps, or to functions of
+the detail pass. In JAX programs most of it may be the framework's work for each call of a compiled function, which is
+reported as such. Processor time distinguishes a thread that sleeps or waits. A thread that waits for the interpreter's
+lock is a separate finding, which names the thread that works in Python meanwhile, and its line. Work of only some steps
+belongs to `slow_steps`; if that rule reports nothing, saving in some of the traced steps is judged here, because its
+frames are unambiguous.
 
-Fix: it depends on what the frame with most of the time is. Work of the program's own moves out of the loop (done once,
-before), to another process (`DataLoader(num_workers=...)`), or to a thread that runs while the device computes. The
-step, its loop, a library's own functions and ranges that the program annotates are never named as work to move: the
-finding then lists the lines with most time. Logs and metrics are written every N steps, checkpoints are saved
-asynchronously (`torch.distributed.checkpoint.async_save`, `ocp.AsyncCheckpointer`), the garbage collector is frozen
-after the warm-up (`gc.freeze()`). Where calls of compiled functions take the time, each gets more work: several steps
-in one `jax.lax.scan`, larger batches. Where nothing tells what the host does, there is no fix, and the finding says
-how to record it.
+Without an accelerator in the recording, the main thread's time outside every op and data loader is judged, if most
+steps have such time: on an accelerator it would be idle time unless the device is still busy. Waiting for a core
+(`perfscope run` on Linux) is a separate cause. If it is a tenth of the step, work without a known line or kind is not
+reported; work shorter than half of that waiting is never reported. All times are measured; the saving is an upper
+bound.
+
+Fix: it depends on the frame with the most time. The program's own work moves out of the loop (done once, before), to
+another process (`DataLoader(num_workers=...)`), or to a thread that runs while the device computes. The step, its loop,
+a library's own functions and the program's annotated ranges are never proposed as work to move; the finding lists the
+lines with the most time instead. Logs and metrics are written every N steps, checkpoints are saved asynchronously
+(`torch.distributed.checkpoint.async_save`, `ocp.AsyncCheckpointer`), the garbage collector is frozen after the warm-up
+(`gc.freeze()`). If calls of compiled functions take the time, each gets more work: several steps in one `jax.lax.scan`,
+larger batches. If the host's work is unknown, the finding has no fix but explains how to record it.
 """
 
 from __future__ import annotations

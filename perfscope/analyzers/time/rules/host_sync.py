@@ -2,34 +2,33 @@
 
 Why it costs: an accelerator works through a queue that the host fills ahead of time. A call that needs a
 value of the device (`.item()`, `nonzero`, an `if` on a tensor, a copy to the host) holds the host until
-the queue is empty. Afterwards the device stands still until the host has launched the next work. The
-wait itself is harmless: what costs is the idle time that follows it.
+the queue is empty. Afterwards the device is idle until the host has launched the next work. The wait
+itself is harmless; the cost is the idle time after it.
 
-How it is found: the time that the account of the step gives to *sync*, by the line that waited. Idle time of a device
-is charged to the blocking call that was waiting when the device ran dry, if the launch that ended it came after that
-call returned (CUDA, HIP and driver calls; asynchronous copies into pageable memory block too). The host could have
-worked ahead for as long as it waited, and no longer: of the idle time that follows a wait no more is charged to it
-than the wait was long, and the rest is launching (`launch_bound`) or other work of the host (`host_bound`). A wait from
-which the host returns in time to keep the device busy costs nothing, and a trace with only such waits is clean. The
-profiler's own waits are not counted, and time in a data loader belongs to `input_stall`. Reads of the loss at the very
-end of a step count as well, those behind the last step do not.
+How it is found: from the account of the step, the time with cause *sync*, by the line that waited. Idle time of a
+device is charged to the blocking call that was waiting when the queue became empty, if the launch that ended the idle
+time came after that call returned (CUDA, HIP and driver calls; asynchronous copies into pageable memory block too). At
+most the length of the wait is charged, because the host could have worked ahead for as long; the rest is launching
+(`launch_bound`) or other work of the host (`host_bound`). A wait from which the host returns in time to keep the device
+busy costs nothing, and a trace with only such waits is clean. The profiler's own waits are not counted, and time in a
+data loader belongs to `input_stall`. Reads of the loss at the very end of a step count, but not after the last step.
 
-The line is the one that ran where a run's op graph knows it; a trace's Python stacks only know where the
-function begins. `line_is` in the evidence tells.
+The line is the executed one if a run's op graph has it; Python stacks of a trace only have the first line of the
+function. `line_is` in the evidence distinguishes the two.
 
-Without an accelerator in the recording the op graph of a run is searched for ops that would make an
-accelerator drain its queue. These findings are structural and carry no time. The range check that
-`one_hot` makes on a CPU is left out: an accelerator does not make it if the number of classes is given. So are reads
-of tensors that the step makes without an input (`torch.randint`): they stay on the host unless the program names a
-device, which a recording on a CPU does not tell.
-Of a program with compiled graphs, whose ops are not in an op graph, the recorded ops outside of the graphs are
-searched. The line is that at which a graph ends in the same function, by the log of torch.compile.
-Of a planned program (`perfscope compile`) two more are left out: a line that read once in the five steps
-that were walked through (a loss that is read every N steps), and reads of values that torch itself holds on
-the host (the optimizer's counters).
-Of a JAX program the reads that `perfscope run` saw are listed instead (`float(x)`, `.item()`,
-`block_until_ready` ...): a line counts if it reads in at least half of the steps that read at all. What is read behind
-the last step is left out.
+Without an accelerator in the recording, the op graph of a run is searched for ops that would make an accelerator drain
+its queue. These findings are structural, without time. Left out are the range check of `one_hot` on a CPU, which an
+accelerator omits if the number of classes is given, and reads of tensors that the step creates without an input
+(`torch.randint`): they stay on the host unless the program names a device, which a recording on a CPU does not show. In
+a program with compiled graphs, whose ops are not in an op graph, the recorded ops outside of the graphs are searched.
+Their line is the one at which a graph ends in the same function, from the log of torch.compile.
+
+In a planned program (`perfscope compile`) two more kinds of reads are left out: by a line that read once in the five
+planned steps (a loss that is read every N steps), and of values that torch itself keeps on the host (the optimizer's
+counters).
+
+In a JAX program the reads that `perfscope run` saw are listed instead (`float(x)`, `.item()`, `block_until_ready` ...):
+a line counts if it reads in at least half of the steps with reads. Reads after the last step are left out.
 
 Fix: keep the value on the device. Use `torch.where` or a mask in place of a branch, accumulate metrics in
 a tensor and read them every N steps, `torch.nonzero_static` or a fixed capacity in place of `nonzero`,

@@ -1,28 +1,28 @@
-"""The host launches work later than the device could take it, with nothing blocking the host.
+"""The host launches work later than the device could take it, although nothing blocks the host.
 
-Why it costs: an accelerator works through a queue that the host fills. When preparing a launch (Python,
-dispatcher, runtime call) takes longer than the kernel it launches, the queue is empty and the device
-waits for the next launch. A faster device or faster kernels then change nothing.
+Why it costs: an accelerator works through a queue that the host fills. If preparing a launch (Python, dispatcher,
+runtime call) takes longer than the launched kernel, the queue is empty and the device waits for the next launch. A
+faster device or faster kernels then change nothing.
 
-How it is found: the time that the account of the step gives to *launch* and to *memory*. The device was idle, the call
-that ended it came late, and no wait for the device (`host_sync`), no data loader (`input_stall`) and no compilation
-(`warmup_compile`) explains that. Two things are told apart: launching (idle intervals under 1 ms, and calls and ops
-that launch), and time in device memory calls such as `cudaMalloc` and `cudaFree`. What the host does in longer
-intervals `host_bound` judges. All of the cost is idle time of the device, so overlap is accounted for. Kernels whose
-launch was not recorded are not judged. Without an accelerator in the recording the time between the ops of the main
-thread is judged, in intervals under 1 ms, if it is more than half of every step: Python and the framework then take
-longer than the ops, on an accelerator even more so. The profiler's own time for each op is in it. Steps of a JAX
-program that are one short call of a compiled function each (under 1 ms, less than half of it work, most sampled stacks
-at the line of the call) are a finding of their own; whether a call can need the result of the one before is read from
-the types of its arguments and results.
+How it is found: from the account of the step, the time with causes *launch* and *memory*. The device was idle, the call
+that ended it came late, and no wait for the device (`host_sync`), data loader (`input_stall`) or compilation
+(`warmup_compile`) explains that. The finding separates launching (idle intervals under 1 ms, and calls and ops that
+launch) from device memory calls such as `cudaMalloc` and `cudaFree`. Host work in longer intervals belongs to
+`host_bound`. The whole cost is idle time of the device, so overlap is accounted for. Kernels without a recorded launch
+are not judged.
 
-Fix: take the host out of the loop: `torch.compile(model, mode="reduce-overhead")` or
-`torch.cuda.CUDAGraph` replays a whole step with one launch; larger batches and fused ops
-(`torch.optim.AdamW(..., fused=True)`) need fewer launches. Against memory calls: let the caching
-allocator keep its blocks (stable shapes, `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, no
-`torch.cuda.empty_cache()` in the loop). JAX functions that are called for each sample take all samples in one call
-(`jax.vmap`). Against long gaps: move the Python work to another thread or
-process, or out of the step.
+Without an accelerator in the recording, the time between the ops of the main thread in intervals under 1 ms is judged,
+if it is more than half of every step: Python and the framework then take longer than the ops, on an accelerator even
+more so. It includes the profiler's time for each op. If the steps of a JAX program are one short call of a compiled
+function (under 1 ms, less than half of it work, most sampled stacks at the line of the call), they are a separate
+finding; the types of arguments and results show whether a call can need the result of the previous one.
+
+Fix: take the host out of the loop: `torch.compile(model, mode="reduce-overhead")` or `torch.cuda.CUDAGraph` replays a
+whole step with one launch; larger batches and fused ops (`torch.optim.AdamW(..., fused=True)`) need fewer launches.
+Against memory calls: let the caching allocator keep its blocks (stable shapes,
+`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, no `torch.cuda.empty_cache()` in the loop). A JAX function that is
+called for each sample takes all samples in one call (`jax.vmap`). Against long gaps: move the Python work to another
+thread or process, or out of the step.
 """
 
 from __future__ import annotations

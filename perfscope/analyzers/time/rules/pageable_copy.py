@@ -1,15 +1,13 @@
 """Copies between the device and pageable host memory.
 
-Why it costs: the copy engine reads and writes pinned memory only. From or to pageable memory the driver
-copies in pieces through a buffer of its own: several times slower, and the call holds the host even with
-`non_blocking=True`.
+Why it costs: the copy engine reads and writes pinned memory only. Pageable memory is copied in pieces through a buffer
+of the driver: several times slower, and the call blocks the host even with `non_blocking=True`.
 
-How it is found: copies recorded as pageable, without the reads of one number (`.item()`), which
-`host_sync` judges. The cost of a line has two parts that never overlap: the time its copies ran while no
-kernel did (exposed), and the idle time of the device charged to the copy's own call or to the wait in the
-same op. Copies that run beside kernels and do not make the device idle cost nothing. The second part is
-idle time that `host_sync` names as well, at the same line: fixing the copy saves it once. Sources that do
-not record the kind of host memory (ROCm) cannot be judged if their copies cost anything.
+How it is found: copies recorded as pageable, without reads of a single number (`.item()`), which `host_sync` judges.
+The cost of a line has two disjoint parts: the time of its copies while no kernel ran (exposed), and the idle time of
+the device charged to the copy's call or to the wait in the same op. Copies that overlap kernels and do not make the
+device idle cost nothing. The second part is idle time that `host_sync` reports at the same line as well: fixing the
+copy saves it once. The rule abstains if copies cost time and their kind of host memory was not recorded (ROCm).
 
 Fix: `DataLoader(..., pin_memory=True)` and `batch.to(device, non_blocking=True)`; reuse one pinned buffer
 (`torch.empty(..., pin_memory=True)`) for what goes to and fro in every step; copy results to the host into

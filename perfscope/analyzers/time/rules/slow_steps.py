@@ -1,20 +1,20 @@
-"""Some steps take far longer than the others, for work that only they do.
+"""Some steps take far longer than the others, because of work that the others lack.
 
 Why it costs: an evaluation, a checkpoint, collecting new data or logging every N steps takes its time from training.
-The median step shows none of it, and the traced steps rarely contain it, so it is easily overlooked.
+The median step does not include it, and the traced steps rarely do, so it is easily overlooked.
 
-How it is found: steps without a profiler of at least twice the median are slow, without the time in which they waited
-for a core. Of the stacks sampled in them (`perfscope run`) the calls count whose share of the slow steps is ten times
-that in the other steps; so a step that the machine held up does not count. Waiting for a device and compiling are left
-out: other rules judge those. The cost is the sampled time of these calls by all steps, if it is a tenth of it and at
-least two steps have it. What the device does meanwhile is not known: the saving is an upper bound. Of JAX programs that
-do not read a result in their steps only saving and logging is judged: the host runs ahead, and its steps end before
-their work does.
+How it is found: a step without a profiler is slow if it takes at least twice the median, without its time waiting for a
+core. A call in its sampled stacks (`perfscope run`) counts if its share of the slow steps is ten times its share of the
+other steps, so a step that other programs delayed does not count. Waiting for a device and compiling
+belong to other rules. The cost is the sampled time of these calls, divided by all steps, if it is at least a tenth of
+the step and at least two steps contain it. The device's work meanwhile is unknown, so the saving is an upper bound. In
+JAX programs that do not read a result in their steps, only saving and logging are judged: the host runs ahead, and its
+steps end before their work does.
 
 Fix: do it less often, move it to another process or thread, or make it faster. Save checkpoints asynchronously
 (`torch.distributed.checkpoint.async_save`, `ocp.AsyncCheckpointer`), evaluate on fewer batches, step environments in
-worker processes. To see what such a step does, trace it: `perfscope run --steps A:B` with its number. Where only a
-framework's own functions are known, there is no fix.
+worker processes. To see the work of such a step, trace it: `perfscope run --steps A:B` with its number. If only
+functions of a framework are known, the finding has no fix.
 """
 
 from __future__ import annotations

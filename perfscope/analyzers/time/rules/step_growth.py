@@ -1,19 +1,18 @@
 """Steps become longer over the run.
 
-Why it costs: what is kept of every step is gone through, copied or freed in every later one: a tensor that is made
-longer with `torch.cat`, a list that is summed each time, an autograd graph that reaches back to the first step. A run
-of ten times the steps then takes a hundred times as long, and the few steps that a profiler records at the begin show
-nothing of it.
+Why it costs: data of every step is kept and then read, copied or freed in every later one: a tensor that `torch.cat`
+makes longer, a list that is summed each time, an autograd graph that reaches back to the first step. A run of ten times
+as many steps then takes a hundred times as long, and the few steps that a profiler records at the beginning do not show
+it.
 
-How it is found: `perfscope run` times all steps, most of them without a profiler. They are divided into blocks; the
-median of each block, without the time in which the step waited for a core, is compared with every other one. The
-growth must be beyond chance (Mann-Kendall's test), at least 30 % over the run, and in both halves of it: a warm-up, a
-slow phase, one jump and alternating lengths do not count. Stacks sampled in the first and in the last quarter of the
-steps say which line grew. Where all lines keep their share of the step, the machine became slower: that is a finding
-only if a variable of the program grew meanwhile. Text that is generated without a cache is left to `recomputed_prefix`;
-within one generation each new token reads all before it, which is no defect.
-The cost is the median step less the first ones. JAX programs that do not read a result in their steps are not judged:
-their steps end before their work does.
+How it is found: `perfscope run` times all steps, most of them without a profiler. They are divided into blocks, whose
+medians, without the time waiting for a core, are compared with each other. The growth must be beyond chance
+(Mann-Kendall's test), at least 30 % over the run, and present in both halves: a warm-up, a slow phase, one jump and
+alternating lengths do not count. Stacks sampled in the first and in the last quarter of the steps show the line whose
+time grew. If all lines keep their share of the step, the machine became slower; that is a finding only if a variable of
+the program grew meanwhile. Text generation without a cache belongs to `recomputed_prefix`; within one generation each
+new token reads all earlier ones, which is not a defect. The cost is the median step less the first ones. JAX programs
+that do not read a result in their steps are not judged: their steps end before their work does.
 
 Fix: keep less, or touch less of it. Collect parts in a list and join them once after the loop, or write into a tensor
 that has its final size; add detached values (`.detach()`, `.item()`) to running sums; keep sums instead of lists that

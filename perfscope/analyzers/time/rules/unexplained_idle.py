@@ -1,18 +1,18 @@
 """Time of the step that is neither compute nor covered by another finding.
 
-Why it costs: what no rule names is easily taken for healthy. If a twentieth of the step is not compute, and every
-part of it stays below the threshold of its own rule or has no recorded cause, it still is a twentieth of the step.
+Why it costs: time without a finding is easily taken for healthy. If a twentieth of the step is not compute, but each
+cause is below the threshold of its rule or unknown, it is still a twentieth of the step.
 
-How it is found: the account of the step divides all of its time by cause. What the findings of other rules cover is
-taken off, each cause by as many nanoseconds as they name (`host_sync` names sync, `input_stall` input, `launch_bound`
-launches and memory calls, further `host_bound`, `exposed_copy`, `pageable_copy`, `exposed_communication`,
-`small_collectives`, `small_kernels`, `warmup_compile`). What is left is listed by cause. *Dependency* is idle time
-with work already launched: the device waited for another stream, an event, or its front end; where most of it is in
-waits of over 1 ms, for work that is not recorded. *Unexplained* is idle time that ends with work whose launch is not in
-the recording, or that has no recorded host activity beside it.
+How it is found: the account of the step divides all of its time by cause. The time that findings of other rules cover
+is subtracted, cause by cause (`host_sync` covers sync, `input_stall` input, `launch_bound` launches and memory calls;
+also `host_bound`, `exposed_copy`, `pageable_copy`, `exposed_communication`, `small_collectives`, `small_kernels`,
+`warmup_compile`). The rest is listed by cause. *Dependency* is idle time with work already launched: the device waited
+for another stream, an event, or its front end; if most of it is in waits of over 1 ms, for unrecorded work.
+*Unexplained* is idle time without recorded host activity, or idle time that ends with work whose launch was not
+recorded.
 
-Time that ends with unrecorded work, or that has no recorded cause, says nothing of the program: it is no finding with a
-saving, but stands under *Record it better*.
+Time that ends with unrecorded work, or without a recorded cause, may not be due to the program. It has no saving and is
+listed under *Record it better*.
 
 Fix: the rows say where to look. For launch overhead of a few percent `torch.compile(mode="reduce-overhead")` or CUDA
 graphs; for dependency fewer streams and events, or larger kernels; for unexplained time record more: runtime calls

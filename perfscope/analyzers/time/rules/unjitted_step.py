@@ -1,17 +1,16 @@
 """A JAX program dispatches the operations of a step one by one: it jits nothing, or not the whole step.
 
 Why it costs:
-    Outside of `jax.jit` every operation is a program of its own: Python looks it up, checks its arguments and
-    dispatches it, some ten microseconds each on a fast host and more for indexing. The device computes for a fraction
-    of that, and nothing is fused.
+    Outside of `jax.jit` every operation is a separate program: Python looks it up, checks its arguments and dispatches
+    it, in some ten microseconds on a fast host and longer for indexing. The device computes for a fraction of that, and
+    nothing is fused.
 
 How it is found:
-    `perfscope run` counts operations of jax's own that a program calls outside of jitted functions. Where it calls no
-    jitted function twice, the steps are turns of the loop in which it calls them, and the function that the loop
-    calls is the one to jit. Beside a jitted function that makes the steps they are counted per step, with the function
-    or line that calls most of them: an optimizer outside of the jitted gradient, metrics of each batch. The cost is the
-    time of the host between and around these operations in the recorded steps, measured; waiting for a core and
-    compiling are left out.
+    `perfscope run` counts jax operations outside of jitted functions. If a program calls no jitted function twice, the
+    steps are iterations of the loop with these operations, and the function that the loop calls is the one to jit. If a
+    jitted function makes the steps, the operations are counted per step, with the function or line that calls most of
+    them: an optimizer outside of the jitted gradient, metrics of each batch. The cost is measured: the time of the host
+    between and around these operations in the recorded steps, without waiting for a core and compiling.
 
 Fix:
     Jit the function that the loop calls::
@@ -111,7 +110,7 @@ def _unjitted(trace: Trace, fact: ProgramFact) -> Finding:
     return Finding(
         subject=f"nothing is jitted{inside}",
         title=fit_title(f"nothing is jitted: {often}{inside}", fact.value or often),
-        detail=f"jax ran {fact.count:,} operations of its own in the run, each as a program that the host dispatches.",
+        detail=f"jax ran {fact.count:,} single operations in the run; the host dispatches each as a program.",
         severity="medium",
         basis="measured",
         where=Where(file=fact.file, line=fact.line),

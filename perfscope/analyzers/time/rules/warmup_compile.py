@@ -1,23 +1,23 @@
 """The measured steps contain compilation, autotuning or loading of code.
 
 Why it costs: the first calls of a compiled function, a Triton kernel or a library trace, compile, tune and load code
-while the device waits. In a measurement these steps say nothing of the steps that follow; in a long run the same time
-comes back with every new shape.
+while the device waits. Such steps are not representative of later ones; in a long run the same time recurs with every
+new shape.
 
-How it is found: of the account of the step the idle time in which the host was in torch.compile's regions, in the
+How it is found: from the account of the step, the idle time in which the host was in torch.compile's regions, in the
 lookup of compiled code, in Triton's or XLA's compiler, in calls that load modules (a launch of 1 ms or more on an idle
-device loads its code first), or in the initialisation of the driver. What `recompilation` and `dynamic_shape_churn`
-explain is theirs: the cost is the rest, measured. The line is that of the recorded Python stack, else the one with most
-samples of sampled stacks. Steps in which the host compiles for more than a tenth of the step, and for more than half of
-the shortest step, are left out of all averages, unless all do.
+device loads its code first), or in the initialisation of the driver. The cost is measured, without the time that
+`recompilation` and `dynamic_shape_churn` explain. The line is that of the recorded Python stack, else the one with most
+samples. Steps in which the host compiles for more than a tenth of the step, and for more than half of the shortest
+step, are left out of all averages, unless all steps do.
 
-Where only the first recorded steps compile, the program does so once and there is nothing to change in it: then the
-recording began too early, and that stands under *Record it better*.
+If only the first recorded steps compile, the program compiles once and needs no change. The recording began too early,
+and the finding is listed under *Record it better*.
 
 Fix: warm up before the measurement (`perfscope run` skips the first steps; with your own profiler use
 `schedule(wait, warmup, active)`). Keep shapes stable or pad them to few sizes, `torch.compile(dynamic=True)`, and
 persist the caches between runs (`TORCHINDUCTOR_CACHE_DIR`, `jax.config.update("jax_compilation_cache_dir", ...)`).
-`compile_time` says what a cache would have spared where the log of torch.compile is recorded.
+`compile_time` reports the time that a cache would have saved, if the log of torch.compile is recorded.
 """
 
 from __future__ import annotations

@@ -186,7 +186,7 @@ def core_wait_share(trace: Trace) -> float | None:
 def waits_of_steps(trace: Trace) -> dict[int, int]:
     """Return, by step number, the maximum time that it may have waited for a core, ns. Empty if not counted.
 
-    It is that of its own thread, or of the one that waited longest, in all readings that overlap the step.
+    It is the wait of the step's thread, or of the thread that waited longest, in all readings that overlap the step.
     """
     waits, rows = trace.fact(core_waits), trace.rows["run_steps"]
     if waits is None:

@@ -1,23 +1,23 @@
 """A function is compiled again for each size of a tensor.
 
 Why it costs:
-    `torch.compile` burns sizes into its code. With `dynamic=False`, with a size that the code itself compares
-    or computes with, or for a Python list of tensors, every new size is another compilation: seconds to minutes
-    of the host while the device waits. After 8 of them torch.compile gives up and runs other sizes in eager mode.
+    `torch.compile` makes sizes part of the compiled code. With `dynamic=False`, with a size that the code itself
+    compares or computes with, or with a Python list of tensors, every new size causes another compilation: seconds to
+    minutes on the host while the device waits. After 8 of them torch.compile gives up and runs other sizes in eager
+    mode.
 
 How it is found:
-    From torch.compile's log: guards on one dimension of one tensor that fail with at least three sizes (with
-    automatic dynamic shapes the second one makes the dimension dynamic and ends it), in at least two steps after
-    the first one that compiled, where they are at least half of the frame's recompilations. The time is that of
-    all phases of those compilations, the backward's with them, moments counted once: measured, and an upper
-    bound where the device still had work queued. These compilations are then not counted by `recompilation`:
-    each frame is in one of the two rules. Evidence: the guards with their sizes, the step and the time of each.
-    The place is where the log says that the guard was made, else the first line of the compiled function.
-    In a planned program (`perfscope compile`) the same guards count over the steps that were walked through;
-    no time is known.
+    From torch.compile's log: guards on one dimension of one tensor that fail with at least three sizes, in at least two
+    steps after the first one that compiled, if they cause at least half of the frame's recompilations. (With automatic
+    dynamic shapes the second size makes the dimension dynamic, and no more follow.) The time is measured: all phases of
+    those compilations, including the backward pass, each moment counted once. It is an upper bound if the device still
+    had work queued. Each frame belongs either to this rule or to `recompilation`. Evidence: the guards with their
+    sizes, and step and time of each compilation. The place is the line of the guard in the log, else the first line of
+    the compiled function.
+    In a planned program (`perfscope compile`) the same guards are counted over the planned steps, without time.
 
 Fix:
-    Tell it which dimension changes, or let few sizes come::
+    Mark the dimension that changes as dynamic, or use few sizes::
 
         torch._dynamo.mark_dynamic(tokens, 1, min=16, max=4096)
         program = torch.compile(model, dynamic=True)     # or: not dynamic=False

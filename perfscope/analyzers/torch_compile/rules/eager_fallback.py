@@ -1,28 +1,28 @@
-"""A function that torch.compile was asked for runs in eager mode as a whole.
+"""A function under torch.compile runs entirely in eager mode.
 
 Why it costs:
-    Where dynamo cannot end a graph and go on behind it (in a loop, in a `with` block or `try` it cannot leave,
-    at its limit of compilations) it leaves the whole function to Python. Its ops then run one by one, unfused,
-    and what it calls is compiled piece by piece: a graph a block in place of one for the model.
+    If dynamo cannot end a graph and continue after it (in a loop, in a `with` block or `try` that it cannot leave,
+    at its limit of compilations), it leaves the whole function to Python. Its ops then run one by one, unfused, and
+    the functions that it calls are compiled separately: one graph per block instead of one for the model.
 
 How it is found:
-    From torch.compile's log: frames with a record that they are skipped, or that reached the limit of compilations
-    (the limit holds for calls that no earlier compilation fits). The place is the user's line that made dynamo give
-    up. Time is measured where a Python stack (the trace's own, or the detail pass of `perfscope run`) tells which
-    ops are the function's own: the host time from its first op to its last, without compiled regions between them;
-    with an accelerator what that idles for them and their kernels while nothing else runs. It is an upper bound:
-    compiled ops take time as well. The backward pass of these ops is not in it, nor what a larger graph would have
-    fused. Where the same line also ends graphs of other functions, that is the same cause: their time between
-    graphs is in the cost, and `graph_break` does not repeat it. Without a stack the finding is structural. A
-    function that the stack shows and whose own ops take less than a thousandth of the step is left alone. Evidence:
-    why, with torch's id of it, and which inner functions were compiled nevertheless.
+    From torch.compile's log: frames that were skipped, or that reached the limit of compilations (which applies to
+    calls that no earlier compilation fits). The place is the user's line at which dynamo gave up. Time is measured if a
+    Python stack (of the trace, or of the detail pass of `perfscope run`) attributes ops to the function: the host time
+    from its first op to its last, without compiled regions between them. With an accelerator it is the device's idle
+    time during these ops plus the time of their kernels while nothing else runs. It is an upper bound, because compiled
+    ops take time as well. It excludes the backward pass of these ops, and the saving by fusion in a larger graph.
+    If the same line also ends graphs of other functions, their time between graphs is part of this cost, and
+    `graph_break` does not repeat it. Without a stack the finding is structural. A function whose ops take less than a
+    thousandth of the step is not reported. Evidence: the reason with torch's id of it, and the inner functions that
+    were compiled nevertheless.
 
 Fix:
     Move the line out of the loop or out of the compiled function, or mark its function with
     `torch._dynamo.disable` so that only it is eager; for the limit see `recompilation` and
-    `dynamic_shape_churn`. To be told at once, compile with `fullgraph=True`::
+    `dynamic_shape_churn`. To get an error instead of a fallback, compile with `fullgraph=True`::
 
-        program = torch.compile(model, fullgraph=True)   # an error in place of a fallback
+        program = torch.compile(model, fullgraph=True)
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ def _finding(trace: Trace, function: str, where: Where, members: Sequence[Fallba
     why = "its limit of compilations is reached" if first.at_limit else first.skip.reason
     whose = ""
     if cost is not None:
-        whose = f" The cost is {'lost time of the device' if cost.on_device else 'the time of its own ops'}."
+        whose = f" The cost is {'lost time of the device' if cost.on_device else 'the time of its ops'}."
     return Finding(
         subject=f"{function} in eager mode",
         title=fit_title(
@@ -311,7 +311,7 @@ def _advice(fallback: Fallback) -> str:
             "Raising torch._dynamo.config.recompile_limit only moves it."
         )
     hint = first_hint(fallback.skip)
-    text = f" torch says: {hint}" if hint else ""
+    text = f" Hint from torch: {hint}" if hint else ""
     return (
         "Move the line out of the compiled function, or into a function marked with @torch._dynamo.disable. "
         "torch.compile(..., fullgraph=True) turns it into an error." + text

@@ -1,29 +1,28 @@
 """A line of the program ends a compiled graph.
 
 Why it costs:
-    torch.compile cannot put the line into a graph (a branch on a tensor's value, `.item()`, `print`, a library
-    it cannot trace). It ends the graph, runs the line in Python and begins another graph: the lookup of compiled code
-    and the way into it are paid again, nothing is fused across the line, tensors that cross it go through memory,
-    the backward is cut as well, and where the line needs a value the host waits for the device.
+    torch.compile cannot put the line into a graph (a branch on a tensor's value, `.item()`, `print`, an unsupported
+    library). It ends the graph, runs the line in Python and begins another graph. Compiled code is looked up and
+    entered once more, nothing is fused across the line, tensors that cross it go through memory, the backward pass is
+    split as well, and if the line needs a value, the host waits for the device.
 
 How it is found:
-    Every record of torch.compile's log that a graph ends and the function goes on is counted to the user's line;
-    one line is one finding, however many frames, attempts and recompilations tell of it. Functions left to eager
-    mode as a whole are `eager_fallback`, which also has the graphs that such a line ends in other functions.
-    Breaks that torch makes around each step of its own optimizers are left out: no change of the program avoids them.
+    Every graph break in torch.compile's log counts for the user's line. There is one finding per line, however many
+    frames, attempts and recompilations report it. Functions that run entirely in eager mode belong to
+    `eager_fallback`, together with graphs of other functions that the same line ends. Breaks that torch makes around
+    each step of `torch.optim` are left out, because no change of the program avoids them.
 
-    Time is measured in a trace whose compiled regions carry their compile ids (old versions of torch write none):
-    inside the region of a broken frame what lies outside of compiled graphs, that is the line itself, lookups,
-    and the way into the next graph; compiling is left out of it and of the step it is a share of. On a CPU that
-    host time is the cost. With an accelerator it is the time that idles from there to the next work (no more
-    than the host time, unless the host waited for the device there, which `host_sync` names as well), plus the
-    work launched there while nothing else ran: a break that a full queue hides costs nothing. It is an upper
-    bound, of which the lost fusion and the cut backward are no part. Less than a thousandth of the step is no
-    finding, and neither is a line whose frames do not run in the recorded steps. Without such a trace the finding
-    is structural.
+    Time is measured if compiled regions in the trace have compile ids (old versions of torch write none). It is the
+    time inside the region of a broken frame and outside of compiled graphs: the line itself, lookups, and the entry
+    into the next graph. Compilation is excluded from it and from the step. On a CPU this host time is the cost. With an
+    accelerator the cost is the device's idle time from there to the next work (at most the host time, unless the host
+    waited for the device, which `host_sync` reports as well) plus the time of work launched there while nothing else
+    ran, so a break during a full queue costs nothing. It is an upper bound, without the lost fusion and the split
+    backward pass. Costs below a thousandth of the step, and lines whose frames do not run in the recorded steps, are
+    not reported. Without such a trace the finding is structural.
 
-    In a planned PyTorch program (`perfscope compile`) the lines at which its graphs end, or would end if its model were
-    compiled (low, as the program is not): structural, without a time.
+    In a planned PyTorch program (`perfscope compile`): the lines at which its graphs end, or would end if its model
+    were compiled (severity low, because it is not). These findings are structural, without time.
 
 Fix:
     Keep the decision on the device, print outside the compiled function or every N steps, and ask for an error
@@ -341,4 +340,4 @@ def _row(trace: Trace, line: BrokenLine, graph_break: GraphBreak, cost: EagerCos
 def _advice(graph_break: GraphBreak) -> str:
     hint = first_hint(graph_break)
     fix = FIXES.get(graph_break.doc_id or "", OTHER_FIX)
-    return fix if hint is None else f"{fix} torch says: {hint}"
+    return fix if hint is None else f"{fix} Hint from torch: {hint}"

@@ -1,35 +1,36 @@
 """Ranks of one job compile different graphs, or a different number of times.
 
 Why it costs:
-    A rank that compiles once more than the others keeps them waiting at the next collective, for seconds to
-    minutes. Where the graphs themselves differ the ranks may call different collectives, or the same ones in
-    another order: the job hangs until the timeout of its process group ends it. It begins with something
-    that differs between ranks and that a guard looks at: a batch's size, a Python number, a flag, an object's
-    identity; or with caches that hold a graph on one machine and not on another.
+    A rank that compiles more often than the others keeps them waiting at the next collective, for seconds to
+    minutes. If the graphs themselves differ, ranks may call different collectives, or the same ones in another order:
+    the job hangs until the timeout of its process group. The cause is a value that differs between ranks and has a
+    guard (a batch's size, a Python number, a flag, an object's identity), or a cache that holds a graph on only some
+    machines.
 
 How it is found:
-    The logs of several ranks side by side, compilation by compilation in the order they began: function, line, whether
-    the frame was compiled at all, and the ops of its graphs in order (sizes and constants left out: they may differ by
-    rank). The largest set of ranks that agree is held to be right; every other set is one finding with the first
-    difference, both sides of it, and the guard that failed, if one did. Collectives in the graphs (`_c10d_functional`)
-    come first: another order of them is the gravest. Where the logs have the order in which graphs ran
-    (`with torch._inductor.debug.record_and_log_graph_execution_order():` around the steps and the first calls, which
-    compile, with `TORCHINDUCTOR_FORCE_DISABLE_CACHES=1`: other graphs have no ids), that is compared next.
-    Where all compiled the same and only caches answered differently, it is said if it made a second of difference.
+    The logs of several ranks are compared, compilation by compilation in order of their start: function, line, whether
+    the frame was compiled at all, and the ops of its graphs in order (without sizes and constants, which may differ by
+    rank). The largest set of ranks that agree is the reference. Every other set is one finding with the first
+    difference, both sides of it, and the failed guard, if any. Collectives in the graphs (`_c10d_functional`) come
+    first, because a different order of them is the most severe difference. The order in which graphs ran is compared
+    next, if the logs have it: wrap the steps and the first calls, which compile, in
+    `with torch._inductor.debug.record_and_log_graph_execution_order():`, with `TORCHINDUCTOR_FORCE_DISABLE_CACHES=1`,
+    because graphs from caches have no ids.
+    If all ranks compiled the same graphs and only cache hits differ, a finding needs a difference of a second.
 
-    The cost is modelled, and an upper bound: what one side spent on compilations that the other has not (of caches: how
-    much longer the slowest of these ranks compiled than the fastest), once a run.
-    One rank alone, or logs that do not tell their rank, cannot be compared. Ranks that run different parts of a
-    model (pipeline stages) compile different graphs rightly.
+    The cost is modelled, once per run, and an upper bound: the time that one side spent on compilations that the other
+    side lacks; for caches, the difference between the slowest and the fastest of these ranks.
+    The rule abstains for a single rank, or if logs lack the rank. Ranks that run different parts of a model (pipeline
+    stages) compile different graphs by design.
 
 Fix:
     Give every rank the same shapes (pad the last batch, `drop_last=True`), mark sizes that differ as dynamic
-    before the first call, and keep whatever depends on the rank out of the compiled function::
+    before the first call, and move code that depends on the rank out of the compiled function::
 
         torch._dynamo.mark_dynamic(batch, 0)
         rank = dist.get_rank()          # outside: inside, `if rank == 0` makes two different graphs
 
-    Where the process group exists, `torch._dynamo.config.enable_compiler_collectives = True` makes ranks agree on
+    If the process group exists, `torch._dynamo.config.enable_compiler_collectives = True` makes ranks agree on
     dynamic sizes. Give every machine the same caches (`torch.compiler.load_cache_artifacts`).
 """
 

@@ -1,34 +1,33 @@
-"""Compiling takes long before the program works, and a cache or another form of the program would spare it.
+"""Compilation delays the program by a time that a cache or another form of the program would save.
 
 Why it costs:
-    Dynamo traces a function, AOT autograd makes its backward, inductor lowers, fuses and generates code, and g++ or
-    Triton builds every kernel; autotuning runs many versions of each. A cold start of a large model takes
-    minutes, on every machine that has not compiled it before, at each restart, and no rank goes on before the last
-    one is done. A warm start still traces (guards and bytecode are made again), but takes the rest from disk.
+    Dynamo traces a function, AOT autograd builds its backward pass, inductor lowers, fuses and generates code, and g++
+    or Triton compiles every kernel; autotuning runs many versions of each. A cold start of a large model takes minutes
+    at each restart on every machine without a cache, and all ranks wait for the last one. A warm start repeats only
+    tracing (guards and bytecode) and reads the rest from disk.
 
 How it is found:
     From the log of torch.compile (`perfscope run`, or `TORCH_TRACE=DIR` of any program). Its phases overlap and nest;
     each moment is counted once, for the innermost phase, so that stages and compilations sum to the whole.
-    A compilation is cold where inductor's cache (or AOT autograd's, where that is all that was asked) answered
-    miss or bypass. The cost is measured: AOT autograd, lowering, code generation, building and autotuning of cold
-    compilations, which is the most that a warm cache spares, once a start. Tracing and imports are left out, and so is
-    a function's second compilation, which `recompilation` judges. A profiled run changes settings of inductor that
-    are part of the caches' keys; that is said, for without the profiler the cache may have been warm.
+    A compilation is cold if inductor's cache (or AOT autograd's, if only that was used) returned miss or bypass. The
+    cost is measured: AOT autograd, lowering, code generation, compilation and autotuning of cold compilations, once per
+    start. This is the most that a warm cache can save. Tracing and imports are left out, and so is a function's second
+    compilation, which `recompilation` judges. Profiling changes settings of inductor that are part of the caches' keys,
+    so without the profiler the cache may have been warm; the finding includes this caveat.
 
-    A compilation that a cache refuses (`bypass`) is cold in every start, whatever was saved before: it is judged
-    by itself, with torch's reason. Of several ranks: whether all of them compiled the same functions cold at the
-    same time, where one could have done it for all.
+    A compilation that a cache refuses (`bypass`) is cold in every start. It is a separate finding with torch's reason.
+    With several ranks, the rule also finds functions that all ranks compiled cold at the same time, although one rank
+    could have compiled them for all.
 
-    In JAX programs from the log of compilations and the compiled programs: a function that compiles for five seconds or
-    more and in which the same products stand eight times or more (a Python loop over layers), constants of 16 MiB or
-    more in a program (arrays that a jitted function closes over), and a minute or more of compiling without a cache on
+    In JAX programs, from the log of compilations and the compiled programs: a function that compiles for five seconds
+    or more and contains the same products eight times or more (a Python loop over layers), constants of 16 MiB or more
+    in a program (arrays that a jitted function closes over), and a minute or more of compilation without a cache on
     disk.
 
 Fix:
     In JAX loop over equal layers with `jax.lax.scan` (`nn.scan`, `nnx.scan` in Flax), pass arrays as arguments, and set
     `jax_compilation_cache_dir`. In PyTorch keep the cache between starts: a `TORCHINDUCTOR_CACHE_DIR` that outlives the
-    container, or the artifacts of one
-    run for all others::
+    container, or the artifacts of one run for all others::
 
         artifacts = torch.compiler.save_cache_artifacts()    # after the first steps; (bytes, info) or None
         ...
@@ -39,8 +38,8 @@ Fix:
         for layer in model.layers:
             layer.compile()            # instead of torch.compile(model)
 
-    or mark it with `torch.compiler.nested_compile_region` inside a compiled model. Leave `mode="max-autotune"` for
-    the last run; let more processes build (`TORCHINDUCTOR_COMPILE_THREADS`).
+    or mark it with `torch.compiler.nested_compile_region` inside a compiled model. Use `mode="max-autotune"` for the
+    final run only, and compile in more processes (`TORCHINDUCTOR_COMPILE_THREADS`).
 """
 
 from __future__ import annotations
@@ -132,7 +131,7 @@ _REASONS: tuple[tuple[re.Pattern[str], str], ...] = (
     (
         re.compile(r"[Uu]nsupported call_(function|method)"),
         "Move the function that torch names out of the compiled region, or register it as torch.library.custom_op. AOT "
-        "autograd's cache takes only ops that it knows to be pure; each version of torch takes more.",
+        "autograd's cache accepts only ops known to be pure; newer versions of torch accept more.",
     ),
     (re.compile(r"freezing"), "Compile without torch._inductor.config.freezing: frozen weights are part of the code."),
     (

@@ -1,37 +1,36 @@
-"""A function that was compiled already is traced and compiled again while the program trains.
+"""A compiled function is traced and compiled again while the program trains.
 
 Why it costs:
-    `jax.jit` compiles once for every combination of shapes, dtypes, static arguments and shardings it sees,
-    and for every new function object; `torch.compile` once for every set of guards. Compiling takes from
-    milliseconds to minutes, on the host, and the device waits. At its limit (8 a function) torch.compile gives
-    up: other calls of the function then run in eager mode (`eager_fallback`).
+    `jax.jit` compiles once for every combination of shapes, dtypes, static arguments and shardings, and for every new
+    function object; `torch.compile` compiles once for every set of guards. Compilation takes milliseconds to minutes on
+    the host while the device waits. At its limit (8 per function) torch.compile gives up, and other calls of the
+    function run in eager mode (`eager_fallback`).
 
 How it is found:
-    JAX: from what a run logs of `jax.monitoring` and of `jax_explain_cache_misses`: compilations of a function that
-    was compiled before, in at least two steps after the first. One more compilation is enough where the same line
-    called the function and the arguments differ only in weak type, dtype, sharding or device, or a setting of jax
-    changed: the program does the same work twice. Time is that of tracing, lowering and compiling, moments counted
-    once. The cause and the argument are those that jax names for most compilations.
+    JAX: from `jax.monitoring` and `jax_explain_cache_misses` in a run's log: repeated compilations of a function in at
+    least two steps after the first. One repetition is enough if the same line called the function and the arguments
+    differ only in weak type, dtype, sharding or device, or if a setting of jax changed, because the program then
+    compiles the same work twice. The time covers tracing, lowering and compiling, each moment counted once. Cause and
+    argument are the ones that jax names for most compilations.
 
-    PyTorch: from torch.compile's log: compilations of a frame that was compiled before, in at least two steps
-    after the first one that compiled (in a log without steps: at least two). Time is that of all phases of
-    those compilations, the backward's with them, moments counted once. Cause and line are those of the guard
-    that failed of the latest compilation; where torch writes no line behind it (it does for most guards on values
-    and objects, not for those on tensors) the line is the function's first. A frame whose recompilations are
-    mostly for ever new sizes of one dimension is `dynamic_shape_churn`, never both.
+    PyTorch: from torch.compile's log: repeated compilations of a frame in at least two steps after the first one that
+    compiled (in a log without steps: at least two compilations). The time covers all phases of those compilations,
+    including the backward pass, each moment counted once. Cause and line are those of the failed guard of the latest
+    compilation. If torch gives no line (it does for most guards on values and objects, but not on tensors), the line is
+    the function's first. A frame belongs to `dynamic_shape_churn` instead if most of its recompilations are for new
+    sizes of one dimension.
 
-    In a planned program (`perfscope compile`) recompilations count over the steps that were walked through, of
-    what the program compiles itself; no time is known.
+    In a planned program (`perfscope compile`) recompilations are counted over the planned steps, for what the program
+    compiles itself, without time.
 
-    Elsewhere the time is measured, and an upper bound where the device still had work queued. The first
-    compilation of a function is left alone, and so is a single recompilation for another shape or value: a last,
-    smaller batch compiles once more and never again, and dynamo makes a size or number dynamic when it sees a second
-    value. A single one for a Python number (PyTorch) is reported where it takes at least a tenth of the time of all
-    steps that were timed.
+    Elsewhere the time is measured, and an upper bound if the device still had work queued. The first compilation of a
+    function is not reported, nor is a single recompilation for another shape or value: a last, smaller batch compiles
+    only once, and dynamo makes a size or number dynamic at its second value. A single recompilation for a Python number
+    (PyTorch) is reported if it takes at least a tenth of the time of all timed steps.
 
 Fix:
-    Give it what it has seen: pad or bucket shapes, pass numbers that change as arrays or tensors, and define
-    jitted functions once, outside the loop::
+    Keep the inputs of compiled functions alike: pad or bucket shapes, pass changing numbers as arrays or tensors, and
+    define jitted functions once, outside the loop::
 
         step = jax.jit(train_step)          # once, not in the loop
         state = step(state, batch, jnp.int32(number))

@@ -28,10 +28,10 @@ MIN_STEPS = 2
 """Minimum number of steps with a recompilation of the same function. A last, smaller batch causes only one."""
 
 MIN_ONCE_NS = 5 * 10**7
-"""Of a single recompilation that is avoidable: small programs need 50 ms, and the slip costs seconds in large ones."""
+"""Minimum time of a single avoidable recompilation. It takes 50 ms in small programs, but seconds in large ones."""
 
 HIGH_ONCE_NS = 10 * 10**9
-"""Ten seconds, about as long as a start takes for imports and processes."""
+"""Time from which severity is medium: about the time of imports and process start."""
 
 MAX_ROWS = 20
 MOST_NAMED = 3
