@@ -1,7 +1,7 @@
 """The part of recordings that the user selects: some steps, ranks, or a range of time.
 
-Files of other ranks are not opened if a manifest or the file name has the rank. Of a recording, the rows that overlap
-the selected time are kept whole, with the calls and spans that launched them. A step's account also needs the time
+Files of other ranks are not opened if a manifest or the file name has the rank. The rows that overlap the
+selected time are kept whole, with the calls and spans that launched them. A step's account also needs the time
 around it (work in flight, the time at which the device became idle); this is derived before the other rows are removed,
 so every step has the same account as in the whole recording.
 """
@@ -224,7 +224,7 @@ def _cut(trace: Trace, chosen: _Chosen) -> dict[str, Rows]:
 def _collectives(rows: dict[str, Rows], keep: dict[str, np.ndarray], low: int) -> np.ndarray:
     """Return the mask of collectives.
 
-    Those launched in the part are included, so that all ranks start counting at the same collective.
+    Collectives launched in the part are included, so that all ranks start counting at the same collective.
     """
     kernels, slices, collectives = rows["kernels"], rows["slices"], rows["collectives"]
     call = kernels["call"]

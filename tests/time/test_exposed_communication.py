@@ -76,7 +76,7 @@ def test_what_the_step_waits_for_is_found_with_its_line_and_modelled_time(tmp_pa
     assert (one.where.file, one.where.line) == ("train.py", 7)
     assert one.cost_ns is not None
     assert one.cost_ns > 100_000  # 64 MiB over NVLink
-    assert "o kernel can run beside" in one.detail
+    assert "o kernel can overlap with" in one.detail
 
 
 def test_what_hides_behind_a_product_is_not(tmp_path: Path) -> None:

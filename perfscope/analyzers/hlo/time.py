@@ -34,7 +34,7 @@ class InstructionTime:
     launch_ns: int
     """CPU backend: sum of the time in the calls that started it. Otherwise equal to ``total_ns``."""
     encloses: bool
-    """Whether it encloses others (a loop, a call): their time is part of its own and must not be added to it."""
+    """Whether it encloses others (a loop, a call): their time is included and must not be added to it."""
 
     @property
     def mean_ns(self) -> float:

@@ -534,7 +534,7 @@ HOST_OP_NS = 10_000
 def longest_ns(trace: Trace, *, moved: float, launches: int) -> int:
     """Return the upper bound of the time saved with ``moved`` bytes and ``launches`` kernels (ops, on the host), ns.
 
-    Of several devices the slowest counts; for a device with unknown peaks, the slowest of the catalogue.
+    Based on the slowest device; for a device with unknown peaks, on the slowest of the catalogue.
     """
     from perfscope.analyzers.predict.assumptions import vendor_factors
 

@@ -81,7 +81,7 @@ _REASONS: tuple[tuple[str, str, str], ...] = (
     (
         r"[Ss]plit scan",
         "a scan (cumsum, cumprod) over a long dimension runs in parts, which cannot hold a reduction",
-        "Reduce after the scan from its last element, or in a function of its own.",
+        "Reduce after the scan from its last element, or in a separate function.",
     ),
     (
         r"explicit(ly)? disabled",

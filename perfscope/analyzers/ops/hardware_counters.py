@@ -1,6 +1,6 @@
-"""What hardware counters say of ops: FLOPs and bytes as measured, beside those that follow from the shapes.
+"""FLOPs and bytes of ops from hardware counters, to compare with those that follow from shapes.
 
-Counters are of ranges (`kernel_counters`); those of the kernels that one call of an op launched are summed.
+Counters are recorded per range (`kernel_counters`); an op's value sums the kernels that one call launched.
 
 | value | from |
 | --- | --- |
@@ -8,9 +8,9 @@ Counters are of ranges (`kernel_counters`); those of the kernels that one call o
 | bytes through device memory | ``dram__bytes.sum``, else ``dram__bytes_read.sum`` + ``dram__bytes_write.sum`` |
 | whether tensor cores worked | ``sm__inst_executed_pipe_tensor.sum``, else the kernel's name |
 
-The first are instructions of threads that were executed, by NVIDIA's definition of the metrics; what tensor cores
-multiply is not in them. Compilers load constants with ``HFMA2``, so float32 kernels have float16 FLOPs, too. The bytes
-are those that caches did not serve. FLOPs and bytes by shapes are modelled (`eager_cost`).
+FLOPs are executed instructions of threads, by NVIDIA's definition of the metrics, without the work of tensor cores.
+Compilers load constants with ``HFMA2``, so float32 kernels have float16 FLOPs, too. Bytes exclude accesses that caches
+served. FLOPs and bytes by shapes are modelled (`eager_cost`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 An op is recomputed if its nearest enclosing autograd node exists and the op itself got an autograd
 sequence number with forward thread 0: inside the backward only a re-run forward builds a new graph,
-ordinary backward ops run without one. What it calls inherits that, up to the next autograd node. A
+ordinary backward ops run without one. Its callees inherit that, up to the next autograd node. A
 double backward (``create_graph=True``) builds a graph too, so where shapes were recorded most ops of
 a node must also occur in the forward pass with the same shapes.
 

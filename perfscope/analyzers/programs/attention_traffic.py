@@ -71,7 +71,7 @@ class WrittenAttention(Struct, frozen=True, kw_only=True):
 
     @property
     def phase(self) -> Phase:
-        """Of the product that makes the scores."""
+        """Phase of the product that makes the scores."""
         return phase_of(self.score.instruction.op_name)
 
 

@@ -136,7 +136,7 @@ class Owners:
 
     @cached_property
     def _read_by_forward(self) -> frozenset[str]:
-        """Arguments that an instruction of the differentiated function reads, behind views and casts of them."""
+        """Arguments that an instruction of the differentiated function reads, also through views and casts."""
         flow = HloProgram(self._module)
         names = set()
         for instruction in self._entry.instructions:

@@ -85,7 +85,7 @@ def remedy(collective: Collective, cause: Cause) -> str:
     if cause == "off unless flags say otherwise":
         beside = "matrix products run" if kind in BESIDE_PRODUCTS else "other work run"
         return (
-            f"Let {beside} beside it with options of the compiler. They are {_options(kind)}; the TPU compiler leaves "
+            f"Let {beside} at the same time with options of the compiler: {_options(kind)}. The TPU compiler leaves "
             f"{_an(kind)} one op by default, whatever its size."
         )
     if cause == "no flag divides it":
@@ -102,7 +102,7 @@ def remedy(collective: Collective, cause: Cause) -> str:
             next_turn = "of the next turn (jax.lax.scan(..., unroll=2)) or half batch"
         return (
             f"Put an independent matrix product there: {next_turn}. "
-            f"The TPU compiler runs {_an(kind)} beside matrix products alone{flags}; none near it is independent."
+            f"The TPU compiler overlaps {_an(kind)} with matrix products only{flags}; none near it is independent."
         )
     if cause == "independent work was left elsewhere":
         if collective.module.platform == "gpu":
@@ -116,7 +116,7 @@ def remedy(collective: Collective, cause: Cause) -> str:
         )
     if _in_scan(collective):
         return (
-            "Make independent work: jax.lax.scan(..., unroll=2) puts the next turn beside this one. Two half batches "
+            "Make independent work: jax.lax.scan(..., unroll=2) overlaps the next turn with this one. Two half batches "
             "let one compute while the other communicates."
         )
     return "Make independent work: two half batches let one compute while the other communicates."

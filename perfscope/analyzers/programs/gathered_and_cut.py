@@ -103,7 +103,7 @@ def _end(flow: HloProgram, gathered: int) -> tuple[set[int], list[Instruction]] 
 
 
 def _is_own_part(flow: HloProgram, number: int, source: int) -> bool:
-    """Whether it is a slice of the value that begins where the device's number says."""
+    """Return whether it is a slice of the value that begins at the device's number."""
     value = flow.nodes[number]
     if value.instruction.opcode != "dynamic-slice" or value.reads[0] != source:
         return False

@@ -48,7 +48,7 @@ class HotInstruction(Struct, frozen=True, kw_only=True):
     line: int | None
     """Line in that file."""
     serves: str | None = None
-    """``file:line`` of the nearest reader of its value; only without a line of its own."""
+    """``file:line`` of the nearest reader of its value; only if the instruction has no line."""
     calls: int
     """Pieces of work in the recording; if modelled, runs per run of the program."""
     time_ns: int

@@ -269,7 +269,7 @@ def _around(starts: Int64, ends: Int64, times: float) -> int:
 def part_of(trace: Trace, loop: Loop) -> Part:
     """Return the saving of the parallel form, for ``price``.
 
-    It is mostly time between kernels, so their time is no limit.
+    It is mostly time between kernels, so their time does not limit it.
 
     Empty for a program compiled for a CPU or a TPU, where a step has no launch cost.
     """

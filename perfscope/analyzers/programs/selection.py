@@ -42,12 +42,12 @@ class SelectionProduct(Struct, frozen=True, kw_only=True):
 
     @property
     def needed_flops(self) -> int:
-        """Those on elements of the selection that may not be zero."""
+        """FLOPs on elements of the selection that may not be zero."""
         return round(self.flops * self.density)
 
     @property
     def wasted_flops(self) -> int:
-        """Those on elements that are zero by construction."""
+        """FLOPs on elements that are zero by construction."""
         return self.flops - self.needed_flops
 
     @property
@@ -176,7 +176,7 @@ def _share(shares: _Shares, flow: HloProgram, value: Value) -> float:
 
 
 def _product_share(instruction: Instruction, shapes: list[Shape], known: list[float]) -> float:
-    """A product of two selections, or of a selection and weights without an axis of their own."""
+    """Return the share of a product of two selections, or of a selection and weights without additional axes."""
     axes = dot_axes(instruction, shapes) if instruction.opcode == "dot" else None
     axes = axes or convolution_axes(instruction, shapes)
     if axes is None:

@@ -10,7 +10,7 @@ collective, so such pairs are omitted and counted. In one recording, collectives
 threads; see ``rendezvous``.
 
 If a program runs on the devices of several processes, the processes are ranks and all devices form one set. The groups
-contain places (replica x partitions + partition), each recording has the places of its own devices, and processes give
+contain places (replica x partitions + partition), each recording has the places of its devices, and processes give
 an execution of a program the same number, so nothing is matched by order or time. A process is as late to a collective
 as the last of its devices, so its side is the shortest duration among its devices.
 """

@@ -1,8 +1,8 @@
 """Assignment of traces to the ranks of jobs: duplicate files of a rank, missing ranks, mixed jobs.
 
 Traces belong to one job if they have the same world size and overlap in time. Traces do not name their hosts, and
-clocks of hosts may differ, so recordings within ``APART_NS`` of each other count as simultaneous. Of two files of one
-rank, the one that overlaps the other ranks is used. Notes report all of this.
+clocks of hosts may differ, so recordings within ``APART_NS`` of each other count as simultaneous. If a rank has two
+files, the one that overlaps the other ranks is used. Notes report all of this.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def _beside(moments: Int64, values: npt.NDArray[np.float64], spans: Intervals) -
 # - trees are a hierarchy: between nodes a node is one rank of ``N``, within it a device is one of ``g``. If the network
 #   reduces (CollNet, NVLS over nodes), a node sends the message once;
 # - all-to-all sends each part directly to its rank: a node sends the buffers of ``g`` ranks, (N-1)/N of each; a device
-#   sends g-1 of its own n parts over its links.
+#   sends g-1 of its n parts over its links.
 # NVLS reduces in the switch of a node: a device sends (1 + 1/n) of the message there.
 
 

@@ -299,8 +299,8 @@ def describe_file(file: Path) -> str:
 def named_rank(file: Path, *, of_several: bool = False) -> tuple[int | None, str | None]:
     """Return the rank in a file's name, else its folder's, and which: 3 for ``job_rank3.json.gz``, ``rank_3/t.json``.
 
-    ``of_several``: the program has several ranks, so a number at the end is a rank too: 3 for ``trace_3.json``. Of any
-    other program it may be a step.
+    ``of_several``: the program has several ranks, so a number at the end is a rank too: 3 for ``trace_3.json``. In
+    other programs it may be a step.
     """
     for match, told in (
         (_RANK_IN_NAME.search(file.name), FILE_NAME),

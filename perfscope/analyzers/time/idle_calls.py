@@ -24,7 +24,7 @@ _NEVER = np.iinfo(np.int64).max
 
 
 def launch_at(trace: Trace, device: int, times: Int64) -> tuple[Int64, Int64]:
-    """Return the launching call of the work that starts at each of ``times`` (sorted), and the latest time of the launch.
+    """Return the call that launched the work starting at each of ``times`` (sorted), and the latest possible launch.
 
     The call is the first one to begin among those that launched work there, ``MISSING`` if unknown. The second array is
     the earliest begin of a call that launched such work or later work on its stream, because the work itself was
@@ -102,7 +102,7 @@ def _waits_by_thread(trace: Trace) -> dict[int, Int64]:
 
 
 def _waited_into(calls: Rows, rows: Int64, gap_start: Int64, launch_begin: Int64) -> Int64:
-    """Return the wait in ``rows`` (sorted by end) that was in progress at the gap's start and ended before the launch."""
+    """Return the wait in ``rows`` (sorted by end) in progress at the gap's start that ended before the launch."""
     starts, ends = calls["start_ns"][rows], calls["end_ns"][rows]
     first = np.searchsorted(ends, gap_start - SYNC_SLACK_NS)
     result = np.full(len(gap_start), MISSING, np.int64)

@@ -118,7 +118,7 @@ def _lengthened_shares(trace: Trace) -> tuple[Mapping[Cause, float], ...]:
 
 
 def _shares_left(trace: Trace) -> tuple[float, float]:
-    """Return the shares of the host's lengthened time, and of all other time, that a step without a profiler has, 0 to 1.
+    """Return the shares (0 to 1) of the host's lengthened and of all other time that a step without a profiler has.
 
     Based on the device that waits least for the host.
     """

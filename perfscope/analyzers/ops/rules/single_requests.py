@@ -1,13 +1,13 @@
-"""The model computes one request per call although several are there.
+"""The model computes one request per call although several are available.
 
 Why it costs: a call reads every weight of the model once, for one row as for eight. A product of a few rows waits for
 memory, so eight prompts one after the other take nearly eight times as long as eight prompts in one call.
 
-How it is found: in calls without a backward pass. Where the model's embedding tells the tokens of a call, each call has
+How it is found: in calls without a backward pass. If the model's embedding shows the tokens of a call, each call has
 one sequence and several prompts follow each other: a call of many tokens, then calls of one token, then the next
-prompt. Without tokens the op graph tells: every product with a parameter has one row, in at least as many calls as
-`FEWEST_CALLS`. The saving is modelled, an upper bound: as many prompts as there are, at most `MOST_ROWS_AT_ONCE`, in
-one call that takes as long as a call of one row. It has no time where the number of independent inputs is not known.
+prompt. Without tokens, from the op graph: every product with a parameter has one row, in at least `FEWEST_CALLS` calls.
+The saving is modelled, an upper bound: all prompts, at most `MOST_ROWS_AT_ONCE`, in one call that takes as long as a
+call of one row. It is unknown if the number of independent inputs is unknown.
 
 Fix: put several inputs into one call: `tokenizer(prompts, padding=True)` and one `generate` for all, `torch.stack` for
 rows; for requests that arrive one by one a server that batches them (vLLM, SGLang).

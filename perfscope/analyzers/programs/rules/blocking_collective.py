@@ -1,31 +1,30 @@
-"""A compiled XLA program waits for a collective instead of computing beside it.
+"""A compiled XLA program waits for a collective instead of computing at the same time.
 
 Why it costs:
-    A collective that was split into a start and a done moves data while other instructions run. One
-    that blocks adds its whole time to the step, on every device of the group.
+    A collective that is split into a start and a done moves data while other instructions run. One that blocks adds its
+    whole time to the step, on every device of the group.
 
 How it is found:
-    In the schedule of the compiled program. A collective blocks if it was never split, if the backend
-    marked it synchronous (`collective_backend_config.is_sync`: start and done are there, the thunk runs
-    as one), or if nothing that computes is scheduled between its start and its done. For each it is
-    looked for work in the same computation that neither feeds the collective nor needs its result:
-    that could run beside it. Why it blocks follows from how the platform splits: XLA:GPU splits every kind
-    of any size, and runs in line what it found nothing to put beside, or what a flag names. libtpu leaves
-    all-reduce and all-to-all one op unless flags say otherwise, runs all-gathers (by default on v5e alone) and
-    all-reduces beside matrix products alone, and divides no reduce-scatter, at any size that was tried
-    (`programs/collectives.py`). Bytes are the larger of operands and result, times the trip counts of the
-    loops around it. Collectives inside a TPU's fusions overlap by construction and are not counted.
-    The device waits for the time that was measured while nothing else ran on it; for a program alone, for
-    the bytes it sends over all links of the device, a lower bound (between nodes it takes longer); of a program
-    compiled for a TPU slice, over those of the torus that its devices share. What
-    hiding it would save at most is the shorter of that and of the independent work, by its own measured
-    time or roofline; work that several of a finding could hide behind counts once. Where nothing is
-    independent, no saving is named. A program alone gives the time of one run, on `--device` or an H100 or TPU v5e
-    (assumed). `exposed_communication` says what all waiting costs. A program compiled for the CPU, where
-    every collective is synchronous, is not judged, nor one without a schedule.
+    In the schedule of the compiled program. A collective blocks if it was never split, if the backend marked it
+    synchronous (`collective_backend_config.is_sync`: start and done run as one), or if no computation is scheduled
+    between its start and its done. The rule then looks for work in the same computation that neither feeds the
+    collective nor needs its result, and so could overlap with it. The cause follows from the platform: XLA:GPU splits
+    every kind of any size, and runs a collective in line if it found nothing to overlap, or if a flag requires it.
+    libtpu leaves all-reduce and all-to-all one op without special flags, overlaps all-gathers (by default on v5e only)
+    and all-reduces with matrix products only, and divides no reduce-scatter, at any size that was tried
+    (`programs/collectives.py`). Bytes are the larger of operands and result, times the trip counts of the loops around
+    it. Collectives inside a TPU's fusions overlap by construction and are not counted.
+
+    The cost is the measured time of the collective while nothing else ran on the device. For a program alone it is the
+    time of its bytes over all links of the device, a lower bound (between nodes it takes longer); for a TPU slice, over
+    the links of the torus that its devices share. The saving is at most the shorter of that and of the independent
+    work, by its measured time or roofline; work that several collectives of a finding could overlap with counts once.
+    Without independent work there is no saving. A program alone gives the time of one run, on `--device` or an H100 or
+    TPU v5e (assumed). `exposed_communication` has the cost of all waiting. Programs compiled for the CPU, where every
+    collective is synchronous, and programs without a schedule are not judged.
 
 Fix:
-    By cause, which each finding names. Independent work is there: on GPUs, allow the scheduler to move it::
+    By the cause in each finding. Independent work exists: on GPUs, allow the scheduler to move it::
 
         XLA_FLAGS="--xla_gpu_enable_latency_hiding_scheduler=true"
 
@@ -38,10 +37,10 @@ Fix:
             "xla_tpu_enable_async_all_to_all": "true",
         })
 
-    Nothing is independent (on TPUs: no matrix product): in a loop over layers only the layer itself is there
-    to overlap with. Unroll it (`jax.lax.scan(..., unroll=2)`) so that the next layer's all-gather runs beside
-    this one's matmuls. A collective whose result the very next op needs can be split by hand: `jax.shard_map`
-    over half of the batch at a time, or `collective_permute` rings that multiply while they pass blocks on.
+    Nothing is independent (on TPUs: no matrix product): a loop over layers can only overlap with the same layer.
+    Unroll it (`jax.lax.scan(..., unroll=2)`) so that the next layer's all-gather overlaps with this layer's matmuls.
+    If the very next op needs the result, split the collective by hand: `jax.shard_map` over half of the batch at a
+    time, or `collective_permute` rings that multiply while they pass blocks on.
 """
 
 from __future__ import annotations
@@ -146,7 +145,7 @@ def _times(waits: Price | None, saved: Price | None) -> str:
         if waits.basis == "measured"
         else f"; sending takes {took} per run or more"
     )
-    return text if saved is None else f"{text}, of which {saved.text}, could hide behind that work"
+    return text if saved is None else f"{text}, of which {saved.text}, could overlap with that work"
 
 
 def _severity(waits: Price | None, moved: int, whole: int) -> Severity:

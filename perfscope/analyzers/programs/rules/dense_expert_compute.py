@@ -1,32 +1,31 @@
-"""Rows that belong to one expert each are multiplied with all of them, or moved to theirs by a matrix product.
+"""Rows that belong to one expert each are multiplied with all experts, or moved to their expert by a matrix product.
 
 Why it costs:
-    `jax.lax.ragged_dot` multiplies each group of rows with a matrix of its own, which is what a mixture
-    of experts needs: the arithmetic of one expert a token. Where XLA has no grouped kernel it copies the
-    rows once for every expert, masks what does not belong to it and multiplies all of it: with 8 experts
-    8 times the arithmetic, and copies of 8 times the size.
+    `jax.lax.ragged_dot` multiplies each group of rows with its matrix, which is what a mixture of experts needs: the
+    arithmetic of one expert per token. If XLA has no grouped kernel, it copies the rows once for every expert, masks
+    the rows of other experts and multiplies everything: with 8 experts 8 times the arithmetic, and copies of 8 times
+    the size.
 
-    `jnp.einsum("tec,td->ecd", sent_TEC, x_TD)` with a one-hot `sent_TEC` moves rows to where the experts
-    expect them, as GShard did on TPU: of E x C products for each number all but one or two are with zero. It
-    grows with the square of the tokens and is soon more arithmetic than the experts themselves. An embedding
-    written as `jax.nn.one_hot(token_T, V) @ table_VD` is the same.
+    `jnp.einsum("tec,td->ecd", sent_TEC, x_TD)` with a one-hot `sent_TEC` moves rows to the experts, as GShard did on
+    TPU: of E x C products for each number all but one or two are with zero. It grows with the square of the tokens and
+    soon exceeds the arithmetic of the experts themselves. An embedding written as `jax.nn.one_hot(token_T, V) @
+    table_VD` is the same.
 
 How it is found:
-    In the compiled program: products one of whose factors is copied for every expert and masked by where
-    each expert's rows begin and end; and products whose path ends in `ragged_dot`, where the number of
-    experts is the leading dimension of the one factor that the other carries too. At the same line the
-    backward products count with the same number. Wasted is the part of the arithmetic on masked rows, all
-    but one of as many. A ragged product that became a kernel of its own (Pallas, a grouped library call) is
-    left alone. Where the shapes do not tell the number of experts the rule abstains.
+    In the compiled program: products with a factor that is copied for every expert and masked by the limits of each
+    expert's rows; and products whose path ends in `ragged_dot`, if the number of experts is the leading dimension of
+    one factor and also occurs in the other. Backward products at the same line count with the same number. The
+    arithmetic on masked rows is wasted, all but one of E parts. A ragged product with a separate kernel (Pallas, a
+    grouped library call) is not reported. The rule abstains if the shapes do not contain the number of experts.
 
     Rows selected by a product: one factor is a selection, made from a comparison of positions with an index
-    (`iota == index`, what `jax.nn.one_hot` does) by views, products and sums, also across fusions. One element
-    at most is not zero along the compared axis; of two selections multiplied with each other the smaller share
-    counts. The arithmetic on the other elements is wasted; the gradients of the same line count too. Gathers,
-    masks of causality and one-hot labels that are multiplied element by element are left alone.
+    (`iota == index`, as in `jax.nn.one_hot`) by views, products and sums, also across fusions. At most one element
+    along the compared axis is not zero; for a product of two selections the smaller share counts. The arithmetic on the
+    other elements is wasted; gradients of the same line count too. Gathers, causal masks and one-hot labels that are
+    multiplied element by element are not reported.
 
-    On a GPU or TPU the saving is the roof of those kernels less that of grouped ones (of moving the rows), at
-    most what was measured; compiled for a CPU the share of the arithmetic is said and no time.
+    On a GPU or TPU the saving is the roof of those kernels less that of grouped ones (of moving the rows), at most the
+    measured time. A program for a CPU gets the share of the arithmetic without time.
 
 Fix:
     On TPU `jax.experimental.pallas.ops.tpu.megablox.gmm`, on Hopper and Blackwell the kernels
@@ -37,12 +36,12 @@ Fix:
 
     Move rows as rows, into room of fixed size and back::
 
-        slot_R = jnp.where(place_R < C, expert_R * C + place_R, E * C)    # what overflows goes to the last
+        slot_R = jnp.where(place_R < C, expert_R * C + place_R, E * C)    # overflow goes to the last
         room_SD = jnp.zeros((E * C + 1, D), x_TD.dtype).at[slot_R].add(x_TD[token_R])
         y_RD = y_SD[slot_R] * weight_R[:, None]
 
     and an embedding with `table_VD[token_T]`. On TPU, where gathers of short rows are slow, a one-hot product
-    with a small table can be the faster way: measure both before changing it.
+    with a small table may be faster: measure both first.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ from perfscope.model.finding import AbstainError, Cell, Finding, Where
 from perfscope.model.trace import Trace
 
 MIN_FLOPS_SHARE = 0.05
-"""Of the program's arithmetic, wasted at one line, where no time is known; less than a twentieth is not worth a
+"""Smallest share of the program's arithmetic that is wasted at one line, if no time is known; less is not worth a
 kernel."""
 
 MEDIUM_FLOPS_SHARE = 0.1
@@ -123,7 +122,7 @@ def _is_worth(members: Sequence[DenseRagged | SelectionProduct], total: int, sav
 
 
 def _parts(trace: Trace, members: Sequence[DenseRagged | SelectionProduct]) -> list[Part]:
-    """What each kernel would save; one that holds several of the products counts for the one that saves most."""
+    """Return the saving per kernel; a kernel with several of the products counts for the one that saves most."""
     known = trace.fact(program_device)
     holders = {id(member.cost): kernels_of(member.cost) for member in members}
     best: dict[int, tuple[float | None, InstructionCost, DenseRagged | SelectionProduct]] = {}
@@ -202,9 +201,9 @@ def _selection_finding(
         subject="rows selected by a matrix product",
         title=f"{len(members):,} matrix {'product only moves' if len(members) == 1 else 'products only move'} rows"
         f"{_cost(wasted, total, saving)}",
-        detail=f"Of a factor at most 1 in {1 / densest:,.0f} elements is not zero (one-hot): {flops / 1e9:,.3g} GFLOP "
-        "a "
-        f"run where {(flops - wasted) / 1e9:,.3g} would do ({100 * wasted / total:.1f}% of the program's arithmetic)"
+        detail=f"One factor is one-hot (at most 1 in {1 / densest:,.0f} elements is not zero): "
+        f"{flops / 1e9:,.3g} GFLOP per run, of which {(flops - wasted) / 1e9:,.3g} are needed; "
+        f"{100 * wasted / total:.1f}% of the program's arithmetic is wasted"
         f"{_time(members, saving)}.",
         severity="medium" if wasted >= MEDIUM_FLOPS_SHARE * total else "low",
         basis="structural",
@@ -220,24 +219,24 @@ def _selection_finding(
     return priced(finding, saving)
 
 
-# Ragged products (one matrix a group of rows) that XLA computed as if every row met every matrix.
+# Ragged products (one matrix per group of rows) that XLA computed with every row times every matrix.
 #
 # Without a grouped kernel XLA rewrites ``ragged_dot`` of rows [m, k] and matrices [g, k, n] into one dense product of
 # the rows, copied and masked for every group: ``g`` times the arithmetic. Such a factor is known by its mask,
 # ``select(offset[g] <= i and i < offset[g + 1], rows, 0)``, whatever the product is called (JAX's own rewriting calls
-# it ``dot_general``). Where a product's path says ``ragged_dot`` and the mask is not in sight, the shapes tell the
-# groups: the matrices' leading dimension is also one of the masked rows'.
+# it ``dot_general``). If a product's path contains ``ragged_dot`` and the mask is not found, the groups follow from the
+# shapes: the matrices' leading dimension is also a dimension of the masked rows.
 
 
 class DenseRagged(Struct, frozen=True, kw_only=True):
-    """A dense product that stands for a ragged one."""
+    """Dense product that replaces a ragged one."""
 
     cost: ModuleCost
     row: InstructionCost
     groups: int | None
     """Matrices it multiplies every row with; None: the shapes do not tell."""
     rows_bytes: int
-    """Of the copies of the rows, each time: the masked factor, else the larger one."""
+    """Bytes of the copied rows per run: the masked factor, else the larger one."""
 
     @property
     def flops(self) -> int:
@@ -246,7 +245,7 @@ class DenseRagged(Struct, frozen=True, kw_only=True):
 
     @property
     def wasted_flops(self) -> int:
-        """Those on rows that a mask has set to zero."""
+        """FLOPs on rows that a mask has set to zero."""
         return self.flops - self.flops // self.groups if self.groups else 0
 
     def saved_ns(self, kernel: InstructionCost, device: Device) -> float | None:
@@ -278,7 +277,7 @@ One = TypeVar("One", DenseRagged, SelectionProduct)
 
 
 def dense_ragged(trace: Trace) -> tuple[DenseRagged, ...]:
-    """Dense products of all programs that stand for ragged ones, in program order."""
+    """Return the dense products of all programs that replace ragged ones, in program order."""
     result = []
     for cost in trace.fact(costs):
         products = [row for row in cost.rows if row.is_product]
@@ -366,6 +365,6 @@ def _groups_of_mask(computation: Computation, mask: Instruction, dims: tuple[int
 
 
 def _behind(cost: ModuleCost, computation: Computation, name: str, callers: Fusions) -> tuple[Computation, Instruction]:
-    """What makes a factor."""
+    """Return the instruction that makes a factor, with its computation."""
     *_, made = path_across(cost.module, callers, computation, name)
     return made

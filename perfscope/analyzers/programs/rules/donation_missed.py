@@ -1,23 +1,23 @@
-"""A compiled JAX program keeps the old copy of what it replaces.
+"""A compiled JAX program keeps the old copy of the data that it replaces.
 
 Why it costs:
-    A step that returns new weights, optimizer state or a cache needs room for both: the arguments belong to the
-    caller, so XLA may not write into them. Donated, the argument's memory becomes the result's. For a training step
-    that is weights and optimizer state once instead of twice, often the largest part of the memory.
+    A step that returns new weights, optimizer state or a cache needs memory for both copies: the arguments belong to
+    the caller, so XLA may not write into them. If an argument is donated, its memory is reused for the result. In a
+    training step, weights and optimizer state then exist once instead of twice, often the largest part of the memory.
 
 How it is found:
     Results of a compiled program that have the shape, type and layout of an argument, are computed from it element by
-    element or by updates in place (also within loops), and are not aliased to it (``input_output_alias``); nobody reads
-    the argument after the result is written. Gradients have the shape of their weights and are not computed from them
-    so: they are left out, and so are arguments that do not look like state (no leaf of a tree, in a program that
-    neither differentiates nor writes into it). What it would save is played through XLA's own heap trace, with what
-    else lay in the results' memory put beside it; without a buffer assignment (text) it is modelled from schedule and
-    shapes. It is said only where the peak falls, by `MIN_SAVED_BYTES` and `MIN_SHARE` of it at least. XLA chooses
-    again what shares memory where arguments are donated: for steps of a transformer the peak was within 1% of what is
-    said here. Whether the caller uses the argument again is not in the program: that is yours to know.
+    element or by updates in place (also within loops), and are not aliased to it (``input_output_alias``), if nothing
+    reads the argument after the result is written. Left out are gradients, which have the shape of their weights but
+    are not computed from them in this way, and arguments that do not look like state (no leaf of a tree, in a program
+    that neither differentiates nor writes into it). The saving follows from XLA's heap trace with the donated
+    arguments; without a buffer assignment (text) it is modelled from schedule and shapes. A finding requires that the
+    peak falls by `MIN_SAVED_BYTES` and by `MIN_SHARE` of it. With donated arguments XLA assigns memory anew: in steps
+    of a transformer the peak was within 1% of the predicted one. The program does not show whether the caller uses the
+    argument again; check this before donating it.
 
-    In a run of ours also what jax warns of as it lowers a program: donated buffers that no result can take, because
-    none has their shape, type and layout. Their size is said and no saving, as which result was meant is not known.
+    In a run of ours, also jax's warnings about donated buffers that no result can use, because none has their shape,
+    type and layout. Their size is reported without a saving, because the intended result is unknown.
 
 Fix:
     ::

@@ -1,20 +1,18 @@
 """Several devices compute the same values: the work of a program is not divided among them.
 
 Why it costs:
-    A program that `jax.jit` compiles for a mesh runs on all its devices. What is divided among them is decided by the
-    shardings of its arguments. Where no argument is divided along an axis of the mesh, as with parameters that are
-    replicated and a batch that comes as a NumPy array, every device along it receives all data and computes all of it:
-    eight devices take as long as one.
+    A program that `jax.jit` compiles for a mesh runs on all its devices. The shardings of its arguments decide how work
+    is divided. If no argument is divided along an axis of the mesh (replicated parameters and a batch that comes as a
+    NumPy array), every device along it receives all data and computes all of it: eight devices take as long as one.
 
 How it is found:
-    From compiled programs: devices that get the same part of every argument, in a program that never asks for the
-    number of its device (`partition-id`), compute the same values. A program counts if its arithmetic is at least a
-    tenth of that of all programs and it multiplies matrices or convolves. The cost is the part of its time that fewer
-    devices' shares would save: of `n` equal devices all but one n-th, measured where the recording has the program,
-    else modelled.
+    From compiled programs: devices that get the same part of every argument compute the same values, unless the program
+    reads the number of its device (`partition-id`). A program counts if its arithmetic is at least a tenth of that of
+    all programs and it contains matrix products or convolutions. The cost is the part of its time that dividing the
+    work would save: of `n` equal devices all but one n-th, measured if the recording has the program, else modelled.
 
-    Arguments of one shape as the results (weights, states) are taken to be meant that way; the arguments named are the
-    others.
+    Arguments with the shape of a result (weights, states) are assumed to be replicated on purpose; the finding names
+    the others.
 
 Fix:
     Divide the batch over the mesh before the call::

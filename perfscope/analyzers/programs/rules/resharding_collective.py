@@ -1,29 +1,29 @@
-"""The partitioner exchanges data between devices that no line of the program asks for.
+"""The partitioner exchanges data between devices although no line of the program requests it.
 
 Why it costs:
-    XLA's SPMD partitioner makes every op fit the shardings of its operands. Where two meet that do not
-    match (one value split by rows, the other by columns) it inserts an all-to-all or a permutation to
-    turn one into the other. It moves the whole value over the interconnect, often in every layer and
-    again in the backward pass, and the device usually waits for it.
+    XLA's SPMD partitioner makes every op fit the shardings of its operands. If two of them do not match (one value
+    split by rows, the other by columns), it inserts an all-to-all or a permutation to convert one. This moves the whole
+    value over the interconnect, often in every layer and again in the backward pass, and the device usually waits for
+    it.
 
 How it is found:
-    All-to-alls of the compiled program, and permutations that come from elementwise ops, whose path
-    (`op_name`) ends in an ordinary op instead of a collective (`all_to_all`, `ppermute`,
-    `sharding_constraint` ...) and does not lie in a `shard_map`. Of all-gathers those whose result is only cut again,
-    by the number of the device: no device needs the whole value, and XLA warns of an *involuntary full
-    rematerialization*. Other all-gathers, reduce-scatters and
-    all-reduces are left alone: they are how FSDP and tensor parallelism work when all is well; so are
-    permutations around matrix products, which are the ring of a windowed einsum. Bytes are the larger
-    of operands and result, times the trip counts of the loops around. Where a program carries no paths,
-    nothing can be told. Expert-parallel dispatch written as an einsum is an all-to-all of the
-    partitioner too; there it is what one wants. The cost is what the device waits for the exchange: measured, as the
-    time while nothing else ran on it (waiting for slower devices included); for a program alone its bytes over all
-    links of the device, less the work that is scheduled beside it, in one run, on `--device` or an H100 or TPU v5e
-    (assumed). A program compiled for a CPU has no cost: its devices share the cores of one host, so while one
-    waits the others compute; what each waited stands in the evidence where it was recorded.
+    All-to-alls of the compiled program, and permutations that come from elementwise ops, whose path (`op_name`) ends in
+    an ordinary op instead of a collective (`all_to_all`, `ppermute`, `sharding_constraint` ...) and is not inside a
+    `shard_map`. Also all-gathers whose result is only cut again by the number of the device: no device needs the whole
+    value, and XLA warns of an *involuntary full rematerialization*. Other all-gathers, reduce-scatters and all-reduces
+    are not reported, because they are normal for FSDP and tensor parallelism; nor are permutations around matrix
+    products, which are the ring of a windowed einsum. Bytes are the larger of operands and result, times the trip
+    counts of the loops around. Programs without paths are not judged. Expert-parallel dispatch written as an einsum
+    also becomes an all-to-all of the partitioner, where it is intended.
+
+    The cost is the time that the device waits for the exchange: measured, as the time while nothing else ran on it
+    (including waiting for slower devices); for a program alone, its bytes over all links of the device, less the work
+    that is scheduled at the same time, in one run, on `--device` or an H100 or TPU v5e (assumed). A program compiled
+    for a CPU has no cost: its devices share the cores of one host, so while one waits the others compute. Recorded
+    waits are in the evidence.
 
 Fix:
-    Say once what layout the value shall have, where the two meet, in forward and backward::
+    Set the layout of the value once, where the two meet, in forward and backward::
 
         x_BTD = jax.lax.with_sharding_constraint(x_BTD, NamedSharding(mesh, P("data", None, None)))
 

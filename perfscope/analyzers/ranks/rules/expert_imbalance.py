@@ -1,24 +1,23 @@
 """Ranks receive very different amounts in an all-to-all: some experts get many tokens, others few.
 
 Why it costs:
-    An all-to-all lasts until the rank that receives most has all of it, and the experts after it take as long as the
-    fullest one. The others wait, at the next collective at the latest. What the router sends to one rank more than
-    the mean is time that all ranks lose.
+    An all-to-all ends when the rank that receives most has all of it, and the experts after it take as long as the
+    fullest one. The others wait, at the next collective at the latest. All ranks lose the time for the tokens that one
+    rank receives beyond the mean.
 
 How it is found:
-    From traces of all ranks of a group, where the profiler recorded how many elements each rank sends and receives
-    (`Out msg nelems` of an all-to-all with split sizes). A rank's load is what it received over the mean of its group.
-    The cost is modelled, and an upper bound for the all-to-alls alone: each one's own time, without waiting, less
-    what it would be if the fullest rank received the mean, and no more than is exposed. What the experts' own work
-    costs shows as a `straggler` at the collective after it, and is not in this cost.
-
-    All-to-alls of even size, groups that miss a rank, and traces without the sizes are not judged.
+    From traces of all ranks of a group, if the profiler recorded the number of elements that each rank sends and
+    receives (`Out msg nelems` of an all-to-all with split sizes). A rank's load is its received amount over the mean of
+    its group. The cost is modelled, and an upper bound for the all-to-alls alone: the time of each, without waiting,
+    less the time if the fullest rank received the mean, at most the exposed time. The cost of the experts' work is not
+    included; it appears as a `straggler` at the next collective. All-to-alls of even size, incomplete groups, and
+    traces without the sizes are not judged.
 
 Fix:
     Balance the router: an auxiliary loss on the load, a bias for each expert that is moved against its load, or a
-    capacity factor that drops or re-routes what is too much (1.25 is usual). Replicate the fullest experts over
-    ranks, or place hot ones beside cold ones. In embeddings (torchrec), let the planner split or replicate the
-    hottest tables.
+    capacity factor that drops or re-routes the excess (1.25 is usual). Replicate the fullest experts over ranks, or
+    place them on ranks with little load. In embeddings (torchrec), let the planner split or replicate the hottest
+    tables.
 """
 
 from __future__ import annotations
@@ -151,9 +150,7 @@ def _finding(ranks: RankSet, heavy: Sequence[_Uneven], exchanges: int, cost: int
             (item.fullest, item.collective.sides[item.fullest].start_ns, item.collective.sides[item.fullest].end_ns)
             for item in heavy
         ),
-        advice=(
-            f"Replicate the experts or tables of rank {rank}, or place hot ones beside cold ones. " if steady else ""
-        )
+        advice=(f"Replicate the experts or tables of rank {rank}, or place hot ones on other ranks. " if steady else "")
         + "Balance the router: an auxiliary loss on the load, a bias against the load of each expert, or a capacity "
         "factor of 1.25.",
         removes=shorter_transfers((item.collective, 1 / item.load) for item in heavy),

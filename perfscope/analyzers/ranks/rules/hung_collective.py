@@ -1,22 +1,22 @@
-"""Ranks hang in a collective: which ranks hold up the others, in which collective, and who never came.
+"""Ranks hang in a collective: which ranks hold up the others, in which collective, and which ranks never came.
 
 Why it costs:
     A collective ends when all its members have come. If one of them never does (it died, it waits for a lock, its
     device faulted, it took another branch), all others wait until the timeout of the process group (10 minutes by
-    default) ends the job, and what was computed since the last checkpoint is lost.
+    default) ends the job, and the work since the last checkpoint is lost.
 
 How it is found:
     From the dumps of NCCL's flight recorder of all ranks, which torch.distributed writes at such a timeout. Every
-    collective that had not ended is held against the other members of its group by its number. A rank that others
-    wait for and that waits for nobody is a cause; ranks that wait for it are not, nor are those that wait for them in
-    another group. A rank that has not ended a collective which other members have ended is stuck in it: its device or
-    its host stopped. Where nobody is a cause there may be a ring of ranks that wait for each other, or a collective
-    that all have begun and none ends. Members that call different operations, or other sizes, as the same number are
-    found as well.
+    unfinished collective is compared, by its number, with the other members of its group. A rank is the cause if others
+    wait for it and it waits for no rank; ranks that wait for it, also in another group, are not. A rank that has not
+    ended a collective which other members have ended is stuck in it: its device or its host stopped. Without such a
+    rank there may be a cycle of ranks that wait for each other, or a collective that all have begun and none ends.
+    Members that call different operations, or other sizes, with the same number are found as well. The findings follow
+    from the dumps alone and have no time.
 
-    This follows from the dumps alone and carries no time. A dump says what had not ended when it was written: one
-    asked for while the job runs well shows ranks that are merely late. A member without a dump may be dead or its
-    file not collected. One rank's dump does not tell who never came: there the rule abstains.
+    A dump lists the collectives that were unfinished when it was written: one taken while the job runs well shows ranks
+    that are merely late. A member without a dump may be dead, or its file was not collected. The rule abstains with
+    only one rank's dump, because it does not show which ranks never came.
 
 Fix:
     Look at the named rank first: its log, `py-spy dump --pid`, `dmesg` (Xid errors), the device
@@ -104,7 +104,7 @@ def _findings(hang: Hang, records: dict[int, FlightRecord]) -> Iterator[Finding]
                 {"group": group[0], "operation": call.operation, "number": call.sequence, "ranks": len(group[1])},
             ),
             advice="Look at the links: NCCL_DEBUG=INFO, ibstat, nvidia-smi nvlink -s. No rank is missing: kernels "
-            "queued before it may hang, or the dump was asked for while the job ran well.",
+            "queued before it may hang, or the dump was written while the job ran well.",
         )
     yield from map(_mismatch, hang.mismatches)
 

@@ -1,28 +1,26 @@
-"""Two collectives run at the same time on the same links, and each takes longer than it does alone.
+"""Two collectives run at the same time on the same links, and each takes longer than alone.
 
 Why it costs:
-    Collectives of different process groups run on streams of their own. Where data parallel gradients are reduced
-    while the next layer's tensor or expert parallel collective is on its way, both share the links (and NCCL's
-    channels, which take SMs). Sharing alone loses nothing over both; but the collective that the computation waits for
-    takes longer, for the sake of one that nobody waits for yet.
+    Collectives of different process groups run on separate streams. If data parallel gradients are reduced during the
+    next layer's tensor or expert parallel collective, both share the links (and NCCL's channels, which take SMs).
+    Sharing alone does not make both together slower, but the collective that the computation waits for takes longer, in
+    favour of one that no computation waits for yet.
 
 How it is found:
-    From traces of all ranks of a group. Collectives of one operation, group, size, algorithm and protocol are compared
-    with each other: those that ran for half of their time or more beside another communication of their device, with
-    those that ran beside none. Those that run beside computing and those that do not are compared apart, since
-    computing slows them too. Compared is the core, the shortest duration over the ranks, so waiting for a late rank is
-    not in it. It is contention if the median beside another is longer by a fifth or more, and chance alone makes
-    such a difference in less than 1% of cases (rank-sum test, corrected for the number of kinds that were compared),
-    with five collectives of each at least.
-
-    The cost is measured, and an upper bound: what each takes beyond the median of those alone, as far as nothing
-    computes meanwhile. Where no two communications ran side by side, or no kind did so and ran alone as well, the rule
-    abstains: there is nothing to compare.
+    From traces of all ranks of a group. Among collectives of one operation, group, size, algorithm and protocol, those
+    that overlapped another communication of their device for half of their time or more are compared with those that
+    overlapped none. Collectives with and without computation at the same time are compared separately, since
+    computation slows them too. The compared time is the shortest duration over the ranks, which excludes waiting for a
+    late rank. It is contention if the median with overlap is longer by a fifth or more, and chance alone makes such a
+    difference in less than 1% of cases (rank-sum test, corrected for the number of kinds), with at least five
+    collectives of each. The cost is measured, and an upper bound: the time of each collective beyond the median of
+    those alone, as far as nothing computes meanwhile. The rule abstains if no two communications overlapped, or if no
+    kind ran both with overlap and alone.
 
 Fix:
-    Let the one that is waited for go first: communicators of different priority
+    Give priority to the collective that the computation waits for: communicators of different priority
     (`ProcessGroupNCCL.Options(is_high_priority_stream=True)` for tensor or expert parallel groups), fewer channels for
-    the other (`options.config.max_ctas = 8`), or start the other where the links are free (`no_sync()` up to the last
+    the other (`options.config.max_ctas = 8`), or start the other when the links are free (`no_sync()` up to the last
     microbatch, `set_requires_gradient_sync(False)` of fully_shard, larger buckets that start later).
 """
 
@@ -99,9 +97,7 @@ def _why_not(kinds: Sequence[Compared]) -> str:
         return "no collective of known size on the device whose ranks are all here"
     if not any(kind.shared for kind in kinds):
         return "no two collectives ran at the same time on one device: there is nothing to compare"
-    return (
-        f"no kind of collective ran both beside another and alone, {MIN_CALLS} times each: there is nothing to compare"
-    )
+    return f"no kind of collective ran {MIN_CALLS} times with another and {MIN_CALLS} times alone: there is nothing to compare"
 
 
 def _finding(ranks: RankSet, kind: Compared, cost: int, whole: int) -> Finding:
@@ -112,10 +108,10 @@ def _finding(ranks: RankSet, kind: Compared, cost: int, whole: int) -> Finding:
     collectives = [shared.collective for shared in slowed]
     median = float(np.median([shared.collective.core_ns for shared in slowed]))
     return Finding(
-        subject=f"{worst.operation} beside another",
-        title=f"{len(slowed):,} {worst.operation} are {kind.slower:.1f} times slower beside another",
-        detail=f"Those of {format_bytes(worst.message_bytes or 0)} in a group of {worst.size} take {format_ns(median)} "
-        f"beside {' and '.join(others)}, and {format_ns(kind.median_alone_ns)} alone (medians, {len(kind.alone_ns):,} "
+        subject=f"{worst.operation} with another",
+        title=f"{len(slowed):,} {worst.operation} are {kind.slower:.1f} times slower while another runs",
+        detail=f"With {format_bytes(worst.message_bytes or 0)} and {worst.size} ranks they take {format_ns(median)} "
+        f"during {' and '.join(others)}, and {format_ns(kind.median_alone_ns)} alone (medians, {len(kind.alone_ns):,} "
         "alone).",
         **timed_cost(trace, cost, whole),
         where=Where(op=worst.operation),

@@ -1,38 +1,36 @@
-"""Collectives take far longer than their links need for them, though no rank comes late and nothing runs beside them.
+"""Collectives take far longer than their links need, though no rank comes late and nothing else runs at the same time.
 
 Why it costs:
-    A collective that moves a gigabyte at a tenth of what the links between the devices carry takes ten times as long,
-    and all ranks with it. Links that fell back to fewer lanes, traffic over PCIe or the host instead of NVLink, a
-    protocol or too few channels chosen for other sizes, network cards that are not used, or errors that are sent
-    again, all look like this.
+    A collective that moves a gigabyte at a tenth of the links' bandwidth takes ten times as long, on all ranks.
+    Possible causes are links that fell back to fewer lanes, traffic over PCIe or the host instead of NVLink, a protocol
+    or too few channels chosen for other sizes, unused network cards, and errors that cause retransmission.
 
 How it is found:
-    From traces of all ranks of a group. The core of a collective is its shortest duration over the ranks: whoever
-    came last waited for nobody, so waiting for a late rank (`straggler`) is not in it. The ideal is the latency (the
+    From traces of all ranks of a group. The core of a collective is its shortest duration over the ranks: the last rank
+    to come waited for no other, so waiting for a late rank (`straggler`) is excluded. The ideal is the latency (the
     shortest core of the smallest collectives in these traces) plus the bytes a device has to send, by the factors of
-    nccl-tests, over the peak of its links (`perfscope/analyzers/hardware`, one direction). A collective is judged
-    where bytes, not latency, make up its ideal, and where less than a fifth of it lies beside computing or another
-    communication (`link_contention`) on the rank that came last: what runs beside it takes links, memory bandwidth
-    and SMs from it. It stalls if it takes more than twice
-    the ideal; with protocol LL, which sends a flag with every word and reaches half the peak at best, more than four
-    times. NVLS is held to the bytes it sends, (1 + 1/n) of the message.
+    nccl-tests, over the peak of its links (`perfscope/analyzers/hardware`, one direction). A collective is judged if
+    bytes, not latency, dominate its ideal, and if less than a fifth of it overlaps computing or another communication
+    (`link_contention`) on the rank that came last, because overlapping work takes links, memory bandwidth and SMs. It
+    stalls if it takes more than twice the ideal; with protocol LL, which sends a flag with every word and reaches at
+    most half the peak, more than four times. NVLS is compared with the bytes it sends, (1 + 1/n) of the message.
 
-    Ranks are held to lie in nodes of eight (0-7, 8-15, ...): hosts are not read from traces. `--topology` says
-    otherwise, may name other links, and may name the network between nodes. With a network, groups that span nodes are
-    held to the slower of two stages: what a node has to send over the network cards of its ranks in the group, and what
-    a device has to send inside the node (`perfscope/analyzers/ranks/links.py`). Without one they are not judged.
+    Ranks are assumed to be in nodes of eight (0-7, 8-15, ...), because hosts are not read from traces. `--topology`
+    overrides this, and may name other links and the network between nodes. With a network, groups that span nodes are
+    compared with the slower of two stages: sending by a node over the network cards of its ranks in the group, and
+    sending by a device inside the node (`perfscope/analyzers/ranks/links.py`). Without a network they are not judged.
 
-    The cost is modelled, and an upper bound: the core beyond the ideal, as far as it is exposed. From one rank alone
-    wait and stall cannot be told apart, and the rule abstains. It abstains for devices whose links are not known.
+    The cost is modelled, and an upper bound: the core beyond the ideal, as far as it is exposed. The rule abstains for
+    a single rank, because wait and stall then look alike, and for devices with unknown links.
 
 Fix:
     Compare with nccl-tests on the same machine (`all_reduce_perf -b 64M -e 1G -f 2 -g 8`). If it is slow there too:
     `nvidia-smi nvlink -s` (lanes and speed), `nvidia-smi nvlink -e` (errors), `nvidia-smi topo -m`; in containers,
-    shared memory and `NCCL_P2P_DISABLE` (`NCCL_DEBUG=INFO` says which transport each pair uses). If it is fast there:
-    remove what pins the choice (`NCCL_ALGO`, `NCCL_PROTO`, `NCCL_MAX_NCHANNELS`, `NCCL_MAX_CTAS`), and send larger
-    messages. Between nodes: `NCCL_IB_HCA` (which cards), GPUDirect RDMA (`NCCL_DEBUG=INFO` says `GDRDMA`), the ports'
-    speed (`ibstat`), and on EC2 the EFA plugin (`NET/OFI` in the same log). If the links are full: fewer bytes (a
-    smaller dtype, sharding that sends less), or a stream less beside it.
+    shared memory and `NCCL_P2P_DISABLE` (`NCCL_DEBUG=INFO` shows the transport of each pair). If it is fast there:
+    remove settings that fix the choice (`NCCL_ALGO`, `NCCL_PROTO`, `NCCL_MAX_NCHANNELS`, `NCCL_MAX_CTAS`), and send
+    larger messages. Between nodes: `NCCL_IB_HCA` (which cards), GPUDirect RDMA (`GDRDMA` in the log of
+    `NCCL_DEBUG=INFO`), the ports' speed (`ibstat`), and on EC2 the EFA plugin (`NET/OFI` in the same log). If the links
+    are full: fewer bytes (a smaller dtype, sharding that sends less), or fewer streams at the same time.
 """
 
 from __future__ import annotations

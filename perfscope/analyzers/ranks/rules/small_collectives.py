@@ -1,21 +1,21 @@
-"""Many small collectives one after the other, where a few large ones would do.
+"""Many small collectives run one after the other instead of a few large ones.
 
 Why it costs:
-    A collective takes its latency, some microseconds to tens of them, before its size matters at all: every rank has
-    to say that it is there. A hundred small ones cost a hundred latencies; in one buffer they cost one.
+    A collective takes its latency, some microseconds to tens of them, whatever its size, because every rank has to
+    signal its arrival. A hundred small ones cost a hundred latencies; in one buffer they cost one.
 
 How it is found:
-    The latency is measured: the shortest duration of the smallest collectives in the trace (a longer one may hold
-    waiting for another rank). A collective is small if, at the best bandwidth the trace shows of its operation (1 GB/s
-    at least), its bytes take less than that latency. Counted are rows of small ones of one operation, type and group
-    that follow each other on a stream, either back to back or of flat tensors; activations of tensor parallelism,
-    which depend on each other, are neither as a rule. The cost is modelled, and an upper bound: one latency for each
-    that fits into a common buffer of 25 MiB (the default of DistributedDataParallel), and no more than the time in
-    which the device did nothing else. Where sizes are not recorded the rule abstains. One rank is enough.
+    The latency is measured: the shortest duration of the smallest collectives in the trace (a longer one may include
+    waiting for another rank). A collective is small if, at the best bandwidth of its operation in the trace (at least
+    1 GB/s), its bytes take less than that latency. Counted are consecutive small ones of one operation, type and group
+    on a stream, either back to back or of flat tensors; activations of tensor parallelism, which depend on each other,
+    are usually neither. The cost is modelled, and an upper bound: one latency for each that fits into a common buffer
+    of 25 MiB (the default of DistributedDataParallel), at most the time in which the device did nothing else. The rule
+    abstains if sizes are not recorded. One rank is enough.
 
 Fix:
-    Reduce many tensors as one: DistributedDataParallel does it (`bucket_cap_mb=25`, check that gradients are not
-    reduced by hand beside it), FSDP per wrapped block (wrap larger blocks). For collectives of one's own::
+    Reduce many tensors as one: DistributedDataParallel does it (`bucket_cap_mb=25`, check that gradients are not also
+    reduced by hand), FSDP per wrapped block (wrap larger blocks). For your own collectives::
 
         with torch.distributed._coalescing_manager(device=device):     # one launch for all of them
             for tensor in tensors: torch.distributed.all_reduce(tensor)

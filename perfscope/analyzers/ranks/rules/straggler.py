@@ -1,44 +1,42 @@
 """Ranks or devices wait for one another at collectives, because one of them comes late.
 
 Why it costs:
-    A collective begins when its last rank arrives. What the others wait is lost on each of them, and
-    the whole step is as slow as the slowest rank before every collective. A rank that is always the
-    last one has more work than the others (a larger shard, padding, an uneven split of layers or experts), waits
-    for its data, or does something on the host that the others do not.
+    A collective begins when its last rank arrives. The others lose the time they wait, and the step takes as long as
+    the slowest rank before every collective. A rank that is always last has more work than the others (a larger shard,
+    padding, an uneven split of layers or experts), waits for its data, or runs host code that the others do not.
 
 How it is found:
-    Traces of several ranks of a job: their collectives are matched (by recorded number in the group, else in order),
-    and the shortest side of each is that of the rank that came last, since it waits for nobody; the rest of the other
-    durations is waiting. No common clock is needed for that. A rank is late by what the next-to-last one waited:
-    no more could be saved. Lateness below the spread of the collectives' ends is not counted, nor below
-    10 ms for collectives on the host (gloo), where ranks share cores.
+    Traces of several ranks of a job: their collectives are matched (by recorded number in the group, else in order).
+    The shortest side of each belongs to the rank that came last, which does not wait; the rest of the other durations
+    is waiting. This needs no common clock. A rank is late by the wait of the next-to-last one, because no more could be
+    saved. Lateness below the spread of the collectives' ends is not counted, nor below 10 ms for collectives on the
+    host (gloo), where ranks share cores.
 
-    What the rank did is held against the others since the collective before, on each one's own clock: its device
-    computed longer, was in an earlier collective, its host was in a data loader, or busy with ops. Where none of it
-    explains most of its lateness, the time right before its arrival is looked at, and if nothing is in it that the
-    trace shows, it says so (`host gap`). A rank that is missing may have come later still: that is said, and with
-    more than half of them missing the rule abstains.
+    The rank's work since the previous collective is compared with that of the others, each on its own clock: its device
+    computed longer, was in an earlier collective, its host was in a data loader, or busy with ops. If none of it
+    explains most of its lateness, the time right before its arrival is examined; if the trace has nothing there, the
+    cause is `host gap`. A missing rank may have come even later: the finding has this caveat, and the rule abstains if
+    more than half of the ranks are missing. The cost is measured and an upper bound: the rank's lateness, at most the
+    longest time that another rank waited for it while its device computed nothing. For collectives on the host (gloo)
+    the overlapping work is unknown.
 
-    The cost is measured and an upper bound: the rank's lateness, and no more than the longest time that another rank
-    waited for it while its device computed nothing. Of collectives on the host (gloo) what they hide is not known.
+    Processes of one JAX program (`jax.distributed`), each with several devices, are ranks: executions of a program have
+    the same number on all of them, and a process is as late as its last device. A profile must name its devices (on the
+    CPU from jax 0.7 on), and the profile or the run directory its process; otherwise the rule abstains.
 
-    Processes of one JAX program (`jax.distributed`), each with several devices, are ranks: executions of a program
-    have the same number on all of them, and a process is as late as its device that comes last. Which devices a
-    profile is of must be in it (so on the CPU from jax 0.7 on), and which process in it or in the run directory;
-    otherwise the rule abstains.
+    XLA's CPU backend records the meeting of its devices' threads at each collective in one trace, so its devices are
+    judged in the same way. Their threads share the cores of one machine: they show which device is late, but not the
+    cost on accelerators, so the finding has no saving.
 
-    XLA's CPU backend records the meeting of its devices' threads at each collective in one trace: the same is
-    said of its devices. Those threads share the cores of one machine: they say who is late to what, not what it would
-    cost on accelerators, so no saving is named. One rank or process alone, or one XLA profile of accelerators, shows
-    its own kernels and not who arrived when: there the rule abstains.
+    The rule abstains for one rank or process alone, and for one XLA profile of accelerators, which do not show when
+    others arrived.
 
 Fix:
-    By the cause that the finding names. Inputs that differ between ranks in one step: batches of one length on
-    all ranks (`batch_sampler`, `group_by_length=True` of Transformers). No core: fewer threads per rank
-    (`OMP_NUM_THREADS`), or a free machine. A line that only one rank runs, or its data loader: that line. The same
-    kernels for longer: the clocks of the device. More kernels or larger grids: uneven experts, tables or layers.
-    On XLA's CPU backend, use no more virtual devices than cores (`--xla_force_host_platform_device_count`) before
-    reading anything into it.
+    By the cause in the finding. Inputs that differ between ranks in one step: batches of one length on all ranks
+    (`batch_sampler`, `group_by_length=True` of Transformers). No core: fewer threads per rank (`OMP_NUM_THREADS`), or a
+    free machine. A line that only one rank runs, or its data loader: that line. The same kernels for longer: the clocks
+    of the device. More kernels or larger grids: uneven experts, tables or layers. On XLA's CPU backend, first use no
+    more virtual devices than cores (`--xla_force_host_platform_device_count`).
 """
 
 from __future__ import annotations
@@ -141,7 +139,7 @@ def straggler_finding(ranks: RankSet, late: Lateness, named: Sequence[Straggling
         title=fit_title(
             f"{who}: {times:,} of {late.collectives:,} collectives" + (what.short and f", {what.short}"), what.short
         ),
-        detail=(f"It causes {share:.0%} of all waiting." if alone else f"Of all waiting: {_shares(named, late)}.")
+        detail=(f"It causes {share:.0%} of all waiting." if alone else f"Share of the waiting: {_shares(named, late)}.")
         + f" Before {_one(first)} {'it' if alone else f'rank {first.rank}'} was {format_ns(first.lateness_ns)} late: "
         + (f"{what.because}." if what.because else f"{_DID[first.before.what]}.")
         + (f" {len(gone):,} ranks are missing and may have come even later." if gone else ""),

@@ -76,7 +76,7 @@ class Workshop:
 
     def __init__(self, root: Path, *, at_once: int = AT_ONCE) -> None:
         """``DataError`` if the folder cannot be created."""
-        root = root.absolute()  # children have a current folder of their own
+        root = root.absolute()  # children have another current folder
         try:
             root.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:

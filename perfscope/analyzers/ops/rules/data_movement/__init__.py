@@ -234,7 +234,7 @@ def check_rest(trace: Trace, found: Sequence[tuple[str, Finding]]) -> Iterable[F
         words = _WORDS[movement.kind]
         least = LEAST_SHARE_OF_NEEDED if words.needed else LEAST_SHARE
         grown = trace.fact(step_growth) if movement.kind in _GROWING else None
-        if grown is not None:  # what is recorded early says little of the later steps
+        if grown is not None:  # early steps are not representative of later ones
             least = LEAST_PART
         again = movement.kind in ("dequantise", "convert") and movement.site.where().label() in named
         if movement.time_ns >= least * whole and _avoidable(trace, movement) and not again:

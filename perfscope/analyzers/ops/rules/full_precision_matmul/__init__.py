@@ -1,38 +1,36 @@
 """Matrix products run in float32 on the ordinary cores of a device that has matrix cores.
 
 Why it costs:
-    Tensor cores (NVIDIA) and matrix cores (AMD) multiply TF32 or 16-bit operands many times faster than
-    the same chip multiplies float32: 8x for TF32 and 16x for bfloat16 on an A100. PyTorch keeps float32
-    matmuls exact by default, so a model nobody told otherwise leaves that unused.
+    Tensor cores (NVIDIA) and matrix cores (AMD) multiply TF32 or 16-bit operands many times faster than the same chip
+    multiplies float32: 8x for TF32 and 16x for bfloat16 on an A100. PyTorch keeps float32 matmuls exact by default, so
+    a model without explicit settings does not use them.
 
 How it is found:
-    By kernel name: `sgemm`, `simt`, `f32f32_f32f32` and Tensile's `_SB_` are float32; names with `tf32`,
-    `s1688`, `bf16`, `fp16` are fast already and are left alone, as are matrix-vector products, which
-    memory bounds at any precision. The saving is modelled from the device's dense peaks (each with its
-    source): exposed kernel time times one minus the ratio of the float32 peak to that of the closest
-    faster precision, TF32 where there is one. No product is taken below the shortest a kernel takes (1 us on NVIDIA),
-    nor, where shapes were recorded, below the time its operands need through memory. An upper bound: it assumes
-    the same share of the peak.
-    Without an accelerator, on a device whose peaks are not known, where no name of the products' kernels tells
-    (MTIA), or where XLA compiled the kernels and its programs are not there, the rule abstains.
+    By kernel name: `sgemm`, `simt`, `f32f32_f32f32` and Tensile's `_SB_` are float32. Names with `tf32`, `s1688`,
+    `bf16`, `fp16` are fast already and not reported, nor are matrix-vector products, which memory bounds at any
+    precision. The saving is modelled from the device's dense peaks (each with its source): exposed kernel time times
+    one minus the ratio of the float32 peak to that of the closest faster precision, TF32 if available. The assumed
+    time of a product is at least that of the shortest kernel (1 us on NVIDIA) and, if shapes were recorded, the time to
+    move its operands through memory. It is an upper bound, because it assumes the same share of the peak. The rule
+    abstains without an accelerator, on a device with unknown peaks, if kernel names do not contain the precision
+    (MTIA), and if XLA compiled the kernels but its programs are missing.
 
-    In compiled XLA programs by what each product asks for: float64 operands, or float32 ones with precision
-    `highest` or the algorithm `dot_f32_f32_f32`. The saving is the roof of its kernel (arithmetic at the
-    float32 peak, or bytes through memory) less the roof in the fast precision, at most what was measured.
-    Compiled for a CPU a request for float32 is named without time, as what it would be on a GPU or TPU;
-    products whose 16-bit operands the CPU backend itself widened are not, nor is float64 where most of the
-    program's products are in it.
+    In compiled XLA programs, by the precision that each product requests: float64 operands, or float32 ones with
+    precision `highest` or the algorithm `dot_f32_f32_f32`. The saving is the roof of its kernel (arithmetic at the
+    float32 peak, or bytes through memory) less the roof in the fast precision, at most the measured time. In a program
+    for a CPU, a request for float32 is reported without time, for its effect on a GPU or TPU. Not reported are products
+    whose 16-bit operands the CPU backend itself widened, and float64 if most products of the program are in it.
 
-    Also in compiled XLA programs: products of 16-bit weights whose other factor is float32, from a tenth of the
-    arithmetic on. JAX promotes bfloat16 with float32 to float32, so one float32 scale or table widens all that is
-    computed from it. The line is where that argument is read, else the first cast of the program that leads there.
-    Products that a backward pass alone has are left out: sums in float32 have float32 gradients.
+    Also in compiled XLA programs: products of 16-bit weights with a float32 factor, from a tenth of the arithmetic on.
+    JAX promotes bfloat16 with float32 to float32, so one float32 scale or table widens everything computed from it. The
+    line is the one that reads this argument, else the first cast of the program that leads there. Products of a
+    backward pass alone are left out: sums in float32 have float32 gradients.
 
-    In planned PyTorch programs (`perfscope compile`) by the dtype of each product's operands and by what
-    `torch.set_float32_matmul_precision` was told. The saving is modelled: arithmetic at the float32 peak, or
-    bytes through memory, less the same in the fast precision. Where most of the multiplying of such a program
-    is done in bfloat16 or float16, what it leaves in float32 is held against that, and so is what it leaves
-    in TF32: half the peak of 16 bits on an A100 or H100.
+    In planned PyTorch programs (`perfscope compile`), by the dtype of each product's operands and the setting of
+    `torch.set_float32_matmul_precision`. The saving is modelled: arithmetic at the float32 peak, or bytes through
+    memory, less the same in the fast precision. If most of such a program's products are in bfloat16 or float16, its
+    float32 products are compared with that precision, and so are its TF32 products, whose peak is half of that of 16
+    bits on an A100 or H100.
 
 Fix:
     With TF32 (10 bits of mantissa in the operands, float32 sums), one line before the model runs::

@@ -240,8 +240,7 @@ def _finding(
         spans=spans_of_parts(trace, _parts(trace, found)),
         advice="Use float64 only on the host: without jax_enable_x64, or with x.astype(jnp.float32) before the product."
         if dtype == "f64"
-        else 'Call jax.config.update("jax_default_matmul_precision", "high"), or give the product a precision of its '
-        "own. "
-        "That is precision=jax.lax.Precision.HIGH (or DEFAULT); bfloat16 operands are faster still.",
+        else 'Call jax.config.update("jax_default_matmul_precision", "high"), or set the precision of the product: '
+        "precision=jax.lax.Precision.HIGH (or DEFAULT); bfloat16 operands are faster still.",
     )
     return priced(finding, saving)

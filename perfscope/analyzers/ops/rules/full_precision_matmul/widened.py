@@ -18,7 +18,7 @@ CAST = "convert_element_type"
 """JAX's own cast, as in a promotion or ``astype``; a cast by XLA has the name of the op that needs it."""
 
 _MOST_VALUES = 2_000
-"""Maximum number of values examined behind a factor; a layer has some hundred."""
+"""Maximum number of values examined that lead to a factor; a layer has some hundred."""
 
 
 class Widened(Struct, frozen=True, kw_only=True):
@@ -95,9 +95,9 @@ def _cast(steps: Iterator[tuple[Instruction, Instruction]]) -> tuple[Instruction
 
 
 def _behind(flow: HloProgram, factor: int) -> tuple[Instruction | None, str]:
-    """What made a factor float32, and the float32 argument of the program that did so (``''``: none).
+    """Return the instruction that made a factor float32, and the float32 argument that caused it (``''``: none).
 
-    That is the op that reads the argument, else the farthest of JAX's own casts from 16 bits.
+    It is the op that reads the argument, else the farthest of JAX's own casts from 16 bits.
     """
     start = flow.nodes[factor].instruction
     waiting, seen = [(factor, start)], set[int]()

@@ -1,39 +1,36 @@
-"""Attention is written out as matmul, softmax, matmul where one fused kernel would do.
+"""Attention runs as separate matmul, softmax and matmul ops instead of one fused kernel.
 
 Why it costs:
-    Written-out attention stores the scores of every query with every key, and each of scale, mask,
-    softmax and dropout reads and writes that whole tensor again, in the backward too. A fused kernel
-    (flash, memory-efficient, cuDNN) keeps a tile of the scores on chip and never stores them. The
-    traffic, and the memory, grow with the square of the sequence length.
+    Separate ops store the scores of every query with every key, and scale, mask, softmax and dropout each read and
+    write that whole tensor, also in the backward pass. A fused kernel (flash, memory-efficient, cuDNN) keeps a tile of
+    the scores on chip and never stores them. Traffic and memory grow with the square of the sequence length.
 
 How it is found:
-    From the op graph of a run: a softmax whose input comes from a matmul through elementwise ops over
-    as many elements, whose output reaches a matmul the same way, with no parameter among the operands
-    (a gate between two weight matrices is no attention). From a bare trace: the same by order and
-    element counts, batched matmuls only. Also found: `scaled_dot_product_attention` that took its math
-    fallback. The cost is the time of the ops over the scores between the matmuls, forward and backward,
-    as far as no other device work hides it; never the matmuls, which a fused kernel does too. It is a
-    model and an upper bound: the fused kernel still computes the exponentials, and its backward
-    computes the scores again. Without time the finding is structural and says the bytes.
+    From the op graph of a run: a softmax whose input comes from a matmul through elementwise ops over the same number
+    of elements, whose output reaches a matmul the same way, without a parameter among the operands (which would be a
+    gate between two weight matrices). From a bare trace: the same by order and element counts, batched matmuls only.
+    Also `scaled_dot_product_attention` with its math fallback. The cost is the time of the ops on the scores between
+    the matmuls, forward and backward, without the parts that other device work hides. The matmuls do not count, because
+    a fused kernel computes them too. It is a model and an upper bound: the fused kernel still computes the
+    exponentials, and its backward computes the scores again. Without time the finding is structural and has bytes.
 
-    In a compiled XLA program, by the flow of values through fusions, calls and loops, whatever the ops are
-    called: a product whose result goes through an exponential of the difference with its row's maximum, the
-    sum of the row, and a product that sums over the row. Both products must be batched, or have no weight
-    as a factor. Attention inside a loop over layers is found. Blocked attention, which carries a running
-    maximum or rescales by the difference of two, and kernels of their own (cuDNN, Pallas) are left alone, and
-    so are sequences so short that the scores are smaller than queries, keys, values and outputs together. The
-    cost is every write and read of a value as large as the scores between launches, in the backward too and
-    as often as loops run: bytes, and as time those bytes over the device's bandwidth, no more than those
-    kernels were measured to take. It is a model: values that stay in a cache are moved for less. Programs for a
-    CPU are named for what they would be on a GPU, with no cost. Of a program for a TPU whose scores all lie in
-    the chip's own memory (VMEM) nothing passes through HBM: it is named with those bytes, low and with no cost,
-    for what longer sequences make of it. XLA's own kernel of softmax and sum (`online-softmax`) reads scores that
-    were written, so it is no fused attention. One head of one sequence whose factors are the
-    program's own inputs cannot be told from a gate between weights, and is left alone.
+    In a compiled XLA program, by the flow of values through fusions, calls and loops, independent of op names: a
+    product whose result goes through an exponential of the difference with its row's maximum, the sum of the row, and a
+    product that sums over the row. Both products must be batched, or have no weight as a factor. Attention inside a
+    loop over layers is found. Not reported are blocked attention, which carries a running maximum or rescales by the
+    difference of two, separate kernels (cuDNN, Pallas), and sequences so short that the scores are smaller than
+    queries, keys, values and outputs together. The cost is every write and read, between launches, of a value as large
+    as the scores, also in the backward pass and in every iteration of loops. It is given in bytes, and in time at the
+    device's bandwidth, at most the measured time of those kernels. It is a model: values that stay in a cache cost
+    less. Programs for a CPU are reported without cost, for their effect on a GPU. If all scores of a program for a TPU
+    fit in the chip's memory (VMEM), nothing passes through HBM: the finding has these bytes, low severity and no cost,
+    because longer sequences would not fit. XLA's kernel of softmax and sum (`online-softmax`) reads stored scores, so
+    it does not count as fused attention. One head of one sequence whose factors are inputs of the program looks like a
+    gate between weights and is not reported.
 
-    In a planned PyTorch program (`perfscope compile`): as from an op graph where it runs eagerly. Where the program
-    compiles itself, the cost is what the planned kernels that hold the softmax and its backward still read and write,
-    shared out over its attentions. Time is those bytes at the target's bandwidth.
+    In a planned PyTorch program (`perfscope compile`): as from an op graph if it runs eagerly. If the program compiles
+    itself, the cost is what the planned kernels with the softmax and its backward still read and write, divided by the
+    number of its attentions. Time is those bytes at the target's bandwidth.
 
 Fix:
     In PyTorch, replace the ops by the fused call::

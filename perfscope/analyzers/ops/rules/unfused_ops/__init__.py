@@ -1,56 +1,51 @@
-"""Elementwise ops run one by one, each through memory, where one fused kernel would do.
+"""Elementwise ops run one by one, each through memory, instead of in one fused kernel.
 
 Why it costs:
-    An elementwise op does little arithmetic on each element it moves. Run one by one, every op of
-    `silu(x + b) * y` reads its inputs from memory and writes its result back for the next op to read.
-    A fused kernel reads the inputs once and writes the result once; what lies between stays in
-    registers. On a GPU each op is also a launch.
+    An elementwise op does little arithmetic on each element it moves. Run one by one, every op of `silu(x + b) * y`
+    reads its inputs from memory and writes its result back for the next op to read. A fused kernel reads the inputs
+    once, writes the result once, and keeps intermediate values in registers. On a GPU each op is also a launch.
 
 How it is found:
-    From the op graph of a run, exactly: groups of pointwise ops over one iteration domain, with
-    reductions over it and small operands that broadcast into it, joined by the storages they pass on.
-    Views are transparent, in-place writes keep their order, and a group never has a path that leaves it
-    and comes back, nor crosses a host read or a phase. Bytes one by one: distinct inputs and outputs of
-    each op; fused: distinct inputs from outside, and what is used outside, by the backward too. The
-    time saved is modelled: an op takes a fixed cost (the shortest op of the trace, 2 us at most) and the
-    rest for its bytes; the fixed cost goes once for every op fewer, and of the rest the part of the bytes
-    saved. It is never more than the bytes and launches saved can take on the device: the bytes at the bandwidth that
-    strided kernels reach (2 GB/s on a CPU), 5 us per launch (10 us per op on a CPU). Time that other device work
-    hides is not counted. Norms that are one kernel already (`layer_norm`, `group_norm`) are left as they are.
+    From the op graph of a run, exactly: groups of pointwise ops over one iteration domain, with reductions over it and
+    small operands that broadcast into it, joined by the storages they pass on. Views are transparent, in-place writes
+    keep their order, and no path leaves a group and comes back, or crosses a host read or a phase. Bytes one by one:
+    distinct inputs and outputs of each op. Bytes fused: distinct inputs from outside, and outputs that are used
+    outside, including the backward pass. The saved time is modelled: an op takes a fixed cost (the shortest op of the
+    trace, at most 2 us) and a time in proportion to its bytes. The saving has the fixed cost of every op less, and the
+    time of the bytes saved. It is at most the time of these bytes and launches on the device: at the bandwidth that
+    strided kernels reach (2 GB/s on a CPU) and 5 us per launch (10 us per op on a CPU). Time that other device work
+    hides is not counted. Norms that are one kernel already (`layer_norm`, `group_norm`) are not reported.
 
-    From a bare trace with shapes: elementwise kernels that follow each other on one stream, where the
-    next reads a tensor of the shape and dtype that the last one made. Against exact graphs this had
-    precision 0.93 and recall 0.97 in the forward pass, 0.24 and 0.67 precision in backward and
-    optimizer; only forward chains are reported, labelled as modelled.
+    From a bare trace with shapes: elementwise kernels that follow each other on one stream, where the next reads a
+    tensor of the shape and dtype that the previous one made. Compared with exact graphs this had precision 0.93 and
+    recall 0.97 in the forward pass, and precision 0.24 and 0.67 in backward and optimizer. Only forward chains are
+    reported, labelled as modelled.
 
-    From the log of a run of a compiled PyTorch program: kernels that inductor's scheduler would have fused for a value
-    between them and did not, with its reason. A refusal counts where the second kernel reads what the first writes;
-    left out are those that a later round fused, library calls and templates without epilogue, and pairs that a third
-    kernel stands between (the value must be written for it; what keeps that one apart is judged itself). Bytes: the
-    read, and the write where nothing else needs the value. On a GPU the time is modelled,
-    `min(bytes / bandwidth, time of both kernels)`, or the first alone times the runs of the graph where the log does
-    not name the kernels (torch 2.13 of backward graphs); without a recording the share of the bytes that the graph's
-    kernels move.
-    On a CPU only values beyond its caches (32 MiB) count. Ops inside compiled graphs are left to this; ops outside of
-    them need one of the other sources.
+    From the log of a compiled PyTorch program's run: kernels with a common value that inductor's scheduler considered
+    and did not fuse, with its reason. A refusal counts if the second kernel reads what the first writes. Left out are
+    pairs that a later round fused, library calls and templates without epilogue, and pairs with a third kernel between
+    them (which needs the value in memory; its own refusal is judged separately). Bytes: the read, and the write if
+    nothing else needs the value. On a GPU the time is modelled, `min(bytes / bandwidth, time of both kernels)`. If the
+    log does not name the kernels (backward graphs of torch 2.13), it is the first term times the runs of the graph;
+    without a recording, the share of the bytes that the graph's kernels move. On a CPU only values larger than its
+    caches (32 MiB) count. This part covers ops inside compiled graphs; ops outside of them need another source.
 
-    From an XLA program compiled for a GPU: a value of b bytes that one kernel writes for m others, each
-    elementwise or a reduction, costs `b * (m + 1)` bytes that one kernel would not move, or `b * m` where
-    something else needs it too, times the loops' trip counts. A value that fits in an H100's level-2 cache
-    and is read by the very next kernel seldom reaches memory: it is said, and not counted as bytes. A matrix
-    product whose only readers are elementwise is an epilogue that was not fused. Where a dump of XLA's
-    fusion decisions (`--xla_dump_hlo_pass_re=priority-fusion`) lies beside the program, XLA's own reason
-    stands with each. Time is modelled: those bytes at the bandwidth of the memory, less the producer's arithmetic for
-    every reader but one, `bytes / bandwidth - k (m - 1) flops / peak`; where that leaves nothing, it is rightly not
-    fused. With a recording no more than its kernels took while nothing else ran, over the trace; a program alone
-    gives the time of one run, on the device it was recorded with, `--device`, or an H100 (assumed). Under 1% of the
-    time nothing is said. A launch fewer, 2 us outside a CUDA graph (an assumption), stands beside it and is not
-    counted: XLA records its kernels into graphs by default. Programs for a CPU keep such values in its caches and
-    programs for a TPU in its vector memory; they are not judged.
+    From an XLA program compiled for a GPU: a value of b bytes that one kernel writes for m others, each elementwise or
+    a reduction, costs `b * (m + 1)` bytes that one kernel would not move, or `b * m` if something else needs it too,
+    times the loops' trip counts. A value that fits in an H100's level-2 cache and is read by the very next kernel
+    seldom reaches memory: it is listed, but its bytes are not counted. A matrix product with only elementwise readers
+    is an unfused epilogue. A dump of XLA's fusion decisions (`--xla_dump_hlo_pass_re=priority-fusion`) in the same
+    folder adds XLA's reason to each pair. Time is modelled: the bytes at the bandwidth of the memory, less the
+    producer's arithmetic for every reader but one, `bytes / bandwidth - k (m - 1) flops / peak`; without a positive
+    result XLA was right not to fuse. With a recording it is at most the time of these kernels while nothing else ran,
+    over the trace. A program alone gives the time of one run, on its recorded device, `--device`, or an H100 (assumed).
+    Savings below 1% of the time are not reported. The saved launch, 2 us outside a CUDA graph (an assumption), is shown
+    but not counted, because XLA records its kernels into graphs by default. Programs for a CPU keep such values in its
+    caches and programs for a TPU in its vector memory; they are not judged.
 
     In a planned PyTorch program (`perfscope compile`): chains among the ops that run eagerly, with modelled time, and
-    pairs of planned kernels with a value between them that inductor refused to fuse, with its reason; the read is
-    saved, and the write where nothing else needs the value.
+    pairs of planned kernels with a common value that inductor refused to fuse, with its reason. The saving is the read,
+    and the write if nothing else needs the value.
 
 Fix:
     Compile the function, or the module around it::

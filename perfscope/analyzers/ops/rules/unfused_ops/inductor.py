@@ -180,7 +180,7 @@ def _severity(saved: int | None, whole: int, moved: int, graph_bytes: int, pairs
 def _bytes_of_a_run(pairs: Iterable[_Priced]) -> tuple[int, int]:
     """Return the bytes between the kernels of the pairs, and of all kernels of their graphs (0 if unknown).
 
-    Of the compilations of a frame only the one with most bytes counts, because a call runs one of them.
+    Only the compilation of a frame with most bytes counts, because a call runs one of them.
     """
     frames: dict[str, dict[str, list[RefusedPair]]] = defaultdict(lambda: defaultdict(list))
     for pair in pairs:

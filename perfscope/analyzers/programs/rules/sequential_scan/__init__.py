@@ -1,30 +1,30 @@
 """A loop of many tiny steps waits for launches, though it could be computed in parallel.
 
 Why it costs:
-    `jax.lax.scan` becomes a loop: every iteration launches its kernels one after another, and the next
-    begins when they are done. Where an iteration works on a few kilobytes, a kernel takes about as long
-    as it takes to start it, and the device is all but idle: 256 steps of ten kernels are 2,560 launches
-    in a row, whatever the hardware. A recurrence that is linear in its carry (state space models, linear
-    attention, moving averages, discounted returns) can be computed as a parallel prefix in log(n) rounds.
+    `jax.lax.scan` becomes a loop: every iteration launches its kernels one after another, and the next begins when they
+    are done. If an iteration works on a few kilobytes, a kernel takes about as long as its launch, and the device is
+    nearly idle: 256 steps of ten kernels are 2,560 launches in a row, whatever the hardware. A recurrence that is
+    linear in its carry (state space models, linear attention, moving averages, discounted returns) can be computed as a
+    parallel prefix in log(n) rounds.
 
 How it is found:
-    Loops of a compiled program with a known trip count of at least `MIN_TRIPS`, whose
-    kernels, at the device's bandwidth and float32 rate, would take less than the launches alone. The carry
-    must have an associative form: every floating-point element that feeds back is a linear function of
-    the elements before, followed through all fusions of the body; elements that only collect one slice
-    an iteration do not feed back. A recurrence through `tanh`, a division by the carry or a matrix is left alone.
-    A loop around another loop is judged by the inner one. The number of launches is exact. The cost is the loop's
-    time, measured from its first kernel to its last where it was recorded, less that of a parallel prefix (twice the
-    work in 2 log2(n) rounds). For a program alone both are modelled in one run, with 2 us per launch (an assumption:
-    less inside a CUDA graph), on `--device` or an H100 (assumed). Compiled for a CPU, where a step starts
-    in well under a microsecond, the loop is named too, as what it would be on a GPU, without a cost, and its
-    severity is low. A TPU launches nothing, but its ops run one after another all the same: the loop is named where a
-    step's work (bytes in VMEM counted at HBM's bandwidth, so that it is never taken for less) is below 250 ns per op,
-    the shortest that the estimate assumes. Nobody measured that, so there is no cost and the severity is low.
+    Loops of a compiled program with a known trip count of at least `MIN_TRIPS`, whose kernels, at the device's
+    bandwidth and float32 rate, would take less than the launches alone. The carry must have an associative form: every
+    floating-point element that feeds back is a linear function of the previous elements, followed through all fusions
+    of the body; elements that only collect one slice per iteration do not feed back. A recurrence through `tanh`, a
+    division by the carry or a matrix is not reported. For nested loops only the inner one is judged. The number of
+    launches is exact. The cost is the loop's time, measured from its first kernel to its last if recorded, less that of
+    a parallel prefix (twice the work in 2 log2(n) rounds). For a program alone both are modelled in one run, with 2 us
+    per launch (an assumption: less inside a CUDA graph), on `--device` or an H100 (assumed). In a program compiled for
+    a CPU, which starts a step in well under a microsecond, the loop is reported for its effect on a GPU, without a cost
+    and with low severity. A TPU needs no launches, but still runs its ops one after another: the loop is reported if a
+    step's work is below 250 ns per op, the shortest time that the estimate assumes. (Bytes in VMEM count at HBM's
+    bandwidth, so the work is never underestimated.) This limit was not measured, so there is no cost and the severity
+    is low.
 
     In a planned PyTorch program (`perfscope compile`): ops of one line that feed one another for at least `MIN_TRIPS`
-    turns, each through one operand and by ops that are linear in it, with less work a turn than its launches take. The
-    cost is launches at 2 us (those of the planned kernels where the program is compiled) less a parallel prefix.
+    turns, each through one operand and by ops that are linear in it, with less work per turn than its launches take.
+    The cost is launches at 2 us (those of the planned kernels if the program is compiled) less a parallel prefix.
 
 Fix:
     ::

@@ -1,34 +1,34 @@
 """Collectives run while the device computes nothing.
 
-Why it costs: communication and computation use different parts of a device and can run side by side. A
-collective that runs alone adds its whole time to the step.
+Why it costs: communication and computation use different parts of a device and can run at the same time. A collective
+that runs alone adds its whole time to the step.
 
-How it is found: per device, the time of communication kernels that no compute kernel covers. It is exact,
-and it is split over the collectives without counting a moment twice. It is an upper bound of what hiding
-them would save: not all of it can be hidden if there is too little independent work. One rank alone
-cannot tell transferring from waiting for a slower rank: a collective kernel spins until the last rank
-has arrived. With the traces of several ranks their collectives are matched, and the shortest duration is the
-transfer itself, the rest waiting for the rank that came last. So the exposed time of each rank comes apart, exactly:
-waiting for a late rank (by rank), waiting for several that came last together, the transfer, what may be either (a
-wait below what the ranks' clocks agree to, or members of the group that are missing), and collectives that no other
-rank shows. Waiting for a late rank is the cost of `straggler` and is left out of this one's. The devices of
-one recording (XLA on GPUs) are held against each other in the same way; there all of it is the cost. Of several such
-processes the ranks are the processes: the device with most stands for each, and what it waits for another device
-of its own process is told apart.
-Of a TPU the waits on the core and the transfers beside it (`Async XLA Ops`) count, each moment once. XLA's
-CPU backend is not judged: its devices share the cores of one host, so while one waits the others have the cores, and
-nothing is idle; `straggler` shows who they wait for. A program alone has no clock: `blocking_collective`
-says what the device would wait for. In a planned PyTorch program of several processes (`perfscope compile
---target h100x8`) it is the modelled time in which the step waits for collectives and runs no kernel, at the low end
-of the range.
+How it is found: per device, the time of communication kernels that no compute kernel covers. It is exact, and divided
+among the collectives without counting a moment twice. It is an upper bound of the saving by overlap, because there may
+be too little independent work.
 
-Fix: waiting: what the late rank does before it comes (`straggler`); nothing below shortens that. The transfer:
-start collectives earlier and wait for them later. DDP: `bucket_cap_mb`, `static_graph=True`, gradient
-accumulation under `no_sync()`. FSDP: `fully_shard` per block, `set_modules_to_forward_prefetch`,
-`reshard_after_forward=False` where memory allows. Tensor parallelism: its asynchronous form, or sequence
-parallelism. Everywhere: lower precision on the wire, fewer and larger messages, and `async_op=True` with
-`wait()` where the result is used. In JAX the compiler places them: `blocking_collective` says why one is not
-hidden, `XLA_FLAGS="--xla_gpu_enable_latency_hiding_scheduler=true"` lets more of them be.
+One rank alone does not show whether it transfers or waits for a slower rank: a collective kernel spins until the last
+rank has arrived. With traces of several ranks their collectives are matched. The shortest duration is the transfer; the
+rest of the other durations is waiting for the last rank. So the exposed time of each rank is divided exactly: waiting
+for a late rank (by rank), waiting for several that came last together, the transfer, ambiguous time (a wait below the
+accuracy of the ranks' clocks, or missing members of the group), and collectives that no other rank has. Waiting for a
+late rank is the cost of `straggler` and is excluded here. The devices of one recording (XLA on GPUs) are compared in
+the same way, but the cost includes all of their time. With several such processes, the ranks are the processes,
+represented by the device with the most exposed time; its waits for other devices of its process are listed separately.
+
+On a TPU the waits on the core and the overlapping transfers (`Async XLA Ops`) count, each moment once. XLA's CPU
+backend is not judged: its devices share the cores of one host, so while one waits the others have the cores, and
+nothing is idle; `straggler` shows whom they wait for. A program alone has no times: `blocking_collective` reports what
+the device would wait for. In a planned PyTorch program of several processes (`perfscope compile --target h100x8`) it is
+the modelled time in which the step waits for collectives and runs no kernel, at the low end of the range.
+
+Fix: waiting: make the late rank faster (`straggler`); no other fix shortens that. The transfer: start collectives
+earlier and wait for them later. DDP: `bucket_cap_mb`, `static_graph=True`, gradient accumulation under `no_sync()`.
+FSDP: `fully_shard` per block, `set_modules_to_forward_prefetch`, `reshard_after_forward=False` if memory allows. Tensor
+parallelism: its asynchronous form, or sequence parallelism. Everywhere: lower precision on the wire, fewer and larger
+messages, and `async_op=True` with `wait()` where the result is used. In JAX the compiler schedules them:
+`blocking_collective` explains why one is exposed, and `XLA_FLAGS="--xla_gpu_enable_latency_hiding_scheduler=true"`
+overlaps more of them.
 """
 
 from __future__ import annotations
@@ -95,14 +95,13 @@ MANY_OPERATIONS = frozenset({"send_recv", "send", "recv", "communication"})
 
 ADVICE = {
     "allreduce": "Let DDP overlap it with the backward pass (`bucket_cap_mb`, `static_graph=True`). Use `no_sync()` "
-    "while "
-    "accumulating. With tensor parallelism use its asynchronous form, or sequence parallelism.",
+    "while accumulating. With tensor parallelism use its asynchronous form, or sequence parallelism.",
     "allgather": "Prefetch the next FSDP block (`set_modules_to_forward_prefetch`). Or keep parameters between "
     "forward and backward (`reshard_after_forward=False`) where memory allows.",
-    "reducescatter": "Apply FSDP per block, so that each reduction runs beside the backward pass of the next.",
-    "alltoall": "Run it beside other work (experts, dense layers): split the batch in two halves and pipeline them. "
+    "reducescatter": "Apply FSDP per block, so that each reduction overlaps with the backward pass of the next.",
+    "alltoall": "Overlap it with other work (experts, dense layers): split the batch in two halves and pipeline them. "
     "Or send lower precision.",
-    "sendrecv": "Use more microbatches, an interleaved schedule, or local work beside the sends and receives.",
+    "sendrecv": "Use more microbatches, an interleaved schedule, or local work during the sends and receives.",
 }
 """Operation without underscores -> advice; sources write `all_reduce`, `allreduce`, `_allgather_base`."""
 
@@ -114,7 +113,7 @@ LEAST_LAYERS = 3
 """Smallest number of all-reduces per forward pass for tensor parallelism; one or two may reduce a loss or a metric."""
 
 OF_LAYERS = (
-    "Overlap the all-reduces of tensor parallelism with the matrix products beside them: sequence parallelism, and the "
+    "Overlap the all-reduces of tensor parallelism with neighbouring matrix products: sequence parallelism, and the "
     "asynchronous form (`--tp-comm-overlap` of Megatron-LM, `torch._inductor.config._micro_pipeline_tp`). Or split "
     "layers over fewer devices, within one NVLink domain."
 )
@@ -125,7 +124,7 @@ OF_SERVED_LAYERS = (
 
 XLA_ADVICE = (
     'Let XLA overlap it: XLA_FLAGS="--xla_gpu_enable_latency_hiding_scheduler=true" on a GPU. Give it something to '
-    "move ({work}); blocking_collective says what it waits for and why."
+    "move ({work}); blocking_collective explains its waits."
 )
 
 ALONE = " A single rank cannot separate transfer from waiting for a slower rank: compare the ranks."

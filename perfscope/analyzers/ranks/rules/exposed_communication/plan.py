@@ -42,14 +42,14 @@ def _finding(kind: str, rows: list[ExchangeRow], cost: int, whole: int, advice: 
     moved = sum(row.bytes for row in rows)
     worst = rows[0]
     several = f"{times:,} {kind}s of {format_bytes(moved)}" if times > 1 else f"{kind} of {format_bytes(moved)}"
-    beside = {0: "kernels can run beside all of them", times: "no kernel can run beside any"}.get(
-        blocking, f"no kernel can run beside {blocking:,} of them"
+    overlap = {0: "kernels can overlap with all of them", times: "no kernel can overlap with any"}.get(
+        blocking, f"no kernel can overlap with {blocking:,} of them"
     )
     least = "" if known else "; the links are not known, so this is the least"
     return Finding(
         subject=f"exposed {kind} (planned)",
         title=f"planned: the step waits for {several}",
-        detail=f"{beside[0].upper()}{beside[1:]}{least}.",
+        detail=f"{overlap[0].upper()}{overlap[1:]}{least}.",
         **planned_cost(cost, whole),
         cost_bytes=moved,
         where=Where(file=worst.file, line=worst.line, op=kind),

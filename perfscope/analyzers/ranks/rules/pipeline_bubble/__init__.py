@@ -1,35 +1,35 @@
 """Stages of a pipeline wait for their neighbours: too few microbatches, or stages of uneven size.
 
 Why it costs:
-    A stage of a pipeline computes only between what it receives from the stage before and from the one after.
-    While the pipeline fills and drains, stages wait: with p stages and m microbatches each idles (p - 1) / (m + p - 1)
-    of a step, whatever its speed. And all go at the pace of the slowest stage: where the last one has the output layer
-    and the loss on top of its share of the layers, the others wait for it at every microbatch.
+    A stage of a pipeline computes only between receiving from the previous stage and from the next one. While the
+    pipeline fills and drains, stages wait: with p stages and m microbatches each idles (p - 1) / (m + p - 1) of a step,
+    whatever its speed. All stages go at the pace of the slowest one: if the last has the output layer and the loss in
+    addition to its share of the layers, the others wait for it at every microbatch.
 
 How it is found:
     From traces of all ranks of a pipeline: ranks joined by sends and receives. A receive is a kernel that waits on the
-    device until its data is there. Where the recording names the ranks of a message, its send and receive are put
-    together: the shorter of them is the transfer. Otherwise that is the shortest of its operation and size. What a
-    kernel takes beyond it while the device computes nothing is waiting. A device that does nothing at all is listed
-    beside it and not counted: its host may be why. What a stage waits because it computes less than the slowest one is
-    put down to uneven stages, the rest to the schedule. Microbatches are counted from the sends of a step where steps
-    are recorded and the first and last stage send half as often as those between them; then the share that GPipe and
-    1F1B without interleaving cannot avoid stands beside the measured one (Huang et al. 2019; Narayanan et al. 2021).
+    device until its data is there. If the recording names the ranks of a message, its send and receive are matched, and
+    the shorter of them is the transfer. Otherwise the transfer is the shortest kernel of its operation and size. The
+    rest of a kernel while the device computes nothing is waiting. Time of a completely idle device is listed separately
+    and not counted, because its host may be the cause. Waiting of stages that compute less than the slowest one is
+    attributed to uneven stages, the rest to the schedule. Microbatches are counted from the sends of a step, if steps
+    are recorded and the first and last stage send half as often as those between them; then the finding also shows the
+    share that GPipe and 1F1B without interleaving cannot avoid (Huang et al. 2019; Narayanan et al. 2021).
 
-    The cost is measured and an upper bound: the mean wait of the stages, what a pipeline of even stages without
-    a bubble would save. One rank alone does not show a pipeline: there the rule abstains, as it does where stages are
-    missing, where sends ran on the host (gloo), and where three or more ranks all send alike and the program does not
-    call it a pipeline: ring attention does the same.
+    The cost is measured and an upper bound: the mean wait of the stages, which a pipeline of even stages without a
+    bubble would save. The rule abstains for one rank alone, which does not show a pipeline, for missing stages, for
+    sends on the host (gloo), and if three or more ranks all send alike and the program does not call it a pipeline,
+    because ring attention does the same.
 
     In compiled XLA programs: a loop of m + p - 1 turns with a permutation along p devices that takes one of m inputs,
-    or writes one of m results, in a turn. In (p - 1) of its turns a stage computes on nothing. The cost is that part
-    of the loop's time, measured where it was recorded, else modelled.
+    or writes one of m results, per turn. In (p - 1) of its turns a stage computes without input. The cost is that part
+    of the loop's time, measured if recorded, else modelled.
 
 Fix:
-    More microbatches: (p - 1) / (m + p - 1) is 43% of a step with 4 stages and 4 microbatches, 9% with 32. Where memory
+    More microbatches: (p - 1) / (m + p - 1) is 43% of a step with 4 stages and 4 microbatches, 9% with 32. If memory
     or the batch does not allow it, interleaved stages (`ScheduleInterleaved1F1B` of torch.distributed.pipelining,
-    `--num-layers-per-virtual-pipeline-stage` of Megatron-LM): v parts a rank make the bubble v times smaller. Or split
-    the backward pass (`ScheduleInterleavedZeroBubble`). Uneven stages: give the slowest one fewer layers
+    `--num-layers-per-virtual-pipeline-stage` of Megatron-LM): v parts per rank make the bubble v times smaller. Or
+    split the backward pass (`ScheduleInterleavedZeroBubble`). Uneven stages: give the slowest one fewer layers
     (`--decoder-first-pipeline-num-layers`, `--decoder-last-pipeline-num-layers`, another split point).
 """
 
