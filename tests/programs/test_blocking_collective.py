@@ -155,10 +155,10 @@ PRODUCT = "convolution(%w, %w), dim_labels=bf_io->bf"
     [
         ("all-reduce", PRODUCT, "off unless flags say otherwise",
          "xla_tpu_enable_async_collective_fusion_fuse_all_reduce"),
-        ("all-reduce", "tanh(%w)", "no matrix product near it", "beside matrix products alone"),
+        ("all-reduce", "tanh(%w)", "no matrix product near it", "with matrix products only"),
         ("all-reduce", "copy(%w)", "no independent work near it", "two half batches"),
         ("all-gather", PRODUCT, "independent work was left elsewhere", "hides the exchange by default"),
-        ("all-gather", "tanh(%w)", "no matrix product near it", "beside matrix products alone"),
+        ("all-gather", "tanh(%w)", "no matrix product near it", "with matrix products only"),
         ("all-to-all", "tanh(%w)", "off unless flags say otherwise", '"xla_tpu_enable_async_all_to_all": "true"'),
         ("reduce-scatter", PRODUCT, "no flag divides it", "No flag that changes it is known"),
     ],

@@ -121,7 +121,7 @@ def test_collectives_beside_another_stream_that_take_half_longer_are_contention(
     traces = planted(megatron, tmp_path / "beside", beside)
     assert subjects(traces, RULES) - before == {("link_contention", "all_reduce with another")}
     (finding,) = analyze(traces, ["link_contention"])["link_contention"].findings
-    assert "beside all_gather" in finding.detail
+    assert "during all_gather" in finding.detail
     # 300 us of each of 40, few of them parallel to compute
     assert finding.cost_ns == pytest.approx(40 * 300_000, rel=0.15)
 

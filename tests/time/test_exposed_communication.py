@@ -309,9 +309,9 @@ def test_megatron_ranks(corpus: Path):
 @pytest.mark.parametrize(
     ("around", "kind", "advice"),
     [
-        ("nccl:all_to_all", "all_to_all", "Run it beside other work"),
-        ("c10d::alltoall_base_", "all_to_all", "Run it beside other work"),
-        ("_c10d_functional::all_to_all_single", "all_to_all", "Run it beside other work"),
+        ("nccl:all_to_all", "all_to_all", "Overlap it with other work"),
+        ("c10d::alltoall_base_", "all_to_all", "Overlap it with other work"),
+        ("_c10d_functional::all_to_all_single", "all_to_all", "Overlap it with other work"),
         ("nccl:send 0->1", "send_recv", "Use more microbatches"),
         ("aten::copy_", "send_recv", "Use more microbatches"),
     ],

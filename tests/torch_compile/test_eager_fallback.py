@@ -64,7 +64,7 @@ def test_own_ops_are_found_by_the_stack_of_a_second_recording():
     assert (finding.subject, finding.severity) == ("forward in eager mode", "high")
     assert "Data-dependent branching" in finding.detail
     assert "1 function it calls is compiled" in finding.detail
-    assert finding.advice.endswith("torch says: Set capture_scalar_outputs.")
+    assert finding.advice.endswith("Hint from torch: Set capture_scalar_outputs.")
     assert [(row["what"], row["compile_id"]) for row in finding.evidence] == [("skipped", "0/0"), ("compiled", "1/0")]
 
 

@@ -97,7 +97,7 @@ def _why_not(kinds: Sequence[Compared]) -> str:
         return "no collective of known size on the device whose ranks are all here"
     if not any(kind.shared for kind in kinds):
         return "no two collectives ran at the same time on one device: there is nothing to compare"
-    return f"no kind of collective ran {MIN_CALLS} times with another and {MIN_CALLS} times alone: there is nothing to compare"
+    return f"nothing to compare: no kind of collective ran {MIN_CALLS} times with another and {MIN_CALLS} times alone"
 
 
 def _finding(ranks: RankSet, kind: Compared, cost: int, whole: int) -> Finding:
