@@ -20,9 +20,9 @@ from perfscope.analyzers.devices.target_text import parse_target
 from perfscope.analyzers.hlo.buffers import memory_timeline
 from perfscope.analyzers.hlo.cost.module import hlo_costs
 from perfscope.analyzers.readers.hlo import proto
-from perfscope.commands.compile import request_of
 from perfscope.model.documents import compile_manifest
-from perfscope.profiler.ahead.common.compile import NothingCompiledError, compile_program
+from perfscope.plugins.ahead.command import request_of
+from perfscope.plugins.ahead.common.compile import NothingCompiledError, compile_program
 
 PAGE = Path(__file__).parents[1] / "docs" / "memory.md"
 BEGIN, END = "<!-- benchmarks/checkpoint_override.py writes from here -->", "<!-- until here -->"

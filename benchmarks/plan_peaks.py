@@ -25,11 +25,11 @@ sys.path.insert(0, str(REPOSITORY))
 from benchmarks.memory_plans import POLICIES, SIZES  # noqa: E402
 from perfscope.analyzers.devices.target_text import parse_target  # noqa: E402
 from perfscope.analyzers.readers.load import load_one  # noqa: E402
-from perfscope.commands.compile import request_of  # noqa: E402
 from perfscope.model.documents.torch_plan import PlanMemory  # noqa: E402
 from perfscope.model.units import format_bytes  # noqa: E402
-from perfscope.profiler.ahead.common import compile as compiling  # noqa: E402
-from perfscope.profiler.ahead.common.compile import compile_program  # noqa: E402
+from perfscope.plugins.ahead.command import request_of  # noqa: E402
+from perfscope.plugins.ahead.common import compile as compiling  # noqa: E402
+from perfscope.plugins.ahead.common.compile import compile_program  # noqa: E402
 
 PAGE = REPOSITORY / "docs" / "compile-torch.md"
 BEGIN, END = "<!-- benchmarks/plan_peaks.py writes from here -->", "<!-- to here -->"
@@ -40,8 +40,8 @@ EAGER, COMPILED = 1, 3
 
 CHILD = compiling.CHILD
 OWN_KERNELS = """
-from perfscope.profiler.ahead.common import child
-from perfscope.profiler.ahead.torch import compat
+from perfscope.plugins.ahead.common import child
+from perfscope.plugins.ahead.torch import compat
 
 def as_it_is(_):
     import torch._inductor.config

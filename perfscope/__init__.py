@@ -15,11 +15,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from perfscope.model import hooks
+from perfscope.model import plugins as _plugins
 from perfscope.model.version import package_version
 
 if TYPE_CHECKING:
-    from perfscope.ahead import CompiledFor as CompiledFor
-    from perfscope.ahead import compile_for as compile_for
     from perfscope.analyzers.engine import Analysis as Analysis
     from perfscope.analyzers.engine import analyze as analyze
     from perfscope.analyzers.readers.load import load_all as load_all
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
     from perfscope.model.finding import Finding as Finding
     from perfscope.model.finding import Outcome as Outcome
     from perfscope.model.trace import Trace as Trace
+    from perfscope.plugins.ahead.compile_for import CompiledFor as CompiledFor
+    from perfscope.plugins.ahead.compile_for import compile_for as compile_for
     from perfscope.profiler.session.annotate import region as region
     from perfscope.profiler.session.annotate import step as step
 
@@ -53,13 +54,11 @@ __all__ = [
 
 _HOMES = {
     "Analysis": "perfscope.analyzers.engine:Analysis",
-    "CompiledFor": "perfscope.ahead:CompiledFor",
     "Finding": "perfscope.model.finding:Finding",
     "Outcome": "perfscope.model.finding:Outcome",
     "Trace": "perfscope.model.trace:Trace",
     "analyze": "perfscope.analyzers.engine:analyze",
     "compare": "perfscope.dashboards.report.compare.comparison:compare",
-    "compile_for": "perfscope.ahead:compile_for",
     "load": "perfscope.analyzers.readers.load:load_one",
     "load_all": "perfscope.analyzers.readers.load:load_all",
     "region": "perfscope.profiler.session.annotate:region",
@@ -79,9 +78,8 @@ def __getattr__(name: str) -> Any:
         value: Any = package_version()
     elif name == "figures":
         value = import_module("perfscope.dashboards.figures")
-    elif name in _HOMES:
-        module, _, attribute = _HOMES[name].partition(":")
-        value = getattr(import_module(module), attribute)
+    elif home := _HOMES.get(name) or _plugins.named("names").get(name):
+        value = _plugins.load(home)
     else:
         raise AttributeError(f"module 'perfscope' has no attribute {name!r}")
     globals()[name] = value

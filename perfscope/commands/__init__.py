@@ -10,7 +10,6 @@ COMMANDS: dict[str, str] = {
     "analyze": "perfscope.commands.analyze:analyze",
     "baseline": "perfscope.commands.baseline:baseline",
     "compare": "perfscope.commands.compare:compare",
-    "compile": "perfscope.commands.compile:compile_",
     "doctor": "perfscope.commands.doctor:doctor",
     "explain": "perfscope.commands.explain:explain",
     "history": "perfscope.commands.history:history",
@@ -20,7 +19,6 @@ COMMANDS: dict[str, str] = {
     "run": "perfscope.commands.run:run",
     "runs": "perfscope.commands.runs:runs",
     "serve": "perfscope.commands.serve:serve",
-    "setup": "perfscope.commands.setup:setup",
     "store": "perfscope.commands.store:store",
     "try": "perfscope.commands.try_:try_",
 }
@@ -30,7 +28,7 @@ TASKS: dict[str, tuple[str, ...]] = {
     "Analyze": ("analyze", "query", "serve", "rules", "explain"),
     "Fix": ("try",),
     "Compare": ("compare", "history", "baseline", "store"),
-    "Compile for a machine that is not here": ("compile", "setup"),
+    "Compile for a machine that is not here": (),
     "Share": ("report",),
 }
 """Task -> verbs, in the order in which the help lists them; each verb has one task."""

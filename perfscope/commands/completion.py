@@ -1,4 +1,4 @@
-"""Completion in shells after TAB: runs, rules, targets and devices."""
+"""Completion in shells after TAB: runs and rules."""
 
 from __future__ import annotations
 
@@ -30,10 +30,3 @@ def complete_rules(context: click.Context, parameter: click.Parameter, incomplet
     from perfscope.analyzers.registry import rule_ids
 
     return [CompletionItem(name) for name in rule_ids() if name.startswith(incomplete.replace("-", "_"))]
-
-
-def complete_targets(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names that ``--target`` takes."""
-    from perfscope.analyzers.devices.target_text import known_names
-
-    return [CompletionItem(name) for name in known_names() if name.startswith(incomplete.lower())]

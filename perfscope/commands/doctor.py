@@ -34,12 +34,14 @@ def doctor(*, as_json: bool, tests_itself: bool) -> int:
     found = examine()
     if as_json:
         report = {"schema": SCHEMA, "captures": found.captures, "checks": [asdict(check) for check in found.machine]}
-        click.echo(json.dumps(report | {"targets": [asdict(check) for check in found.targets]}, indent=1))
+        added = {key: [asdict(check) for check in checks] for key, (_, checks) in found.plugins.items()}
+        click.echo(json.dumps(report | added, indent=1))
         return 0
     click.echo("captures")
     for tool, reason in found.captures.items():
         click.echo(f"  {'ok' if reason is None else 'no':8}{tool}{'' if reason is None else f': {_shown(reason)}'}")
-    _show("machines that `perfscope compile` can compile for", found.targets)
+    for title, checks in found.plugins.values():
+        _show(title, checks)
     _show("this machine", found.machine)
     return 0
 

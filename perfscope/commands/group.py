@@ -77,7 +77,7 @@ class LazyGroup(VerbGroup):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of all verbs, sorted."""
-        return sorted({*COMMANDS, *named("commands")})
+        return sorted({*COMMANDS, *(name for name in named("commands") if " " not in name)})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The verb's command, imported now; ``None`` for an unknown verb."""
@@ -113,7 +113,7 @@ class LazyGroup(VerbGroup):
         for name in self.list_commands(ctx):
             if name not in listed:
                 tasks.setdefault(of_plugins.get(name, "Others"), []).append(name)
-        return list(tasks.items())
+        return [(task, names) for task, names in tasks.items() if names]
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb; what click would hide of a closed pipe is passed on to ``main()``."""

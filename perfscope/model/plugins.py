@@ -60,12 +60,20 @@ class Recording(NamedTuple):
     """Function of a path that returns the recording, with ``notes``; it may raise ``DataError``."""
 
 
+class Checks(NamedTuple):
+    """A part of `perfscope doctor`."""
+
+    title: str
+    find: str
+    """Function that returns a list of ``perfscope.model.environment.Check``."""
+
+
 class Plugin(NamedTuple):
     """Additions of a package. If two names are equal, perfscope's core comes first, then the plug-ins by name."""
 
     name: str
     commands: Mapping[str, str] = _NOTHING
-    """Verb -> click command."""
+    """Verb -> click command; ``compare VERB``: a form of `perfscope compare`."""
     tasks: Mapping[str, str] = _NOTHING
     """Verb -> heading in the help (`perfscope.commands.TASKS`, or a new one)."""
     options: Mapping[str, tuple[str, ...]] = _NOTHING
@@ -88,6 +96,10 @@ class Plugin(NamedTuple):
     """Name -> ``Intervention`` (`perfscope try`)."""
     exports: Mapping[str, str] = _NOTHING
     """Format -> module with ``SUFFIX``, ``FOLDER`` and ``write(subject, target)`` (`perfscope export`)."""
+    checks: Mapping[str, Checks] = _NOTHING
+    """Key in the JSON of `perfscope doctor` -> its checks."""
+    names: Mapping[str, str] = _NOTHING
+    """Public name of ``perfscope``, or ``figures.NAME`` -> object."""
     scale_out: str = ""
     """Module that reads files at URLs and works on clusters, with the functions of `plugins/scale_out/remote.py`."""
 

@@ -18,8 +18,9 @@ from typing import Any
 
 from perfscope.model.documents.run import RUN_FILE
 from perfscope.model.documents.run_folders import RUNS_FOLDER
-from perfscope.model.environment import Check, Status, ask
+from perfscope.model.environment import Check, ask
 from perfscope.model.errors import DataError
+from perfscope.model.plugins import load, named
 from perfscope.model.units import format_bytes
 from perfscope.profiler.launch.program import path_with_package
 
@@ -79,8 +80,8 @@ class Examined:
 
     captures: dict[str, str | None]
     """Tool -> why it cannot capture here."""
-    targets: list[Check]
-    """Machines that `perfscope compile` can compile for."""
+    plugins: dict[str, tuple[str, list[Check]]]
+    """Key -> title and checks of a plug-in."""
     machine: list[Check]
 
 
@@ -89,7 +90,7 @@ def examine() -> Examined:
     probe, jax_probe = _probe(), _probe(_JAX_PROBE, "jax")
     return Examined(
         captures=probe["captures"] | jax_probe["captures"],
-        targets=target_checks(),
+        plugins={key: (checks.title, load(checks.find)()) for key, checks in named("checks").items()},
         machine=[*_torch_checks(probe), *_jax_checks(jax_probe), *(check() for check in CHECKS)],
     )
 
@@ -258,37 +259,6 @@ CHECKS: tuple[Callable[[], Check], ...] = (
     _disk,
 )
 """Checks besides torch, in the order of the output."""
-
-
-# Targets of `perfscope compile` on this machine: compilers are looked up, but not loaded.
-
-
-NAMES = {
-    "gpu-nvidia": "JAX for NVIDIA GPUs",
-    "gpu-amd": "JAX for AMD GPUs",
-    "tpu": "JAX for TPUs",
-    "torch": "PyTorch for GPUs (planned)",
-}
-MOVE = "the folder in which `perfscope setup` puts it is not on its path"
-
-
-def target_checks() -> list[Check]:
-    """One line per platform, with the command that installs a missing compiler."""
-    from perfscope.profiler.ahead.targets import plugins
-
-    checks = []
-    for kind in plugins.KINDS:
-        result = plugins.find(kind)
-        if isinstance(result, plugins.MissingPlugin):
-            status: Status = "problem" if result.wrong else "absent"
-            checks.append(Check(name=NAMES[kind], status=status, text=result.reason, advice=result.install))
-            continue
-        text = ", ".join(f"{name} {version}" for name, version in result.versions.items())
-        advice = result.note
-        if not result.own_folder and kind in ("gpu-nvidia", "tpu"):
-            advice = f"next to a jax without such a device it makes jax print errors at every start: {MOVE}"
-        checks.append(Check(name=NAMES[kind], status="ok", text=text, advice=advice))
-    return checks
 
 
 # Programs that do work of known amount: `perfscope doctor --self-test` captures them.

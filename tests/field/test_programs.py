@@ -15,8 +15,6 @@ from typing import Any
 
 import pytest
 
-from tests.ahead.compilers import require
-
 pytestmark = pytest.mark.slow
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -125,6 +123,8 @@ def test_a_run_finds_the_steps_and_adds_no_warning(program: Program, tmp_path: P
 @pytest.mark.parametrize("program", TORCH, ids=lambda program: program.name)
 def test_a_torch_program_is_planned_for_an_h100(program: Program, tmp_path: Path) -> None:
     need(program)
+    from tests.plugins.ahead.compilers import require
+
     require("torch")
     if tuple(map(int, importlib.metadata.version("torch").split(".")[:2])) < (2, 12):
         pytest.skip("planning needs torch 2.12 or later")
@@ -146,6 +146,8 @@ def test_a_torch_program_is_planned_for_an_h100(program: Program, tmp_path: Path
 @pytest.mark.parametrize("program", JAX, ids=lambda program: program.name)
 def test_a_jax_program_is_compiled_for_a_tpu(program: Program, tmp_path: Path) -> None:
     need(program)
+    from tests.plugins.ahead.compilers import require
+
     require("tpu")
     compiled = start([sys.executable, "-m", "perfscope", "compile", "--target", "v5e", *command_of(program)], tmp_path)
     assert compiled.returncode == 0, compiled.stderr[-2000:]

@@ -31,7 +31,7 @@ _TABLE = "a table, or the wiring of one object: its rows are read one by one"
 _OPTIONS = "the options of one command, taken one by one"
 _OLD = "not divided yet"
 LONG_FUNCTIONS: dict[str, str] = {
-    "perfscope/commands/compile.py:compile_": _OPTIONS,
+    "perfscope/plugins/ahead/command.py:compile_": _OPTIONS,
     "perfscope/commands/serve.py:serve": _OPTIONS,
     "perfscope/dashboards/web/app.py:_route": _TABLE,
     "perfscope/dashboards/web/pages/_grid.py:grid": _TABLE,

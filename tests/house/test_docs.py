@@ -24,7 +24,7 @@ from perfscope.model.plugins import named
 from tests.build import TraceBuilder
 from tests.conftest import REPOSITORY
 
-VERBS = sorted({*COMMANDS, *named("commands")})
+VERBS = sorted({*COMMANDS, *(name for name in named("commands") if " " not in name)})
 """Commands of the core and of plug-ins."""
 DOCS = REPOSITORY / "docs"
 PAGES = sorted([*REPOSITORY.glob("*.md"), *DOCS.rglob("*.md")])

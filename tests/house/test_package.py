@@ -326,6 +326,6 @@ def test_no_test_file_of_jax_needs_what_is_not_installed_there() -> None:
 
 
 def test_a_missing_module_fails_the_collection() -> None:
-    done = collected(["tests/ahead/test_torch_peak.py"], {"msgspec"})
+    done = collected(["tests/plugins/ahead/test_torch_peak.py"], {"msgspec"})
     assert done.returncode != 0, done.stdout[-2000:]
     assert "No module named 'msgspec'" in done.stdout + done.stderr

@@ -40,9 +40,10 @@ def declared(name: str) -> Plugin:
 def homes(plugin: Plugin) -> set[str]:
     """All names that a declaration holds."""
     found = {plugin.report, plugin.scale_out} - {""}
-    for kind in ("commands", "results", "readers", "interventions", "exports"):
+    for kind in ("commands", "results", "readers", "interventions", "exports", "names"):
         found |= set(getattr(plugin, kind).values())
     found |= {home.module for home in plugin.rules.values()}
+    found |= {checks.find for checks in plugin.checks.values()}
     found |= {option for options in plugin.options.values() for option in options}
     for recording in plugin.recordings.values():
         found |= {recording.recorder, recording.available, recording.read}

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.profiler.ahead.jax import compat as ahead_compat
-from perfscope.profiler.ahead.jax import plugin_devices
-from perfscope.profiler.ahead.torch import compat as plan_compat
+from perfscope.plugins.ahead.jax import compat as ahead_compat
+from perfscope.plugins.ahead.jax import plugin_devices
+from perfscope.plugins.ahead.torch import compat as plan_compat
 from perfscope.profiler.jax import compat as jax_compat
 from perfscope.profiler.torch import compat as torch_compat
 from tests.conftest import REPOSITORY
 
 PACKAGE = REPOSITORY / "perfscope"
 COMPAT_FILES = {
-    "profiler/ahead/jax/compat.py",
-    "profiler/ahead/jax/plugin_devices.py",
-    "profiler/ahead/torch/compat.py",
+    "plugins/ahead/jax/compat.py",
+    "plugins/ahead/jax/plugin_devices.py",
+    "plugins/ahead/torch/compat.py",
     "profiler/jax/compat.py",
     "profiler/jax/donation_warnings.py",
     "plugins/numerics/torch/ops.py",
@@ -109,7 +109,7 @@ def test_a_public_use_passes(line: str) -> None:
 
 TORCH = [
     *(("profiler/torch", name, place) for name, place in torch_compat.PRIVATE.items()),
-    *(("profiler/ahead/torch", name, place) for name, place in plan_compat.PRIVATE.items()),
+    *(("plugins/ahead/torch", name, place) for name, place in plan_compat.PRIVATE.items()),
     *(("profiler/torch", name, place) for name, place in torch_compat.CUDA_PRIVATE.items()),
 ]
 
@@ -127,7 +127,7 @@ def test_an_interface_of_jax_is_where_it_was(name: str) -> None:
     reason = jax_compat.missing(jax_compat.PRIVATE[name]) if name in jax_compat.PRIVATE else None
     assert reason is None, f"{name}: {reason}; change perfscope/profiler/jax/compat.py"
     gone = ahead_compat.missing({name: AHEAD[name]}) if name in AHEAD else []
-    assert gone == [], f"this jax has no {gone}; change the compat files of perfscope/profiler/ahead/jax"
+    assert gone == [], f"this jax has no {gone}; change the compat files of perfscope/plugins/ahead/jax"
 
 
 def test_an_interface_that_moved_is_one_clear_sentence() -> None:
@@ -143,7 +143,7 @@ def test_an_interface_that_moved_is_one_clear_sentence() -> None:
     [
         ("plugins/parity/torch_side.py", torch_compat.PRIVATE),
         ("profiler/torch/op_graph/recorder.py", torch_compat.PRIVATE),
-        ("profiler/ahead/torch/compat.py", plan_compat.PRIVATE),
+        ("plugins/ahead/torch/compat.py", plan_compat.PRIVATE),
     ],
 )
 def test_each_use_is_in_the_table(file: str, table: dict[str, str]) -> None:

@@ -47,13 +47,11 @@ from perfscope.dashboards.report.renderers.html import sections_html
 from perfscope.dashboards.report.renderers.markdown import sections_markdown
 from perfscope.dashboards.report.renderers.text import printed, sections_text
 from perfscope.dashboards.report.sections.findings import evidence_table
-from perfscope.dashboards.report.sections.sweep import sweep_sections
 from perfscope.dashboards.report.summary import sections
 from perfscope.model.finding import Excerpt, Finding, Where
 from tests.memory.test_section import of_rank
 from tests.plans.build import graph, kernel, plan, trace_of
 from tests.ranks.build import rank_set
-from tests.report import test_sweep
 from tests.report.analyses import analysis, compiled, programs
 from tests.report.test_collectives import LATE
 from tests.report.test_html import Parsed
@@ -66,11 +64,6 @@ def planned(folder: Any) -> Analysis:
     section = plan_section([trace_of(folder, plan(graph(kernel())))])
     return replace(analysis(), plans=section)
 
-
-OTHERS: dict[str, Callable[[], tuple[Section, ...]]] = {
-    "sweep": lambda: tuple(sweep_sections(test_sweep.document())),
-}
-"""Sections that are of no analysis."""
 
 MADE: dict[str, Callable[[Any], Analysis]] = {
     "collectives": lambda _: analyze(rank_set(LATE, jitter_us=0), ["straggler"]),
@@ -86,9 +79,9 @@ def terminal(shown: tuple[Section, ...], *, width: int = 100, verbose: bool = Fa
     return printed(lambda columns: sections_text(shown, columns, verbose=verbose), width=width, color=False)
 
 
-@pytest.mark.parametrize("name", [*MADE, *OTHERS])
+@pytest.mark.parametrize("name", MADE)
 def test_golden(name: str, tmp_path: Any, golden: Golden) -> None:
-    shown = OTHERS[name]() if name in OTHERS else sections(MADE[name](tmp_path))
+    shown = sections(MADE[name](tmp_path))
     golden(f"{name}.txt", terminal(shown) + "\n=== -v\n\n" + terminal(shown, verbose=True))
     golden(f"{name}.md", sections_markdown(shown))
     golden(f"{name}.html", "\n".join(sections_html(shown)).replace("><", ">\n<"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,16 +10,16 @@ import click
 from perfscope.commands.completion import complete_runs
 from perfscope.commands.group import VerbGroup
 from perfscope.model.errors import did_you_mean
+from perfscope.model.plugins import load, named
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 FORMS = {
     "commits": "perfscope.commands.compare.commits:ab",
-    "programs": "perfscope.commands.compare.programs:programs",
     "runs": "perfscope.commands.compare.runs:runs",
 }
-"""Sub-command -> ``module:attribute``."""
+"""Sub-command of the core -> ``module:attribute``."""
 
 DEFAULT = "runs"
 
@@ -38,8 +37,8 @@ class CompareGroup(VerbGroup):
         if flag is not None:
             index = args.index(flag)
             args = [FLAGS[flag], *args[:index], *args[index + 1 :]]
-        elif args and args[0] not in (*FORMS, "help", *ctx.help_option_names):
-            hint = did_you_mean(args[0], FORMS)
+        elif args and args[0] not in (*_forms(), "help", *ctx.help_option_names):
+            hint = did_you_mean(args[0], _forms())
             if hint and not ctx.resilient_parsing and not _is_there(args[0]):
                 ctx.fail(f"{args[0]}: no such run, file, folder or command{hint}")
             args = [DEFAULT, *args]
@@ -52,17 +51,23 @@ class CompareGroup(VerbGroup):
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """The usage line has the short form, too."""
-        return ["BASE HEAD | runs | commits | programs", "[ARGS]..."]
+        return [" | ".join(("BASE HEAD", *self.list_commands(ctx))), "[ARGS]..."]
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of the sub-commands, the usual one first."""
-        return [DEFAULT, *(name for name in FORMS if name != DEFAULT)]
+        return [DEFAULT, *sorted({*_forms()} - {DEFAULT})]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The sub-command, imported now."""
-        module, _, attribute = FORMS.get(cmd_name, "").partition(":")
-        command = getattr(importlib.import_module(module), attribute) if module else None
+        home = _forms().get(cmd_name)
+        command = None if home is None else load(home)
         return command if isinstance(command, click.Command) else None
+
+
+def _forms() -> dict[str, str]:
+    """Sub-commands, also those of plug-ins."""
+    added = {name: home for name, home in named("commands").items() if name.startswith("compare ")}
+    return {name.removeprefix("compare "): home for name, home in added.items()} | FORMS
 
 
 def _is_there(word: str) -> bool:

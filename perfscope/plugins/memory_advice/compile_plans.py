@@ -18,8 +18,8 @@ from perfscope.model.errors import DataError, PerfscopeError, UsageError
 if TYPE_CHECKING:
     from perfscope.analyzers.devices.target import Target
     from perfscope.model.documents.compile_manifest import Compiled, CompiledProgram
-    from perfscope.model.documents.compile_request import PolicyName, Request
     from perfscope.model.trace import Trace
+    from perfscope.plugins.ahead import PolicyName, Request
     from perfscope.plugins.memory_advice.plans import Plan
     from perfscope.plugins.memory_advice.step_model import StepModel
     from perfscope.plugins.memory_advice.verified import VerifiedPlan
@@ -186,7 +186,7 @@ def _program(trace: Trace, folder: Path, manifest: Compiled, model: StepModel) -
 
 def _unchanged(folder: Path, manifest: Compiled) -> None:
     """``DataError`` in one line if the program has changed since it was compiled."""
-    from perfscope.profiler.ahead.common.build_key import sources_digest
+    from perfscope.plugins.ahead import sources_digest
 
     words, module = _words(manifest)
     again = "compile it again (perfscope compile), then verify that run"
@@ -249,7 +249,7 @@ def _with_policies(
     run: _CompiledRun, words: Sequence[PolicyName], *, quiet: bool
 ) -> Mapping[PolicyName, PolicyProgram]:
     """The run's program with each policy: kept ones, and the others compiled in parallel, as the machine allows."""
-    from perfscope.profiler.ahead.sweep.pool import Job, Outcome, run_jobs
+    from perfscope.plugins.ahead import Job, Outcome, run_jobs
 
     result: dict[PolicyName, PolicyProgram] = {}
     for word in dict.fromkeys(words):
@@ -273,7 +273,7 @@ def _with_policies(
 
 
 def _request(run: _CompiledRun, word: PolicyName) -> Request:
-    from perfscope.commands.compile import request_of
+    from perfscope.plugins.ahead import request_of
 
     words, module = _words(run.manifest)
     return request_of(

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from perfscope.analyzers.hlo.buffers import assigned_memory
 from perfscope.analyzers.hlo.program import program_label
-from perfscope.model.documents.compile_request import PolicyName
 from perfscope.model.trace import Trace
+from perfscope.plugins.ahead import PolicyName
 from perfscope.plugins.memory_advice.plans import Plan
 from perfscope.plugins.memory_advice.simulate import Simulator, todays
 from perfscope.plugins.memory_advice.step_model import Policy, StepModel

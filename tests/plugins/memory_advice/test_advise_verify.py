@@ -15,12 +15,12 @@ from perfscope.analyzers.hlo.buffers import assigned_memory
 from perfscope.analyzers.readers.load import load_path
 from perfscope.model.documents import compile_manifest
 from perfscope.model.documents.compile_manifest import Checkpointed
+from perfscope.plugins.ahead.common.build_key import sources_digest
 from perfscope.plugins.memory_advice.compile_plans import VERIFIED, exact_command
 from perfscope.plugins.memory_advice.models import step_models
 from perfscope.plugins.memory_advice.plans import plan_memory
 from perfscope.plugins.memory_advice.step_model_hlo import predicted_recompute, recomputed_flops
 from perfscope.plugins.memory_advice.verified import setting
-from perfscope.profiler.ahead.common.build_key import sources_digest
 from tests.conftest import REPOSITORY
 
 FIXTURES = REPOSITORY / "fixtures" / "programs-h100"

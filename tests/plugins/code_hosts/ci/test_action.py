@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import pytest
 
 from tests.ab.repositories import commit, git, repository, sleeps
-from tests.ahead.compilers import require
-from tests.ahead.test_compare_commits import BARRIER, BROKEN, COMMENTED, MODEL, TRAIN
+from tests.plugins.ahead.compilers import require
+from tests.plugins.ahead.test_compare_commits import BARRIER, BROKEN, COMMENTED, MODEL, TRAIN
 from tests.plugins.code_hosts.ci.jobs import CHEAP_WORK, EXPENSIVE_WORK, PLACE, merge_checkout, of_pull_request, payload
 from tests.plugins.code_hosts.ci.runner import ACTION, COMMENT, evaluated, job, substituted
 from tests.plugins.code_hosts.fake_api import BOT, TOKEN, Fake, github_job, pull, serve_fake
