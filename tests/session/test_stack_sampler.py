@@ -92,6 +92,21 @@ def test_time_goes_to_the_function_that_takes_it(sampler: StackSampler) -> None:
     assert not any("perfscope/profiler" in text for text in samples.texts), "no frame of ours"
 
 
+def test_a_collection_in_which_no_thread_could_run_is_sampled(sampler: StackSampler) -> None:
+    heap = [{"number": number} for number in range(400_000)]
+    began = time.perf_counter_ns()
+    sampler.resume(traced=True)  # its thread runs for the first time after the collection
+    gc.collect()
+    took = time.perf_counter_ns() - began
+    spin(0.02)
+    sampler.step(7, began, time.perf_counter_ns())
+    sampler.stop()
+    samples = sampler.document()
+    seen = [lasts for (names, _), lasts in zip(stacks(samples), samples.lasts_ns, strict=True) if COLLECTING in names]
+    assert len(heap) == 400_000
+    assert 2 * sum(seen) > took
+
+
 def test_other_threads_are_seen_while_they_work(sampler: StackSampler) -> None:
     worker = threading.Thread(target=spin, args=(0.3,), name="tokenizer")
     idle = threading.Event()

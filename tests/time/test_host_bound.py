@@ -221,6 +221,22 @@ def test_one_thing_that_the_account_has_under_two_causes_is_one_finding() -> Non
     assert "sleep" in finding.advice
 
 
+def test_a_function_known_from_a_sample_and_from_the_detail_pass_is_one_finding() -> None:
+    recorded = EVERYTHING - {"device_work"}
+    b, detail = TraceBuilder(recorded=recorded - {"python_stack"}), TraceBuilder(recorded=recorded)
+    for builder in (b, detail):
+        builder.step(1, 0, 20_000)
+        builder.op("aten::mm", 8_000, 9_000)
+        builder.op("aten::mm", 18_000, 20_000)
+    library = "site-packages/torch/serialization.py(9): save"
+    b.sample(f"train.py(30): main > train.py(9): main.<locals>.keep > {library}", 4_000)
+    detail.python("train.py(8): keep", 0, 18_000)
+    detail.python(library, 1, 17_999)
+    b.detail = detail.build()
+    (finding,) = judge(RULE, b.build()).findings
+    assert (finding.where.line, set(finding.covers_ns)) == (9, {"saving", "other_host"})
+
+
 def test_a_wait_without_a_line_of_the_program_has_no_fix() -> None:
     (finding,) = judge(RULE, _loop(10_000, name="$threading.py:323 wait").build()).findings
     assert finding.title == "the host waits for another thread: mostly in wait" or finding.where.file == "train.py"

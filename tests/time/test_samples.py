@@ -48,6 +48,14 @@ def test_a_stretch_is_divided_among_its_samples() -> None:
     assert pieces.samples.tolist() == [0, 1, 2], "a stretch without a sample is nobody's"
 
 
+def test_a_late_sample_gets_the_time_by_which_it_was_late() -> None:
+    b = host_loop()
+    b.sample(f"{LOOP} > train.py(12): tokenize", 1_000)
+    b.sample(f"{LOOP} > {COLLECTING}", 15_000, delay=12_000)
+    pieces = nearest_samples(b.build(), 0, union([0], [17_000_000]))
+    assert pieces.ends.tolist() == [2_000_000, 17_000_000]
+
+
 @pytest.mark.parametrize(
     ("stack", "line", "function"),
     [

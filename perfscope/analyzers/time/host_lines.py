@@ -260,6 +260,7 @@ def step_functions(trace: Trace) -> frozenset[tuple[str | None, str | None]]:
     works = np.isin(kinds, _OF_STEPS)
     if works.sum() < LEAST_OF_STEPS:
         works = in_calls(trace, rows) | trace.fact(device_waits)[rows] | np.isin(kinds, list(ENGINES))
+        works &= ~np.isin(kinds, [FrameKind.CHECKPOINT, FrameKind.LOGGING])
     parents, files = trace.rows["frames"]["parent"].tolist(), trace.rows["frames"]["file"].tolist()
     time: dict[tuple[str | None, str | None], int] = defaultdict(int)
     sites: dict[int, CallSite] = {}

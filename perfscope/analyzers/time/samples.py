@@ -140,7 +140,8 @@ class SampledPieces(Struct, frozen=True, kw_only=True):
 def nearest_samples(trace: Trace, thread: int, spans: Intervals) -> SampledPieces:
     """Divide ``spans`` among the samples of a thread in them; spans without samples are omitted.
 
-    A native sample gets at most the time that it represents on either side.
+    A sample that was taken late shows what kept the sampler waiting: it gets its delay, and half of the time before. A
+    native sample gets at most the time that it represents on either side.
     """
     samples = trace.rows["samples"]
     rows: Int64 = np.flatnonzero((samples["thread"] == thread) & ~samples["worker"])
@@ -152,7 +153,8 @@ def nearest_samples(trace: Trace, thread: int, spans: Intervals) -> SampledPiece
         nothing = np.empty(0, np.int64)
         return SampledPieces(starts=nothing, ends=nothing, samples=nothing)
     same = span[1:] == span[:-1]
-    middle = (times[1:] + times[:-1]) // 2
+    due = np.maximum(times[1:] - np.maximum(samples["delay_ns"][rows[1:]], 0), times[:-1])
+    middle = (due + times[:-1]) // 2
     starts = np.concatenate((spans.starts[span[:1]], np.where(same, middle, spans.starts[span[1:]])))
     ends = np.concatenate((np.where(same, middle, spans.ends[span[:-1]]), spans.ends[span[-1:]]))
     if "native_samples" in trace.recorded:  # only running threads are sampled, so a pause belongs to no sample

@@ -94,6 +94,7 @@ class StackSampler:
         """(Time, duration it represents, its delay, thread, innermost node, processor time of the thread)."""
         self._steps: list[tuple[int, int, int]] = []
         self._thread: threading.Thread | None = None
+        self._resumed_ns = time.perf_counter_ns()
         self._awake = threading.Event()
         self._ended = False
         self._period_s, self._traced = PERIOD_S, False
@@ -103,6 +104,8 @@ class StackSampler:
         self.ticks = 0
         self.stopped: str | None = None
         """Why it stopped before the program did."""
+        self._alone = True
+        """Whether only the thread of the steps worked when it was last looked at."""
         self._switch_s: float | None = None
         """The program's switch interval, while ours is put."""
 
@@ -113,8 +116,11 @@ class StackSampler:
             return
         if self._thread is None:
             self._loop = threading.get_ident()
+            self._notice_collections()
             self._thread = threading.Thread(target=self.run, name="perfscope-stacks", daemon=True)
             self._thread.start()
+        self._put_switch_interval(alone=self._alone)
+        self._resumed_ns = time.perf_counter_ns()
         self._awake.set()
 
     def pause(self) -> None:
@@ -146,11 +152,11 @@ class StackSampler:
     def sample_all(self, twice_as_much: Callable[[], None]) -> None:
         """Sample on the calling thread until the end; ``twice_as_much`` is called whenever there is."""
         self._awake.set()
+        self._notice_collections()
         self.run(twice_as_much)
 
     def run(self, twice_as_much: Callable[[], None] = lambda: None) -> None:
         """The loop of the sampling thread. An internal error ends it and is reported."""
-        gc.callbacks.insert(0, self._tree.collected)  # a sample due in a collection falls on the first one after it
         try:
             self._loop_until_ended(twice_as_much)
         except Exception as error:
@@ -159,15 +165,22 @@ class StackSampler:
             self._ended = True
             self._release()
 
+    def _notice_collections(self) -> None:
+        """Before the sampling thread starts: it may run for the first time after a collection."""
+        gc.callbacks.insert(0, self._tree.collected)
+
     def _loop_until_ended(self, twice_as_much: Callable[[], None]) -> None:
         own, often, before = threading.get_ident(), 64, time.perf_counter_ns()
         while not self._ended:
+            kept_waiting = False
             if not self._awake.is_set():
                 self._put_back_switch_interval()
                 self._awake.wait()
-                before = time.perf_counter_ns()
+                before = self._resumed_ns
+                # A call that holds the lock may have kept this thread from running since it was resumed.
+                kept_waiting = time.perf_counter_ns() - before > PERIOD_S * 1e9
             cpu = time.thread_time_ns()
-            due = self._sleep()
+            due = before if kept_waiting else self._sleep()
             now = time.perf_counter_ns()
             if self._ended or not self._awake.is_set() or not self._stacks.ready():
                 continue
@@ -210,6 +223,9 @@ class StackSampler:
                     continue  # it has not run since, and waits where it did
                 others += max(spent, 0)
             stack = self._stacks.read(ident) if len(self._rows) < MOST_ROWS else None
+            collection = self._tree.collection
+            if collection is not None and collection.fills(ident, now - delay, now):
+                stack = collection.stack
             if stack is not None:
                 self._rows.append((now, elapsed, delay, thread.row, self._tree.add(stack), spent))
         return others
@@ -227,6 +243,7 @@ class StackSampler:
 
     def _put_switch_interval(self, *, alone: bool) -> None:
         """Ours while the thread of the steps works alone, else the program's."""
+        self._alone = alone
         if not alone:
             self._put_back_switch_interval()
         elif self._switch_s is None and sys.getswitchinterval() > FAST_SWITCH_S:

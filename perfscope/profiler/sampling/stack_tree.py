@@ -5,12 +5,14 @@ from __future__ import annotations
 import dis
 import gc
 import sys
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, repeat, starmap, takewhile
 from operator import attrgetter, itemgetter
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 from perfscope.model.documents.stacks import COLLECTING
 from perfscope.profiler.source_files import OURS, SourceFiles, folder_prefix
@@ -19,6 +21,8 @@ MOST_NODES = 20_000
 """Positions in code. Beyond it a stack ends with its last known position."""
 MOST_DISASSEMBLED = 200
 """Functions whose calls into C are named."""
+LONG_COLLECTION_NS = 2_000_000
+"""A shorter collection is sampled as often as it is due."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +32,20 @@ class SavedTree:
     texts: tuple[str, ...]
     frames: tuple[tuple[int, int, int, int], ...]
     leaves: tuple[int, ...]
+
+
+class Collection(NamedTuple):
+    """A garbage collection, times of ``perf_counter_ns``."""
+
+    begin_ns: int
+    end_ns: int
+    thread: int
+    stack: list[tuple[CodeType, int]]
+
+    def fills(self, thread: int, begin_ns: int, end_ns: int) -> bool:
+        """Whether a thread collected garbage for most of a time."""
+        shared = min(self.end_ns, end_ns) - max(self.begin_ns, begin_ns)
+        return thread == self.thread and 2 * shared > end_ns - begin_ns
 
 
 class StackTree:
@@ -41,6 +59,10 @@ class StackTree:
         self._nodes: dict[tuple[int, int, int], int] = {}
         self._positions: list[tuple[int, CodeType, int]] = []
         """(Caller, code, offset of its instruction)."""
+        self._reader = StackReader()
+        self._collects_since_ns = time.perf_counter_ns()
+        self.collection: Collection | None = None
+        """The last long one."""
 
     def add(self, stack: Sequence[tuple[CodeType, int]]) -> int:
         """Number of the innermost position of a stack, given innermost first; -1 for none."""
@@ -57,7 +79,14 @@ class StackTree:
         return node
 
     def collected(self, phase: str, info: Mapping[str, int]) -> None:
-        """For ``gc.callbacks``: a sample that was due during a collection is taken in here, right after it."""
+        """For ``gc.callbacks``: keep the stack of a long collection, in which no other thread runs."""
+        if phase == "start":
+            self._collects_since_ns = time.perf_counter_ns()
+        elif (end_ns := time.perf_counter_ns()) - self._collects_since_ns >= LONG_COLLECTION_NS:
+            thread = threading.get_ident()
+            stack = self._reader.read(thread)
+            if stack is not None:
+                self.collection = Collection(self._collects_since_ns, end_ns, thread, stack)
 
     def save(self, leaves: Sequence[int]) -> SavedTree:
         """The tree with lines for positions; ``leaves``: what ``add`` returned for each sample."""

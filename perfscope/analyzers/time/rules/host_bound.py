@@ -103,7 +103,7 @@ def check(trace: Trace) -> Iterable[Finding]:
     locked = list(_waits_for_lock(trace, account))
     yield from locked
     total = account.total_ns if keeps_idle(account) else {}
-    works: dict[tuple[str, str], _Work] = {}
+    works: dict[tuple[str, tuple[str | None, str | None]], _Work] = {}
     doubtful = doubtful_causes(account.total_ns, account.whole_ns)
     dispatches = trace.fact(single_operations) is not None or trace.fact(small_call) is not None
     for cause in _CAUSES:
@@ -117,7 +117,7 @@ def check(trace: Trace) -> Iterable[Finding]:
                 continue  # `unjitted_step` or `launch_bound` has it, with the function
             if cause == "other_host" and work.kind is FrameKind.UNKNOWN and not work.named and _is_busy(account):
                 continue  # it may be a consequence of the waiting
-            key = (work.subject, work.line.site.where().label())
+            key = (work.subject, work.place())
             works[key] = work if key not in works else works[key].merged(work)
     for work in works.values():
         yield _finding(trace, account, work)
@@ -169,12 +169,20 @@ class _Work(Struct, frozen=True, kw_only=True):
     covers_ns: dict[str, int]
     spans: Intervals
 
+    def place(self) -> tuple[str | None, str | None]:
+        """File and function, or the line if the function contains the step."""
+        site = self.line.site
+        if site.function in (None, "<module>") or self.line.holds_step:
+            return site.file, site.where().label()
+        return site.file, site.function.rpartition(".")[2]
+
     def merged(self, other: _Work) -> _Work:
-        """Merge the same work, which the account divides between two causes."""
+        """Merge the same work, which the account divides between two causes. A line that ran represents it."""
         first, second = sorted((self, other), key=lambda work: -sum(work.covers_ns.values()))
+        best = second if second.line.site.exact and not first.line.site.exact else first
         return _Work(
-            subject=first.subject, verb=first.verb, kind=first.kind, lines=first.lines, line=first.line,
-            named=first.named, covers_ns={**second.covers_ns, **first.covers_ns},
+            subject=first.subject, verb=first.verb, kind=first.kind, lines=best.lines, line=best.line,
+            named=best.named, covers_ns={**second.covers_ns, **first.covers_ns},
             spans=merge(first.spans, second.spans),
         )  # fmt: skip
 
