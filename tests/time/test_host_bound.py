@@ -230,8 +230,9 @@ def test_a_function_known_from_a_sample_and_from_the_detail_pass_is_one_finding(
         builder.op("aten::mm", 18_000, 20_000)
     library = "site-packages/torch/serialization.py(9): save"
     b.sample(f"train.py(30): main > train.py(9): main.<locals>.keep > {library}", 4_000)
-    detail.python("train.py(8): keep", 0, 18_000)
-    detail.python(library, 1, 17_999)
+    for start, end in ((0, 8_000), (9_000, 18_000)):
+        detail.python("train.py(8): keep", start, end)
+        detail.python(library, start + 1, end - 1)
     b.detail = detail.build()
     (finding,) = judge(RULE, b.build()).findings
     assert (finding.where.line, set(finding.covers_ns)) == (9, {"saving", "other_host"})
