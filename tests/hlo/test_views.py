@@ -155,6 +155,38 @@ def test_a_path_across_fusions_goes_in_and_out() -> None:
     assert [one.name for _, one in steps] == ["z", "x", "t", "f", "c", "b", "n"]
 
 
+CALLED = """\
+HloModule jit_step, is_scheduled=true
+
+%parallel_convert (p: bf16[8]) -> f32[8] {
+  %p = bf16[8] parameter(0)
+  ROOT %c = f32[8] convert(%p)
+}
+
+%shared (s: f32[8]) -> f32[8] {
+  %s = f32[8] parameter(0)
+  ROOT %h = f32[8] copy(%s)
+}
+
+ENTRY %main (w: bf16[8], x: f32[8]) -> (f32[8], f32[8], f32[8]) {
+  %w = bf16[8] parameter(0)
+  %x = f32[8] parameter(1)
+  %k = f32[8] call(%w), to_apply=%parallel_convert
+  %first = f32[8] call(%x), to_apply=%shared
+  %second = f32[8] call(%k), to_apply=%shared
+  ROOT %out = (f32[8], f32[8], f32[8]) tuple(%k, %first, %second)
+}
+"""
+
+
+def test_a_path_goes_through_a_call_and_out_of_what_one_call_calls() -> None:
+    module = module_of(CALLED.splitlines(keepends=True), "test")
+    steps = path_across(module, fusions_of(module), module.computations["main"], "k")
+    assert [one.name for _, one in steps] == ["k", "c", "p", "w"]
+    several = path_across(module, fusions_of(module), module.computations["shared"], "h")
+    assert [one.name for _, one in several] == ["h", "s"], "two calls: it is either value"
+
+
 def test_a_fusion_updates_the_operand_that_its_root_is_written_into() -> None:
     module = module_of(FUSED.splitlines(keepends=True), "test")
     entry = module.entry_computation()

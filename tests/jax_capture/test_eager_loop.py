@@ -25,7 +25,13 @@ def followed(program: str) -> tuple[EagerLoop, list[tuple[str, int]]]:
         for _ in range(times):
             function()
 
-    exec(compile(program, "program.py", "exec"), {"op": op, "each": each})
+    def library(depth: int, function: Callable[[], Any]) -> None:
+        if depth:
+            library(depth - 1, function)
+        else:
+            function()
+
+    exec(compile(program, "program.py", "exec"), {"op": op, "each": each, "library": library})
     return loop, turns
 
 
@@ -64,6 +70,24 @@ def test_turns_of_the_inner_loop_with_enough_operations_are_steps_and_a_library_
     assert (loop.calls, loop.function.co_name, loop.line) == (False, "main", 4)
     assert [before for _, before in turns][:1] == [2]
     assert 12 <= len(turns) <= 14  # of 16: the first of each epoch, and those before it was known, are not told
+
+
+NESTED = """
+def step():
+    for _ in range(10):
+        op()
+        op()
+def through_a_library(depth):
+    library(depth, step)
+for turn in range(8):
+    through_a_library(DEPTH)
+"""
+
+
+def test_the_loop_is_found_below_the_many_frames_of_nested_transforms():
+    loop, turns = followed(NESTED.replace("DEPTH", "200"))
+    assert {name for name, _ in turns} == {"through_a_library"}
+    assert loop.calls
 
 
 def test_below_ten_operations_a_turn_is_no_step():

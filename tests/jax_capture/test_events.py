@@ -108,6 +108,10 @@ def test_compilations_are_listened_to_and_the_log_stays_the_programs(
     assert {record["step"] for record in records} == {4}
     assert {record.get("file") for record in records} == {"test_events.py"}
     assert {"trace", "lower", "compile", "first_trace", "retrace"} <= {record["kind"] for record in records}
+    assert all(record["function"] for record in records), "jax 0.6 gives durations no name"
+    named = {kind: {one["function"] for one in records if one["kind"] == kind} for kind in ("trace", "compile")}
+    assert "<lambda>" in named["trace"]
+    assert "jit(<lambda>)" in named["compile"]
     assert not jax.config.jax_explain_cache_misses
 
 

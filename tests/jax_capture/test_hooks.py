@@ -253,20 +253,46 @@ def test_a_check_for_nans_goes_on_below_the_hook(hooks: JaxHooks) -> None:
     import jax.numpy as jnp
 
     hooks.remove()
-    calls, old = Recorded(), jax.__version_info__ < (0, 8)
+    calls = Recorded()
     with jax.debug_nans(True):
         held = JaxHooks()
         held.install(StepFinder(CaptureOptions(), calls, lambda source: None), make_way=lambda: None)
         root = jax.jit(lambda x: jnp.sqrt(x))
         for _ in range(4):
             root(jnp.float32(1.0))
-        # In jax 0.6 and 0.7 the check of one thread hides what is set for all.
-        assert calls.events in ([("settled", "calls of <lambda>", 2), 2, 3, 4], [] if old else None)
+        assert calls.events == [("settled", "calls of <lambda>", 2), 2, 3, 4]
         with pytest.raises(FloatingPointError):
             root(jnp.float32(-1.0))
         held.remove()
         with pytest.raises(FloatingPointError):
             root(jnp.float32(-1.0))
+
+
+def test_a_check_for_nans_that_is_turned_on_later_keeps_the_hook(hooks: JaxHooks) -> None:
+    import jax
+    import jax.numpy as jnp
+
+    hooks.remove()
+    calls = Recorded()
+    held = JaxHooks()
+    held.install(StepFinder(CaptureOptions(), calls, lambda source: None), make_way=lambda: None)
+    root = jax.jit(lambda x: jnp.sqrt(x))
+    jax.config.update("jax_debug_nans", True)
+    try:
+        for _ in range(3):
+            root(jnp.float32(1.0))
+        with jax.debug_nans(False):
+            root(jnp.float32(-1.0))
+        with pytest.raises(FloatingPointError):
+            root(jnp.float32(-1.0))
+        held.remove()
+        with pytest.raises(FloatingPointError):
+            root(jnp.float32(-1.0))
+    finally:
+        held.remove()
+        jax.config.update("jax_debug_nans", False)
+    assert calls.events[:4] == [("settled", "calls of <lambda>", 2), 2, 3, 4]
+    assert not jnp.isfinite(root(jnp.float32(-1.0)))
 
 
 @pytest.fixture

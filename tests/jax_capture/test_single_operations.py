@@ -46,6 +46,15 @@ def test_operations_in_the_loop_itself_have_their_line():
     assert found.place() == ("", "program.py", 4)
 
 
+def test_operations_are_found_below_the_many_frames_of_nested_transforms():
+    found = counted(
+        "def library(depth):\n    library(depth - 1) if depth else op()\n"
+        "def update():\n    [library(100) for _ in range(12)]\n"
+        "for _ in range(6):\n    step()\n    update()\n"
+    )
+    assert found.place() == ("update", "program.py", 3)
+
+
 def test_after_a_mistake_nothing_is_counted():
     found = counted(IN_A_FUNCTION)
     found.start_over()

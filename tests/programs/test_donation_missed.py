@@ -13,7 +13,7 @@ from perfscope.analyzers.hlo.buffers import assigned_memory
 from perfscope.analyzers.hlo.module import Alias, HloModule
 from perfscope.analyzers.hlo.parse.proto import module_of_proto
 from perfscope.analyzers.hlo.parse.thunks import Schedule
-from perfscope.analyzers.programs.donation import donation_of, refused_donations, updates
+from perfscope.analyzers.programs.donation import donation_of, refused_donations, updates, writers
 from perfscope.analyzers.readers.load import load_one
 from perfscope.analyzers.registry import load_rule
 from perfscope.model.jax_log import CompileEvent
@@ -243,6 +243,27 @@ def test_a_state_that_is_replaced_is_named_with_the_line_to_write() -> None:
     assert "caller does not use state again" in found.advice
     assert found.evidence[0]["argument"] == "state.weights['up']"
     assert found.evidence[0]["size_bytes"] == 4 << 20
+
+
+def test_a_state_made_by_a_call_has_the_line_of_what_is_called() -> None:
+    shape = f"f32[{1 << 20}]"
+    module = hlo_module(
+        f"""\
+        %parallel_subtract (p: {shape}, q: {shape}) -> {shape} {{
+          %p = {shape}{{0}} parameter(0)
+          %q = {shape}{{0}} parameter(1)
+          ROOT %n = {shape}{{0}} subtract(%p, %q), metadata={{op_name="jit(step)/sub" source_file="t.py" source_line=9}}
+        }}
+        ENTRY %main (w: {shape}, x: {shape}) -> {shape} {{
+          %w = {shape}{{0}} parameter(0), metadata={{op_name="state.weights['up']"}}
+          %x = {shape}{{0}} parameter(1), metadata={{op_name="batch"}}
+          ROOT %call = {shape}{{0}} call(%w, %x), to_apply=%parallel_subtract
+        }}
+        """
+    )
+    assert [one.name for one in writers(module, "call")] == ["call", "n"], "XLA assigns the buffer to the latter"
+    (found,) = judge(RULE, hlo_trace(module)).findings
+    assert (found.where.file, found.where.line) == ("t.py", 9)
 
 
 def test_donated_it_is_clean() -> None:

@@ -99,6 +99,16 @@ def test_a_minute_without_a_cache_is_flagged_and_with_one_it_is_clean():
     assert _judge(layers(1), *compiled(59)).status == "clean"
 
 
+def test_a_cache_is_advised_for_what_a_scan_over_the_blocks_leaves():
+    (finding,) = _judge(layers(32), *compiled(64)).findings
+    assert finding.subject == "equal blocks written out in train_step"
+    cold, unrolled = _judge(layers(32), *compiled(64), event("compile", 164, 100, "jit(evaluate)")).findings
+    assert (unrolled.subject, cold.subject) == ("equal blocks written out in train_step", "no compilation cache")
+    assert unrolled.cost_ns is not None
+    assert cold.cost_ns == 164 * SECOND - unrolled.cost_ns
+    assert "in a scan" in cold.detail
+
+
 def constants(mebibytes: int) -> HloModule:
     text = f"""
         ENTRY %main (x: f32[8,1024]) -> f32[8,{mebibytes * 256}] {{

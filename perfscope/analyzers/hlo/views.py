@@ -39,7 +39,10 @@ Parts = tuple[tuple[Source, ...], ...]
 """The sources of each part of a tuple, one entry for an array; several sources if a nested tuple is one part."""
 
 Fusions = Mapping[str, tuple[Computation, Instruction]]
-"""Fused computation -> one fusion of it, with the computation that contains the fusion."""
+"""Fused or called computation -> one caller of it, with the computation that contains the caller."""
+
+_ENTERED = ("fusion", "call")
+"""Opcodes of instructions whose value is that of the computation they call."""
 
 _MOST_STEPS = 100
 """Maximum number of steps across fusions, because two fusions with the same body could lead in a circle."""
@@ -81,9 +84,20 @@ def made_by(computation: Computation, name: str, through: Collection[str] = SAME
 
 
 def fusions_of(module: HloModule) -> Fusions:
-    """Return a fusion of every fused computation; the last one if there are several."""
-    fusions = ((holder, instruction) for holder, instruction in module.instructions() if instruction.opcode == "fusion")
-    return {called: (holder, instruction) for holder, instruction in fusions for called in instruction.called}
+    """Return a caller of every fused computation, the last one of several, and of each that one ``call`` calls.
+
+    XLA for CPUs moves an instruction that it splits over threads into a computation of its own, with a ``call``.
+    """
+    result: dict[str, tuple[Computation, Instruction]] = {}
+    several: set[str] = set()
+    for holder, instruction in module.instructions():
+        if instruction.opcode not in _ENTERED:
+            continue
+        for called in instruction.called:
+            if instruction.opcode == "call" and called in result:
+                several.add(called)
+            result[called] = (holder, instruction)
+    return {called: caller for called, caller in result.items() if called not in several}
 
 
 def path_across(
@@ -93,7 +107,7 @@ def path_across(
     name: str,
     through: Collection[str] = SAME_ELEMENTS,
 ) -> Iterator[tuple[Computation, Instruction]]:
-    """Like `path` for an array, also out of a fusion that it is a parameter of and into a fusion that makes it.
+    """Like `path` for an array, also out of a fusion or call that it is a parameter of, and into one that makes it.
 
     ``fusions`` as from `fusions_of`.
     """
@@ -107,7 +121,7 @@ def path_across(
             if instruction.parameter_number >= len(caller.operands):
                 return
             instruction = computation.by_name[caller.operands[instruction.parameter_number]]
-        elif instruction.opcode == "fusion" and instruction.called and not instruction.shape.parts:
+        elif instruction.opcode in _ENTERED and instruction.called and not instruction.shape.parts:
             computation = module.computations[instruction.called[0]]
             instruction = computation.root
         else:

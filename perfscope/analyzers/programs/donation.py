@@ -209,6 +209,18 @@ def _maker(module: HloModule, name: str) -> str:
     return made_by(module.entry_computation(), name).name
 
 
+def writers(module: HloModule, name: str) -> tuple[Instruction, ...]:
+    """Return an instruction of the entry and, if it is a call, those in the called computations that make its value.
+
+    XLA for CPUs calls what it splits over threads.
+    """
+    result = [module.entry_computation().by_name[name]]
+    while result[-1].opcode == "call" and result[-1].called:
+        called = module.computations[result[-1].called[0]]
+        result.append(made_by(called, called.root.name))
+    return tuple(result)
+
+
 def _last_reads(module: HloModule, schedule: Schedule) -> dict[str, int]:
     """Return the position of the last instruction of the entry that reads a value or a view of it."""
     entry = module.entry_computation()
@@ -229,6 +241,7 @@ def _peaks(module: HloModule, schedule: Schedule, outputs: frozenset[int]) -> tu
     entry = module.entry_computation()
     makers = {_maker(module, name) for index, name in enumerate(_outputs(entry.root)) if index in outputs}
     taken = [value for value in values if outputs.intersection(value.outputs)]
+    makers.update(one.name for maker in tuple(makers) for one in writers(module, maker))
     makers.update(value.instruction for value in taken)  # a loop's result is in the buffer of its initial value
     arena, assigned = arena_of(module), assigned_memory(module)
     if arena is None or assigned is None:

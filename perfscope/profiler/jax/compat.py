@@ -42,6 +42,7 @@ PRIVATE: dict[str, tuple[str, ...]] = {
     "frames that jax skips in operations": ("jax._src.source_info_util.register_exclusion",),
     "frames that jax skips in tracebacks": ("jax._src.traceback_util.register_exclusion",),
     "Pallas kernels that are interpreted": ("jax._src.pallas.hlo_interpreter.pallas_call_hlo_interpret",),
+    "name of what is compiled": ("jax._src.dispatch.log_elapsed_time",),
     "line that is lowered": ("jax._src.source_info_util.user_frame",),
     "reason of each retrace": ("jax._src.config.explain_cache_misses",),
     "reason of each retrace, by cache keys": (
@@ -54,6 +55,9 @@ PRIVATE: dict[str, tuple[str, ...]] = {
     "trace as bytes": ("jax._src.lib._profiler.ProfilerSession", "jax._src.lib.xla_client.profiler.ProfilerSession"),
 }
 """Interface -> its modules, newest jax first. Compiled modules: jax 0.10.2 and later."""
+
+_TIMER_DEPTH = 4
+"""Frames from a listener to the context manager that measures the duration: jax 0.6 has one between them."""
 
 NO_SESSION = "this jax has no ProfilerSession where it is expected"
 TRANSFORMATION = "perfscope"
@@ -262,6 +266,22 @@ def on_events(event: Callable[..., None], duration: Callable[..., None]) -> Undo
     return undo
 
 
+def timed_name(frame: FrameType | None) -> str | None:
+    """Name of what jax compiles, for a listener to durations called at ``frame``; ``None`` if it is not known.
+
+    jax 0.6 reports durations without a name: it is in the context manager that measures them.
+    """
+    timer = find("jax._src.dispatch", "log_elapsed_time")
+    for _ in range(_TIMER_DEPTH):
+        if frame is None or not isinstance(timer, type):
+            return None
+        owner = frame.f_locals.get("self") if frame.f_code.co_name == "__exit__" else None
+        if isinstance(owner, timer):
+            return str(owner.fun_name) if hasattr(owner, "fun_name") else None
+        frame = frame.f_back
+    return None
+
+
 def _explain_flag() -> Any:
     return find("jax._src.config", "explain_cache_misses")
 
@@ -441,14 +461,54 @@ def _hook_state(state: Any, with_ours: Callable[[Any], Any]) -> Undo:
 
 
 def _hook_old_state(with_ours: Callable[[Any], Any]) -> Undo:
-    state = _global_jit_state()
-    before = state.post_hook
-    ours = with_ours(before)
-    state.post_hook = ours
+    api, jit = sys.modules["jax._src.api"], find("jax._src.lib", "jax_jit")
+    ours: dict[Any, Any] = {}
+    """Each hook of jax, or ``None``, with the hook that includes ours."""
+
+    def include(state: Any, theirs: Any) -> None:
+        if theirs is None and state is not jit.global_state():
+            state.post_hook = None  # the hook of all threads follows
+            return
+        if theirs not in ours:
+            ours[theirs] = with_ours(theirs)
+        state.post_hook = ours[theirs]
+
+    class State:
+        """Stands in for a state where jax sets its hook."""
+
+        def __init__(self, state: Any) -> None:
+            object.__setattr__(self, "_state", state)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._state, name)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name == "post_hook":
+                include(self._state, value)
+            else:
+                setattr(self._state, name, value)
+
+    class Stand:
+        """Stands in for the module with the states."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(jit, name)
+
+        def global_state(self) -> State:
+            return State(jit.global_state())
+
+        def thread_local_state(self) -> State:
+            return State(jit.thread_local_state())
+
+    for state in (jit.global_state(), jit.thread_local_state()):
+        include(state, state.post_hook)
+    restore = replace(api, "jax_jit", Stand())
 
     def undo() -> None:
-        if state.post_hook is ours:
-            state.post_hook = before
+        restore()
+        theirs = {with_it: alone for alone, with_it in ours.items()}
+        for state in (jit.global_state(), jit.thread_local_state()):
+            state.post_hook = theirs.get(state.post_hook, state.post_hook)
 
     return undo
 

@@ -20,9 +20,9 @@ FEW_TURNS = 12
 MOST_PLACES = 64
 """Places in a loop that are distinguished."""
 MOST_DEPTH = 400
-"""Frames that are searched for a known loop. A launcher, a notebook or a test runner has dozens above the program."""
-MOST_FRAMES = 40
-"""Frames that are looked at; deeper ones are libraries."""
+"""Frames that are searched for a loop. Nested transforms of jax (grad, vmap, checkpoint) and a launcher, a notebook or
+a test runner above the program add dozens each.
+"""
 
 _Loop = tuple[int, int]
 """Offsets in the bytecode, from the first instruction to the jump back."""
@@ -155,7 +155,7 @@ class EagerLoop:
         """The outermost frame of the program that is inside a loop, and the program's frame that it called."""
         found: tuple[FrameType, FrameType | None] | None = None
         child: FrameType | None = None
-        for _ in range(MOST_FRAMES):
+        for _ in range(MOST_DEPTH):
             if frame is None:
                 break
             code = frame.f_code

@@ -37,6 +37,8 @@ EVENTS = {
     "/jax/compilation_cache/cache_misses": "cache_miss",
 }
 """Events of ``jax.monitoring`` that are kept, with their names here."""
+TIMED = frozenset({"trace", "lower", "compile"})
+"""Kinds of events that are about one function."""
 
 _CALL_SITE = re.compile(
     r"TRACING CACHE MISS at (?P<file>.+?):(?P<line>\d+)(?::\d+)? \((?P<function>.*?)\)(?: costing.*)?:?"
@@ -124,8 +126,9 @@ class EventLog:
 
     def _add(self, kind: str, duration_ns: int | None, facts: dict[str, object]) -> None:
         try:
-            name = facts.get("fun_name")
-            site = self._sites.here(sys._getframe(2))
+            frame = sys._getframe(2)
+            name = facts.get("fun_name") or (compat.timed_name(frame) if kind in TIMED else None)
+            site = self._sites.here(frame)
             self._lines.add(
                 kind=kind,
                 end_ns=time_ns(),

@@ -11,8 +11,8 @@ from types import CodeType, FrameType
 
 MOST_LOOKED_AT = 300
 """Operations whose stack is walked, about 3 us each: a millisecond of the run."""
-MOST_FRAMES = 60
-"""Frames that are walked."""
+MOST_FRAMES = 400
+"""Frames that are walked: transforms of jax and a notebook above the program add dozens each."""
 HALF = 0.5
 
 

@@ -17,6 +17,8 @@ from jax.experimental.pallas import triton
 
 from perfscope.workloads.jax.online import BLOCK, blocked_attention
 
+GPU_PARAMETERS: Any = getattr(triton, "CompilerParams", None) or triton.TritonCompilerParams  # its name in jax 0.6
+
 
 def _kernel(q_ref: Any, k_ref: Any, v_ref: Any, o_ref: Any, *, block: int) -> None:
     """One block of queries against the keys that it sees: writes o_IK."""
@@ -64,7 +66,7 @@ def _forward(q_BHLK: jax.Array, k_BHMK: jax.Array, v_BHMK: jax.Array) -> jax.Arr
         out_shape=jax.ShapeDtypeStruct(flat[0].shape, q_BHLK.dtype),
         name="flash_forward",
     )
-    on_gpu = call(compiler_params=triton.CompilerParams(num_warps=4, num_stages=2))
+    on_gpu = call(compiler_params=GPU_PARAMETERS(num_warps=4, num_stages=2))
     o_NLK = jax.lax.platform_dependent(*flat, cpu=call(interpret=True), cuda=on_gpu, rocm=on_gpu, default=call())
     return o_NLK[:, :length].reshape(q_BHLK.shape)
 

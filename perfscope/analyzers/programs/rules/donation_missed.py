@@ -35,7 +35,7 @@ from collections.abc import Iterable
 
 from perfscope.analyzers.hlo.program import program_label, where_of
 from perfscope.analyzers.ops import spans_of_instructions
-from perfscope.analyzers.programs.donation import Donation, Refused, Update, donations, refused_donations
+from perfscope.analyzers.programs.donation import Donation, Refused, Update, donations, refused_donations, writers
 from perfscope.analyzers.time import program_records
 from perfscope.model.finding import AbstainError, Finding, Where, fit_title
 from perfscope.model.trace import Trace
@@ -142,8 +142,7 @@ def _arguments(donation: Donation) -> tuple[str, ...]:
 
 def _where(donation: Donation) -> Where:
     """Return the line that computes the largest of the new values."""
-    entry = donation.module.entry_computation()
-    where = where_of(entry.by_name[donation.updates[0].written_by])
+    where = where_of(writers(donation.module, donation.updates[0].written_by)[-1])
     return Where(file=where.file, line=where.line, module=None if where.file is not None else donation.module.name)
 
 
