@@ -233,6 +233,22 @@ def test_a_child_that_is_killed_is_a_failure_and_can_be_asked_again(tmp_path: Pa
     assert _ended(workshop, item).folder is not None
 
 
+def test_what_a_server_that_ended_left_unfinished_is_read_again(tmp_path: Path, workshop: Workshop) -> None:
+    item = _item(tmp_path)
+    workshop.state(item)
+    (folder,) = (tmp_path / "cache").glob(f"{item.key}-*")
+    end = time.monotonic() + PATIENCE_S
+    while not (folder / STATE_FILE).exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    workshop.close()  # as when the server is ended while the child reads
+    (folder / STATE_FILE).write_text(json.dumps({"state": "working", "stage": "reading"}))
+    another = Workshop(tmp_path / "cache")
+    try:
+        assert _ended(another, item).stage == "ready"
+    finally:
+        another.close()
+
+
 @pytest.mark.slow
 def test_reading_can_be_cancelled_and_begun_again(tmp_path: Path, workshop: Workshop) -> None:
     item = _item(tmp_path)

@@ -52,8 +52,8 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
             *_progress(asked),
             Fragment(html=parts["tiles"]),
             *([html.P(view["interval"], className="ps-soft ps-note")] if view["interval"] else []),
-            *_account(asked, view),
             _first(asked, view),
+            *_account(asked, view),
             *([Fragment(html=view["large"])] if view["large"] else []),
             of_plugins,
             html.Div([*filter(None, cells), *_missing(view)], className="ps-over-cells"),
@@ -208,6 +208,11 @@ def _first(asked: Asked, view: dict[str, Any]) -> Any:
                             ],
                             className="ps-over-two",
                             title=" ".join((row["title"], row["detail"])).replace("`", ""),
+                        ),
+                        *(
+                            [html.Div(row["fix"], className="ps-soft ps-over-two", title=row["fix"])]
+                            if row["fix"]
+                            else []
                         ),
                         *(html.Div(item, className="ps-over-place") for item in _place(row)),
                     ]

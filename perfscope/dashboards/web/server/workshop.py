@@ -116,10 +116,8 @@ class Workshop:
                 folder=partial,
                 stale=shown is not None,
             )
-        if result and folder.name not in self._children:
-            # Unlocked but unfinished: the child was killed.
-            text = f"{item.path}: its reader was killed (out of memory?)"
-            return State(stage="failed", told=text, seconds=seconds, folder=shown, stale=True)
+        if result and folder.name not in self._children:  # unlocked but unfinished: a server that ended left it
+            shutil.rmtree(folder, ignore_errors=True)
         if not start:
             return State(stage="waiting", told="", seconds=0.0, folder=shown, stale=shown is not None)
         return self._begin(item, folder, shown)

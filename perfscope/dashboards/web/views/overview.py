@@ -163,6 +163,7 @@ def view(job: Job) -> dict[str, Any]:
                 "rule": words.rule,
                 "title": words.title + words.on_ranks,
                 "detail": words.detail,
+                "fix": f"{words.lead}: {words.fix}".replace("`", "") if words.fix else "",
                 "gain": words.gain,
                 "share": words.share,
                 "where": words.where or "-",
