@@ -70,5 +70,5 @@ KINDS = (
         corpus=False,
         start="compare?base={0}&head={1}",
     ),
-    Kind(name="failed", paths=_failed, everyday=True, corpus=False),
+    Kind(name="failed", paths=_failed, corpus=False),
 )

@@ -30,8 +30,9 @@ GRIDS = """[...document.querySelectorAll('[id$=-search]')].every((one) => {
 SETTLE_MS = 250
 """Rows of grids and figures come after the page's heading."""
 WIDTHS = (1280, 820, 390)
-MOST_ALIKE, MOST_ALIKE_EVERYDAY = 6, 1
-"""Links of one page to another with the same parameters: the first ones are followed."""
+MOST_ALIKE = 6
+"""Links of one page to another with the same parameters: the first ones are followed. In the everyday tests only the
+first to each page with the same parameters is, whichever page has it."""
 LINKS = """(() => {
   const links = [...document.querySelectorAll('#page a[href], #menu a[href]')].map((one) => one.getAttribute('href'));
   const drawn = [...document.querySelectorAll('.js-plotly-plot')].flatMap((one) => one.data)
@@ -126,7 +127,6 @@ def _quiet(tab: Tab) -> None:
 @EACH_KIND
 def test_every_page_and_every_link(tab: Tab, opened: tuple[Server, str], kind: Kind) -> None:
     server, start = opened
-    most = MOST_ALIKE_EVERYDAY if kind.everyday else MOST_ALIKE
     followed: Counter[tuple[Any, ...]] = Counter()
     links: dict[str, str] = {}
     pages = _pages(tab, server, start)
@@ -137,10 +137,11 @@ def test_every_page_and_every_link(tab: Tab, opened: tuple[Server, str], kind: K
         assert "cannot be shown" not in words, (name, words)
         assert tab.page.inner_text("#page h1 >> nth=0") == page_module(name).TITLE
         for href in tab.page.evaluate(LINKS):
-            shape = (name, urlsplit(href).path, *sorted(parse_qs(urlsplit(href).query)))
+            target = (urlsplit(href).path, *sorted(parse_qs(urlsplit(href).query)))
+            shape = target if kind.everyday else (name, *target)
             followed[shape] += 1
             shown = f"{server.base}{href.lstrip('/')}" in pages.values()
-            if href.startswith("/") and not shown and followed[shape] <= most:
+            if href.startswith("/") and not shown and followed[shape] <= (1 if kind.everyday else MOST_ALIKE):
                 links.setdefault(href, name)
         for width in WIDTHS:
             tab.page.set_viewport_size({"width": width, "height": 900})

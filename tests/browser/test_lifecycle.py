@@ -83,6 +83,7 @@ def test_a_damaged_file_is_one_line(tab: Tab, home: Path, server: Server) -> Non
     assert server.process.poll() is None
 
 
+@pytest.mark.slow
 def test_a_page_and_a_key_that_are_not_there_are_said(tab: Tab, server: Server) -> None:
     tab.open(f"{server.base}nothing?token={server.token}", "[role=alert]")
     assert "no such page" in tab.page.inner_text("[role=alert]").lower()

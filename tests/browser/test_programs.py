@@ -184,6 +184,7 @@ IN_SIGHT = """(() => {
 """Titles of the columns that are seen whole without scrolling."""
 
 
+@pytest.mark.slow
 def test_it_stays_readable_when_narrow_and_dark(tab: Tab, roofline_server: Server) -> None:
     tab.page.set_viewport_size({"width": 820, "height": 900})
     _open_roofline(tab, roofline_server)

@@ -94,7 +94,7 @@ def _near(one: list[int], other: list[int]) -> bool:
     return all(abs(a - b) <= 45 for a, b in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_a_legend_tells_the_colours_of_devices_and_host(tab: Tab, server: Server, scheme: str) -> None:
     _open(tab, server, "&t0=0&t1=100000")
     if scheme == "dark":
@@ -126,7 +126,7 @@ def test_a_kernel_leads_to_its_launch_and_back(tab: Tab, server: Server) -> None
     assert tab.wrong == []
 
 
-def test_the_keys_zoom_move_fit_and_let_go(tab: Tab, server: Server) -> None:
+def test_the_keys_zoom_move_fit_let_go_and_walk(tab: Tab, server: Server) -> None:
     _open(tab, server)
     whole = _view(tab)
     tab.page.mouse.move(800, 300)
@@ -140,10 +140,6 @@ def test_the_keys_zoom_move_fit_and_let_go(tab: Tab, server: Server) -> None:
     assert "zoom in and out" in tab.page.inner_text(".ps-tl-panel")
     tab.page.keyboard.press("Escape")
     assert not tab.page.is_visible(".ps-tl-panel h2")
-
-
-def test_arrows_walk_along_a_lane(tab: Tab, server: Server) -> None:
-    _open(tab, server)
     _click_lane(tab, "stream 7", 33_000)
     for key, start in (("ArrowRight", "48.0 us"), ("ArrowLeft", "28.0 us"), ("ArrowLeft", "8.00 us")):
         tab.page.keyboard.press(key)
@@ -164,27 +160,6 @@ def test_search_counts_and_jumps(tab: Tab, server: Server) -> None:
         tab.until(f"document.querySelector('.ps-tl-status').textContent.includes('{place} ')")
     tab.page.fill(".ps-tl-find", "(unclosed")
     tab.until("document.querySelector('.ps-tl-status').textContent === 'not a regular expression'")
-    assert tab.wrong == []
-
-
-@pytest.mark.slow
-def test_a_piece_is_summed_by_name(tab: Tab, server: Server) -> None:
-    _open(tab, server)
-    tab.page.keyboard.press("t")
-    tab.page.wait_for_selector(".ps-tl-panel tbody tr")
-    rows = tab.page.eval_on_selector_all(".ps-tl-panel tbody tr", "(rows) => rows.map((row) => row.innerText)")
-    kernels = next(row for row in rows if "sgemm_128x128" in row)
-    assert "330 us" in kernels
-    assert "\t30\t" in kernels
-
-
-def test_a_stranger_name_stays_text(tab: Tab, server: Server) -> None:
-    _open(tab, server)
-    _click_lane(tab, "stream 7", 13_000)
-    assert tab.page.inner_text(".ps-tl-whole") == HOSTILE
-    tab.page.keyboard.press("t")
-    tab.page.wait_for_selector(".ps-tl-panel tbody tr")
-    assert tab.page.query_selector(".ps-tl-panel img") is None
     assert tab.wrong == []
 
 
@@ -489,12 +464,17 @@ def test_a_pinned_line_stays_at_the_top_and_in_the_address(tab: Tab, server: Ser
     assert tab.wrong == []
 
 
-def test_a_piece_is_summed_by_name_category_and_module(tab: Tab, server: Server) -> None:
+def test_a_piece_is_summed_by_name_category_and_module_and_names_stay_text(tab: Tab, server: Server) -> None:
     _open(tab, server)
-    tab.page.evaluate("document.querySelector('.ps-timeline').perfscope.table()")
+    _click_lane(tab, "stream 7", 13_000)
+    assert tab.page.inner_text(".ps-tl-whole") == HOSTILE
+    tab.page.keyboard.press("t")
     tab.page.wait_for_selector(".ps-tl-panel tbody tr")
-    names = tab.page.inner_text(".ps-tl-panel table")
-    assert "sgemm_128x128" in names
+    assert tab.page.query_selector(".ps-tl-panel img") is None
+    rows = tab.page.eval_on_selector_all(".ps-tl-panel tbody tr", "(rows) => rows.map((row) => row.innerText)")
+    kernels = next(row for row in rows if "sgemm_128x128" in row)
+    assert "330 us" in kernels
+    assert "\t30\t" in kernels
     tab.page.click("text=by category")
     tab.until("document.querySelector('.ps-tl-panel thead').innerText.includes('category')")
     sums = tab.page.inner_text(".ps-tl-panel table")
