@@ -467,7 +467,7 @@ class TestOneKernelOfMany:
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", sorted(path.parent.name for path in FIXTURES.glob("*/compile.json")))
+@pytest.mark.parametrize("name", ["attention-sdpa", "moe-loop", "ssm-scan"])
 def test_a_recorded_plan_equals_itself(name: str) -> None:
     found = compare([trace(name)], [trace(name)])
     assert [one.identical for one in found.programs] == [True]

@@ -202,7 +202,7 @@ class TestWhatXlaMade:
             assert back.totals[name] == (after, before)
         back.check()
 
-    @pytest.mark.parametrize("name", sorted({name for pair in PAIRS for name in pair}))
+    @pytest.mark.parametrize("name", PAIRS[0])
     def test_each_is_itself(self, name: str) -> None:
         read_again = load_one(FIXTURES / f"{name}.hlo.pb.xz").hlo[0]
         assert program_change(fixture(name), read_again).identical

@@ -8,7 +8,7 @@ import itertools
 import re
 import tokenize
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import pytest
@@ -60,7 +60,7 @@ def texts(path: Path) -> Iterator[Text]:
         yield from paragraphs(source)
     elif path.suffix == ".py":
         yield from strings(ast.parse(source))
-        yield from ((block[0][0], " ".join(text for _, text in block)) for block in comments(source))
+        yield from ((block[0][0], " ".join(text for _, text in block)) for block in comments(path))
     else:
         yield from (
             (number, line) for number, line in enumerate(source.splitlines(), 1) if re.search(r"//|\*|\"", line)
@@ -88,11 +88,12 @@ def strings(tree: ast.Module) -> Iterator[Text]:
                 yield node.lineno, text
 
 
-def comments(source: str) -> list[list[Text]]:
+@cache
+def comments(path: Path) -> list[list[Text]]:
     """Comments that fill their line, consecutive lines together, and each comment after code."""
     blocks: list[list[Text]] = []
     open_until = -1
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+    for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
         if token.type == tokenize.COMMENT:
             line, text = token.start[0], token.string.lstrip("#! ").rstrip()
             alone = token.line.lstrip().startswith("#")
@@ -239,11 +240,11 @@ def test_a_missing_parameter_is_seen() -> None:
     assert missing_parameters(trees) == ["a.py:1: at", "a.py:1: length"]
 
 
-def broken_comments(source: str) -> list[int]:
+def broken_comments(path: Path) -> list[int]:
     """Lines of comments with one or two words, though the sentence continues on the next line."""
     return [
         line
-        for block in comments(source)
+        for block in comments(path)
         for (line, text), (_, following) in itertools.pairwise(block)
         if len(text.split()) <= 2 and re.search(r"\w$", text) and re.match(r"[a-z]", following)
     ]
@@ -254,13 +255,15 @@ def test_no_comment_is_broken_by_wrapping() -> None:
         f"{path.relative_to(REPOSITORY)}:{line}"
         for path in sources()
         if path.suffix == ".py"
-        for line in broken_comments(path.read_text(encoding="utf-8"))
+        for line in broken_comments(path)
     ] == []
 
 
-def test_a_broken_comment_is_seen() -> None:
-    assert broken_comments("# one two three\n# four\n# five\n") == [2]
-    assert broken_comments("# one two three four\n# five\n\n# Steps:\n# six\nx = 1  # one\ny = 2  # two\n") == []
+def test_a_broken_comment_is_seen(tmp_path: Path) -> None:
+    broken, whole = tmp_path / "broken.py", tmp_path / "whole.py"
+    broken.write_text("# one two three\n# four\n# five\n")
+    whole.write_text("# one two three four\n# five\n\n# Steps:\n# six\nx = 1  # one\ny = 2  # two\n")
+    assert (broken_comments(broken), broken_comments(whole)) == ([2], [])
 
 
 def says_only_its_name(path: Path) -> bool:

@@ -35,6 +35,8 @@ H100: dict[str, set[str]] = {
     "transformer-sharding": {"blocking_collective", "resharding_collective"},
 }
 """Findings in each; the twins of the defects have none."""
+OFTEN = {"attention-naive", "attention-blocked", "attention-policy-dots", "attention-policy-names"}
+"""Programs whose defect or twin another program of the everyday tests has too."""
 V5E: dict[str, set[str]] = {
     "attention-naive": {"unfused_attention"},
     "attention-naive-fp32": {"unfused_attention", "full_precision_matmul"},
@@ -63,7 +65,9 @@ def _findings(analysis: Analysis) -> list[tuple[str, Finding]]:
     return list(analysis.findings())
 
 
-@pytest.mark.parametrize("name", H100)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in OFTEN else name for name in H100]
+)
 def test_defects_are_named_on_an_h100_and_twins_are_clean(name: str) -> None:
     found = _findings(_judged(FIXTURES / "programs-h100" / name))
     assert {rule for rule, _ in found} == H100[name]

@@ -407,7 +407,8 @@ def test_jax_causal_attention_is_clean():
 
 
 @pytest.mark.jax
-@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_workload_is_flagged_at_its_defects_and_its_twin_is_clean(dtype: str):
     jax = pytest.importorskip("jax")
     from perfscope.workloads.jax import moe

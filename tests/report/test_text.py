@@ -56,7 +56,7 @@ def test_more_findings_than_a_screen_holds_are_counted() -> None:
     assert set(map(int, re.findall(r"finding (\d+)", every))) == set(range(FIRST_FINDINGS + 3))
 
 
-@pytest.mark.parametrize("width", [20, 60, 80, 110, 200])
+@pytest.mark.parametrize("width", [20, 110])
 @pytest.mark.parametrize("name", [*HOSTILE_NAMES, "plain"])
 def test_no_name_breaks_the_width_or_steers_the_terminal(name: str, width: int) -> None:
     text = render(hostile(name), width=width)
