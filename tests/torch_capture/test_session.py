@@ -500,6 +500,14 @@ STARTED = {
     "    p = multiprocessing.get_context('spawn').Process(target=train)\n    p.start()\n    p.join()\n",
     "subprocess": "import os, subprocess, sys\n"
     f"subprocess.run([sys.executable, '-c', {CHILD_LOOP + 'train()'!r}], check=True, env=dict(os.environ, OWN='1'))\n",
+    "shell": "import shlex, subprocess, sys\n"
+    f"subprocess.run('OWN=1 ' + shlex.join([sys.executable, '-c', {CHILD_LOOP + 'train()'!r}]), shell=True)\n",
+    "installed command": "import pathlib, subprocess, sys\n"
+    f"pathlib.Path('train').write_text('#!' + sys.executable + '\\n' + {CHILD_LOOP + 'train()'!r})\n"
+    "pathlib.Path('train').chmod(0o755)\nsubprocess.run(['./train'], check=True)\n",
+    "pool": "from concurrent.futures import ProcessPoolExecutor\n"
+    f"def work(_):\n    exec({CHILD_LOOP + 'train()'!r}, dict())\n"
+    "if __name__ == '__main__':\n    with ProcessPoolExecutor(1) as pool:\n        list(pool.map(work, range(1)))\n",
     "exec": "import os, sys\n"
     "if 'AGAIN' not in os.environ:\n"
     "    os.environ['AGAIN'] = '1'\n"

@@ -22,6 +22,7 @@ MARKS = "perfscope.profiler.session.annotate"
 ERROR_FILE = "program-error.txt"
 MOST_ERROR = 500
 """Characters kept of the error that ended the program."""
+STARTED_AS = os.getpid()
 HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH120 (pathlib costs 5 ms at start)
 PACKAGE = os.path.dirname(os.path.dirname(HERE))  # noqa: PTH120
 
@@ -97,11 +98,33 @@ def _may_capture(words: Any) -> bool:
         command = [os.fsdecode(word) for word in words]
     except TypeError:  # no command: the original raises the program's error
         return False
-    if not command or not os.path.basename(command[0]).startswith("python"):  # noqa: PTH119
+    if not command or not _starts_python(command):
         return False
     flags = command[1] if len(command) > 1 else ""
     isolated = flags.startswith("-") and not flags.startswith("--") and any(flag in flags[:4] for flag in "IES")
     return not isolated and not any("compile_worker" in word for word in command)
+
+
+SHELLS = ("bash", "dash", "env", "sh", "zsh")
+STARTERS = ("python", ".py", "torchrun", "accelerate", "deepspeed")
+"""Words by which a line of a shell shows that it starts a Python program: other lines keep their environment."""
+
+
+def _starts_python(command: Any) -> bool:
+    """Whether a command is Python, a line of a shell that names it, or a Python script such as ``torchrun``."""
+    name = os.path.basename(command[0])  # noqa: PTH119
+    if name in SHELLS:
+        return any(word in part for part in command[1:] for word in STARTERS)
+    if name.startswith("python"):
+        return True
+    for folder in ("",) if os.sep in command[0] else os.get_exec_path():
+        try:
+            with open(os.path.join(folder, command[0]), "rb") as file:  # noqa: PTH118, PTH123
+                first = file.read(256).partition(b"\n")[0]
+        except OSError:
+            continue
+        return first.startswith(b"#!") and b"python" in first
+    return False
 
 
 def _attach(text: str, framework: Any) -> None:
@@ -113,10 +136,14 @@ def _attach(text: str, framework: Any) -> None:
     try:
         if "perfscope" not in sys.modules:
             _load_package()
+        from dataclasses import replace
+
         from perfscope.model.capture import load_message
         from perfscope.profiler.session.session import attach
 
-        attach(load_message(text), "none" if framework == MARKS else framework)
+        message = load_message(text)
+        forked = os.getpid() != STARTED_AS and not message.follow  # of a program that imports nothing itself
+        attach(replace(message, child=message.child or forked), "none" if framework == MARKS else framework)
     except Exception as error:
         print(f"perfscope: nothing is captured in this process: {type(error).__name__}: {error}", file=sys.stderr)
 

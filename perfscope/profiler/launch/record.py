@@ -342,8 +342,8 @@ def _why_nothing(directory: Path, options: CaptureOptions, *, logged: bool, fail
         return f"{what}: {failed}"
     if not (directory / ATTACHED_FILE).exists():
         return (
-            "nothing was captured: no Python process that perfscope follows imported torch or jax. Processes started "
-            "through a shell are not followed: with `perfscope run --follow` they are"
+            "nothing was captured: no Python process that perfscope follows imported torch or jax. With `perfscope "
+            "run --follow` every process that the program starts is followed"
         )
     if options.step_annotation is not None:
         return f"{what}: no annotation named {options.step_annotation!r} was seen"
