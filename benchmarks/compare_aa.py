@@ -21,8 +21,8 @@ from perfscope.analyzers.compare.ab.judge import AbJudge
 from perfscope.analyzers.compare.runs.comparison import from_single_captures
 from perfscope.analyzers.compare.statistics.estimators import choose, location
 from perfscope.analyzers.compare.statistics.paired import paired_effect
-from perfscope.analyzers.compare.statistics.series import steady_part
 from perfscope.analyzers.compare.statistics.verdict import STEP_LEAST, from_pairs
+from perfscope.analyzers.compare.statistics.warm_up import steady_part
 from perfscope.model.documents.ab import Launch, Pair, Pairs
 from perfscope.profiler.ab.launch import ArmFolder, launch_once
 from perfscope.profiler.launch.program import Target

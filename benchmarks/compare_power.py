@@ -28,8 +28,8 @@ from perfscope.analyzers.compare.statistics.paired import (
     level_for,
     looks_for,
 )
-from perfscope.analyzers.compare.statistics.series import steady_part
 from perfscope.analyzers.compare.statistics.verdict import STEP_LEAST
+from perfscope.analyzers.compare.statistics.warm_up import steady_part
 from perfscope.profiler.ab.launch import ArmFolder, launch_once
 from perfscope.profiler.ab.machine import Gpus, MachineWatch
 from perfscope.profiler.launch.program import Target

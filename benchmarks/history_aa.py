@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from perfscope.analyzers.compare.statistics.series import WINDOW, change_points, fence
+from perfscope.plugins.history.series import WINDOW, change_points, fence
 
 LENGTHS = (30, 60, 100)
 SHUFFLES = 300

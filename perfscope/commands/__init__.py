@@ -8,18 +8,15 @@ from __future__ import annotations
 
 COMMANDS: dict[str, str] = {
     "analyze": "perfscope.commands.analyze:analyze",
-    "baseline": "perfscope.commands.baseline:baseline",
     "compare": "perfscope.commands.compare:compare",
     "doctor": "perfscope.commands.doctor:doctor",
     "explain": "perfscope.commands.explain:explain",
-    "history": "perfscope.commands.history:history",
     "query": "perfscope.commands.query:query",
     "report": "perfscope.commands.report:report",
     "rules": "perfscope.commands.rules:rules",
     "run": "perfscope.commands.run:run",
     "runs": "perfscope.commands.runs:runs",
     "serve": "perfscope.commands.serve:serve",
-    "store": "perfscope.commands.store:store",
     "try": "perfscope.commands.try_:try_",
 }
 
@@ -27,7 +24,7 @@ TASKS: dict[str, tuple[str, ...]] = {
     "Capture": ("run", "runs", "doctor"),
     "Analyze": ("analyze", "query", "serve", "rules", "explain"),
     "Fix": ("try",),
-    "Compare": ("compare", "history", "baseline", "store"),
+    "Compare": ("compare",),
     "Compile for a machine that is not here": (),
     "Share": ("report",),
 }

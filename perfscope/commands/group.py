@@ -72,6 +72,19 @@ def _sentence(command: click.Command | None) -> str:
     return command.short_help or inspect.cleandoc(command.help or "").partition("\n")[0]
 
 
+def command_at(home: str, verb: str) -> click.Command:
+    """Import the command of ``verb`` (``run``, ``compare runs``), with the options that plug-ins add to it.
+
+    ``ImportError`` or ``AttributeError`` if ``home``, ``module:attribute``, is missing.
+    """
+    command = load(home)
+    if not isinstance(command, click.Command):
+        raise TypeError(f"{home} is not a click command")
+    added = [load(option) for plugin in plugins() for option in plugin.options.get(verb, ())]
+    command.params += [option for option in added if option not in command.params]
+    return command
+
+
 class LazyGroup(VerbGroup):
     """Finds verbs in ``COMMANDS`` and in plug-ins. A verb that cannot be imported fails when it is called."""
 
@@ -85,14 +98,9 @@ class LazyGroup(VerbGroup):
         if home is None:
             return None
         try:
-            command = load(home)
-            added = [load(option) for plugin in plugins() for option in plugin.options.get(cmd_name, ())]
+            return command_at(home, cmd_name)
         except (ImportError, AttributeError) as error:
             return _broken(cmd_name, error)
-        if not isinstance(command, click.Command):
-            raise TypeError(f"{home} is not a click command")
-        command.params += [option for option in added if option not in command.params]
-        return command
 
     def get_short_help(self, ctx: click.Context) -> str:
         """The first commands that a user needs."""

@@ -8,14 +8,14 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
 from perfscope.model.documents.run_folders import RUNS_FOLDER
-from perfscope.model.errors import DataError, UsageError
+from perfscope.model.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from perfscope.analyzers.devices import Device
-    from perfscope.dashboards.run_store import RunStore
-    from perfscope.model.documents.stored_run import StoredRun
     from perfscope.model.plugins import Plugin
 
 
@@ -99,6 +97,19 @@ def records(plugin: Plugin, key: str) -> Callable[[click.Context, click.Paramete
     return remember
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sides:
+    """Paths of the two sides of a comparison, and remarks on how they were found."""
+
+    base: str
+    head: str
+    notes: tuple[str, ...] = ()
+
+
+SIDES = "perfscope.sides"
+"""Key of ``Context.meta``: a plug-in's function that returns the ``Sides`` for BASE and HEAD as the user wrote them."""
+
+
 # Requirements that several verbs have for their arguments.
 
 
@@ -129,74 +140,6 @@ def checkout_folder() -> Path:
     if named and Path(named).is_dir():
         return Path(named)
     return next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here)
-
-
-# Code shared by the verbs of the run store: choice of the store, records fit to be kept, and runs not in it yet.
-
-
-def store_option(command: Decorated) -> Decorated:
-    """``--store``. The command gets ``store: str | None``."""
-    return click.option(
-        "--store",
-        metavar="FILE|URL",
-        help="The run store: a file, or postgresql://USER@HOST/DATABASE. Else PERFSCOPE_STORE, else "
-        f"{RUNS_FOLDER}/store.sqlite.",
-    )(command)
-
-
-def opened(asked: str | None) -> RunStore:
-    """The store that is meant; it is made or asked when it is first used."""
-    from perfscope.dashboards.run_store import RunStore, address
-
-    return RunStore(address(asked))
-
-
-def record(path: str | Path, *, branch: str | None = None, commit: str | None = None) -> StoredRun:
-    """The record of a run or a trace, its branch from git here, its texts fit to be kept."""
-    from dataclasses import replace
-
-    from perfscope.analyzers.compare.runs.run_record import record_of
-    from perfscope.model.commits import branch_of
-
-    made = record_of(path, branch=branch, commit=commit)
-    return cleaned(made if made.branch is not None else replace(made, branch=branch_of(made.commit)))
-
-
-def cleaned(made: StoredRun) -> StoredRun:
-    """The record without control characters, secrets and homes in its texts."""
-    import msgspec
-
-    from perfscope.model.documents.stored_run import StoredRun
-    from perfscope.model.untrusted_text import sanitize_value
-
-    return msgspec.convert(sanitize_value(asdict(made)), StoredRun)
-
-
-def add_new(store: RunStore, folder: Path, *, quiet: bool = False) -> tuple[int, tuple[str, ...]]:
-    """Add the runs of ``folder`` that ``store`` lacks; return their number, and a line per unreadable run.
-
-    Runs that are still running are left for the next time. A terminal shows the progress, unless ``quiet``.
-    """
-    from perfscope.analyzers.compare.runs.run_record import uid_of
-    from perfscope.model.documents import run_folders as runs
-
-    added, trouble = 0, []
-    known = {uid_of(directory): directory for directory in runs.directories(folder)}
-    stored = store.holds(known)
-    interactive = sys.stderr.isatty() and not quiet
-    for number, (uid, path) in enumerate(known.items(), start=1):
-        if uid in stored:
-            continue
-        if interactive:
-            click.echo(f"\rperfscope: reading run {number} of {len(known)} ", err=True, nl=False)
-        try:
-            if runs.read(path).state != "running":
-                added += store.put(record(path))
-        except DataError as error:
-            trouble.append(str(error))
-    if interactive and len(stored) < len(known):
-        click.echo("\r\x1b[K", err=True, nl=False)
-    return added, tuple(trouble)
 
 
 # Messages besides the answer, and destinations of answers.

@@ -77,7 +77,7 @@ class Plugin(NamedTuple):
     tasks: Mapping[str, str] = _NOTHING
     """Verb -> heading in the help (`perfscope.commands.TASKS`, or a new one)."""
     options: Mapping[str, tuple[str, ...]] = _NOTHING
-    """Verb of the core -> ``click.Option`` objects with callbacks (``expose_value=False``)."""
+    """Verb of the core (``compare runs``) -> ``click.Option`` objects with callbacks (``expose_value=False``)."""
     recordings: Mapping[str, Recording] = _NOTHING
     """Key of ``Trace.recorded`` and ``Trace.documents`` -> its recording."""
     results: Mapping[str, str] = _NOTHING
@@ -100,6 +100,10 @@ class Plugin(NamedTuple):
     """Key in the JSON of `perfscope doctor` -> its checks."""
     names: Mapping[str, str] = _NOTHING
     """Public name of ``perfscope``, or ``figures.NAME`` -> object."""
+    pages: Mapping[str, str] = _NOTHING
+    """Name in the address -> page of the dashboard (`perfscope.dashboards.web.pages`)."""
+    works: Mapping[str, str] = _NOTHING
+    """Kind -> module that prepares data of a page in a child of the server (`dashboards/web/server/works.py`)."""
     scale_out: str = ""
     """Module that reads files at URLs and works on clusters, with the functions of `plugins/scale_out/remote.py`."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perfscope.analyzers.compare.statistics.estimators import location, quantile
-from perfscope.analyzers.compare.statistics.series import steady_part
+from perfscope.analyzers.compare.statistics.warm_up import steady_part
 from perfscope.model.documents.ab import Arm
 from perfscope.profiler.ab.launch import ArmFolder, launch_once
 from perfscope.profiler.launch.program import Target

@@ -6,16 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfscope.profiler.store.runs import RunStore
 from tests.conftest import CORPUS, REPOSITORY, corpus_files
-from tests.store.kept_runs import put_run
-from tests.store.records import stored_run
+from tests.kept_runs import put_run
 
 FIXTURES = REPOSITORY / "fixtures"
 RANKS = "torchrec__sst_sleep*"
 """Four ranks of one job."""
-FAST_RUNS, SLOW_RUNS = 8, 8
-"""Runs of the history, before and after its step became longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +40,9 @@ def _ranks(home: Path) -> tuple[Path, ...]:
 
 
 def _failed(home: Path) -> tuple[Path, ...]:
-    """A run whose program failed, in a folder with a run of the same program and a history."""
+    """A run whose program failed, in a folder with a run of the same program."""
     put_run(home, 0)
     put_run(home, 1, exit_code=1, notes=["RuntimeError: loss is NaN"])
-    store = RunStore(home / "store.sqlite")
-    for number in range(FAST_RUNS + SLOW_RUNS):
-        store.put(stored_run(number, step_ns=(1e7 if number < FAST_RUNS else 2e7) + number))
     return (home,)
 
 

@@ -1,4 +1,4 @@
-"""Comparisons in a browser: chosen, ticked, shown with their timelines; and the history."""
+"""Comparisons in a browser: chosen, ticked, shown with their timelines."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 
 from perfscope.dashboards.report.compare.json import as_text
-from perfscope.profiler.store.runs import RunStore
 from tests.browser.conftest import Server, Tab, serving
 from tests.browser.kineto import Kineto
+from tests.kept_runs import ITEM, PLAIN, put_run
 from tests.report.comparisons import interleaved_launches
-from tests.report.test_history import runs
-from tests.store.kept_runs import ITEM, PLAIN, put_run
 
 pytestmark = pytest.mark.slow
 
@@ -44,13 +42,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     program.write_text(HLO)
     document = home / "kept.json"
     document.write_text(as_text(interleaved_launches()))
-    store = home / "history"
-    store.mkdir()
-    held = RunStore(store / "store.sqlite")
-    for run in runs():
-        held.put(run)
     before, after = _trace(home / "before.json.gz", more=False), _trace(home / "after.json.gz", more=True)
-    with serving(home, before, after, program, document, store) as made:
+    with serving(home, before, after, program, document) as made:
         yield made
 
 
@@ -146,22 +139,9 @@ def test_one_that_was_kept_shows_its_launches(tab: Tab, server: Server) -> None:
     assert tab.wrong == []
 
 
-def test_a_history_and_one_metric_of_it(tab: Tab, server: Server) -> None:
-    tab.open(f"{server.base}history?token={server.token}", ".js-plotly-plot .main-svg")
-    assert "step time 10.0 ms → 12.0 ms" in tab.page.inner_text("#page")
-    tab.page.click("#history-metric")
-    tab.page.click("[role=option]:visible:has-text('host syncs per step')")
-    tab.until("location.search.includes('metric=host')")
-    tab.until("document.querySelector('#page h3')?.innerText.startsWith('host syncs')")
-    assert tab.wrong == []
-    assert tab.went_away() == []
-
-
-def test_without_a_store_it_says_how_to_get_one(tab: Tab, tmp_path: Path) -> None:
+def test_with_one_item_it_says_how_to_open_two(tab: Tab, tmp_path: Path) -> None:
     with serving(tmp_path, _trace(tmp_path / "one.json.gz", more=False)) as alone:
-        tab.open(f"{alone.base}history?token={alone.token}", "[role=alert]")
-        assert "perfscope history" in tab.page.inner_text("[role=alert]")
-        tab.page.goto(f"{alone.base}compare")
+        tab.open(f"{alone.base}compare?token={alone.token}", "[role=alert]")
         tab.until("document.querySelector('[role=alert]')?.innerText.includes('perfscope serve BASE HEAD')")
         assert tab.wrong == []
 

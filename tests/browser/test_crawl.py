@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from perfscope.dashboards.web.pages import PAGES, page_module
+from perfscope.dashboards.web.pages import page_module, pages
 from perfscope.dashboards.web.server.shelf import Shelf
 from tests.browser.axe import axe_source, violations_above_minor
 from tests.browser.conftest import Server, Tab, serving
@@ -80,9 +80,9 @@ def _pages(tab: Tab, server: Server, start: str) -> dict[str, str]:
     """The address of every page: those of the menu, and the one it begins with."""
     _show(tab, f"{server.base}{start}&token={server.token}")
     menu = tab.page.evaluate("[...document.querySelectorAll('#menu a')].map((one) => one.getAttribute('href'))")
-    pages = {urlsplit(href).path.strip("/"): f"{server.base}{href.lstrip('/')}" for href in menu}
-    assert list(pages) == list(PAGES)
-    return pages | {start.partition("?")[0]: f"{server.base}{start}"}
+    found = {urlsplit(href).path.strip("/"): f"{server.base}{href.lstrip('/')}" for href in menu}
+    assert list(found) == list(pages())
+    return found | {start.partition("?")[0]: f"{server.base}{start}"}
 
 
 def _dead_end(tab: Tab, server: Server, href: str) -> str:
@@ -126,11 +126,15 @@ def _quiet(tab: Tab) -> None:
 
 @EACH_KIND
 def test_every_page_and_every_link(tab: Tab, opened: tuple[Server, str], kind: Kind) -> None:
-    server, start = opened
+    follow_links(tab, *opened, everyday=kind.everyday)
+
+
+def follow_links(tab: Tab, server: Server, start: str, *, everyday: bool) -> None:
+    """Show every page in three widths, and follow its links; ``everyday``: one of those that are alike on all pages."""
     followed: Counter[tuple[Any, ...]] = Counter()
     links: dict[str, str] = {}
-    pages = _pages(tab, server, start)
-    for name, address in pages.items():
+    found = _pages(tab, server, start)
+    for name, address in found.items():
         _show(tab, address)
         words = tab.page.inner_text("#page")
         assert len(words) > LEAST_WORDS, name
@@ -138,10 +142,10 @@ def test_every_page_and_every_link(tab: Tab, opened: tuple[Server, str], kind: K
         assert tab.page.inner_text("#page h1 >> nth=0") == page_module(name).TITLE
         for href in tab.page.evaluate(LINKS):
             target = (urlsplit(href).path, *sorted(parse_qs(urlsplit(href).query)))
-            shape = target if kind.everyday else (name, *target)
+            shape = target if everyday else (name, *target)
             followed[shape] += 1
-            shown = f"{server.base}{href.lstrip('/')}" in pages.values()
-            if href.startswith("/") and not shown and followed[shape] <= (1 if kind.everyday else MOST_ALIKE):
+            shown = f"{server.base}{href.lstrip('/')}" in found.values()
+            if href.startswith("/") and not shown and followed[shape] <= (1 if everyday else MOST_ALIKE):
                 links.setdefault(href, name)
         for width in WIDTHS:
             tab.page.set_viewport_size({"width": width, "height": 900})

@@ -1,4 +1,4 @@
-"""Pages follow external changes: runs that appear and disappear, a run store, the commit checked out."""
+"""Pages follow external changes: runs that appear and disappear."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ from typing import Any
 
 import pytest
 
-from perfscope.profiler.store.runs import RunStore
 from tests.browser.conftest import Server, Tab, serving
-from tests.session.test_environment import git
-from tests.store.kept_runs import put_run, repository
-from tests.store.records import stored_run
+from tests.kept_runs import put_run
 
 pytestmark = pytest.mark.slow
 
@@ -21,14 +18,8 @@ CHOICE = "[...document.querySelectorAll('[role=option]')].map((one) => one.inner
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    runs = tmp_path / "perfscope-runs"
-    runs.mkdir()
-    commits = repository(tmp_path, monkeypatch, 2)
-    held = RunStore(runs / "store.sqlite")
-    for number, commit in enumerate(commits):
-        held.put(stored_run(number, step_ns=1e7, commit=commit))
-    put_run(runs, 0)
+def home(tmp_path: Path) -> Path:
+    put_run(tmp_path / "perfscope-runs", 0)
     return tmp_path
 
 
@@ -47,20 +38,6 @@ def test_the_picker_has_what_there_is_now(tab: Tab, server: Server, home: Path) 
     tab.until(f"{CHOICE}.includes('{made.name}')")
     shutil.rmtree(made)
     tab.until(f"{CHOICE}.length === 1 && !{CHOICE}.includes('{made.name}')")
-    assert tab.wrong == []
-
-
-def test_a_history_follows_its_store_and_what_is_checked_out(tab: Tab, server: Server, home: Path) -> None:
-    tab.open(f"{server.base}history?token={server.token}", ".ps-note")
-    words = "document.querySelector('#page').innerText"
-    tab.until(f"{words}.includes('2 runs that finished')")
-    RunStore(home / "perfscope-runs" / "store.sqlite").put(
-        stored_run(7, step_ns=1e7, commit=git(home, "rev-parse", "HEAD"))
-    )
-    tab.until(f"{words}.includes('3 runs that finished')")
-    git(home, "commit", "-q", "--allow-empty", "-m", "more")
-    head = git(home, "rev-parse", "HEAD")
-    tab.until(f"{words}.includes('up to what is checked out ({head[:10]})')")
     assert tab.wrong == []
 
 

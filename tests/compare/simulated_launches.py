@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfscope.analyzers.compare.statistics.estimators import location
-from perfscope.analyzers.compare.statistics.series import steady_part
+from perfscope.analyzers.compare.statistics.warm_up import steady_part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

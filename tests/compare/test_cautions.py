@@ -14,7 +14,7 @@ from perfscope.dashboards.report.compare.render import render_html, render_markd
 from perfscope.dashboards.web.views.compare import view_of
 from perfscope.model.documents.comparison import of
 from perfscope.model.documents.run import Run
-from tests.store.kept_runs import put_run
+from tests.kept_runs import put_run
 
 RUN = Run(
     id="1",

@@ -18,8 +18,8 @@ from perfscope.analyzers.compare.statistics.paired import (
     sign_flip_p,
     two_groups,
 )
-from perfscope.analyzers.compare.statistics.series import steady_part, truncation
 from perfscope.analyzers.compare.statistics.verdict import corrected, judge_many
+from perfscope.analyzers.compare.statistics.warm_up import steady_part, truncation
 from tests.compare.simulated_launches import World, launches
 
 

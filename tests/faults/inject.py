@@ -1,7 +1,7 @@
 """Breaks a process at the n-th write below a folder.
 
-Writes are Python's audit events (a file opened for writing, renamed, removed, a folder made), and each statement of the
-store. Every write is tested in a separate process, forked from one that has done nothing yet.
+Writes are Python's audit events (a file opened for writing, renamed, removed, a folder made), and those that a scenario
+reports to ``Fault.write``. Every write is tested in a separate process, forked from one that has done nothing yet.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import errno
 import os
 import shutil
 import signal
-import sqlite3
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,13 +18,16 @@ from typing import Any
 from perfscope.__main__ import run
 from perfscope.analyzers.readers import cache
 from perfscope.analyzers.readers.load import load
-from perfscope.profiler.store import database
 
 CHANGING = {"os.rename": 0, "os.remove": 0, "os.mkdir": 0, "os.rmdir": 0, "os.symlink": 1, "os.truncate": 0}
 """Audit event -> which of its arguments is the path."""
 NOT_REACHED = 77
 PROGRAM_CODE = 7
 MOST_WRITES = 400
+
+
+WATCHES: list[Callable[[Fault], None]] = []
+"""Called when a fault is armed: they report writes that are no audit events."""
 
 
 class Fault:
@@ -38,7 +40,8 @@ class Fault:
     def arm(self) -> None:
         """From now on, until the process ends."""
         sys.addaudithook(self._audit)
-        database.Session = self._statements()  # type: ignore[misc]
+        for watch in WATCHES:
+            watch(self)
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":
@@ -47,19 +50,10 @@ class Fault:
         else:
             path, writes = (arguments[CHANGING[event]], True) if event in CHANGING else ("", False)
         if writes and isinstance(path, str | os.PathLike) and str(Path(path).absolute()).startswith(self._folder):
-            self._write(OSError(getattr(errno, self._kind, 0), os.strerror(getattr(errno, self._kind, 0))))
+            self.write(OSError(getattr(errno, self._kind, 0), os.strerror(getattr(errno, self._kind, 0))))
 
-    def _statements(self) -> type[database.Session]:
-        fault = self
-
-        class Statements(database.Session):
-            def execute(self, sql: str, **values: Any) -> int:
-                fault._write(sqlite3.OperationalError("database or disk is full"))
-                return super().execute(sql, **values)
-
-        return Statements
-
-    def _write(self, error: Exception) -> None:
+    def write(self, error: Exception) -> None:
+        """Count a write; it raises ``error``, or kills the process, if it is the one to break."""
         if os.getpid() != self._pid:
             return
         self._left -= 1
@@ -88,20 +82,6 @@ def cache_is_clean() -> None:
     shutil.rmtree("cache", ignore_errors=True)
 
 
-def set_baseline() -> int:
-    """A second baseline in addition to the first."""
-    return run(["baseline", "set", "second", "run-1"])
-
-
-def store_is_clean() -> None:
-    """The first baseline is there, and the second can be set (again)."""
-    rows = sqlite3.connect("store.sqlite").execute("PRAGMA integrity_check").fetchall()
-    assert rows == [("ok",)], rows
-    assert run(["baseline", "list", "first"]) == 0
-    assert set_baseline() == 0
-    assert run(["baseline", "rm", "second"]) == 0
-
-
 def run_program() -> int:
     """A program without torch that marks its steps; its code is the answer if it was started at all."""
     Path("started").unlink(missing_ok=True)
@@ -121,7 +101,6 @@ def runs_are_clean() -> None:
 EVENTS = 500
 SCENARIOS: dict[str, tuple[str, Callable[[], int], Callable[[], None]]] = {
     "cache": ("cache", analyze_with_cache, cache_is_clean),
-    "store": ("", set_baseline, store_is_clean),
     "run": ("perfscope-runs", run_program, runs_are_clean),
 }
 """Name -> folder whose writes break, what is done, and the check."""

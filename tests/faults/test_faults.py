@@ -1,4 +1,4 @@
-"""A fault at each write of the cache, the store and a run: nothing earlier is lost, and the next start is clean."""
+"""A fault at each write of the cache and a run: nothing earlier is lost, and the next start is clean."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.__main__ import run
 from tests.conftest import REPOSITORY
 from tests.faults.inject import EVENTS, PROGRAM_CODE
-from tests.store.kept_runs import put_run
+from tests.kept_runs import put_run
 
 PROGRAM = f"""import pathlib, sys
 import perfscope
@@ -33,17 +32,13 @@ def prepare(name: str, folder: Path) -> None:
         ]  # fmt: skip
         (folder / "trace.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
     else:
-        runs = folder if name == "store" else folder / "perfscope-runs"
-        for number in range(2):
-            directory = put_run(runs, number)
-            directory.rename(runs / (f"run-{number}" if name == "store" else ("earlier", "other")[number]))
-    if name == "store":
-        assert run(["baseline", "set", "first", str(folder / "run-0")]) == 0
-    if name == "run":
+        runs = folder / "perfscope-runs"
+        for number, earlier in enumerate(("earlier", "other")):
+            put_run(runs, number).rename(runs / earlier)
         (folder / "train.py").write_text(PROGRAM)
 
 
-def injected(name: str, kind: str, folder: Path, every: int = 1) -> int:
+def injected(name: str, kind: str, folder: Path, every: int = 1, module: str = "tests.faults.inject") -> int:
     """How many writes were broken, one after the other."""
     places = {
         "PYTHONPATH": str(REPOSITORY),
@@ -51,7 +46,7 @@ def injected(name: str, kind: str, folder: Path, every: int = 1) -> int:
         "PERFSCOPE_STORE": str(folder / "store.sqlite"),
     }
     ended = subprocess.run(
-        [sys.executable, "-m", "tests.faults.inject", name, kind, str(every), str(folder)],
+        [sys.executable, "-m", module, name, kind, str(every), str(folder)],
         capture_output=True, text=True, check=False, env={**os.environ, **places}, timeout=900,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr[-4_000:]
@@ -61,13 +56,12 @@ def injected(name: str, kind: str, folder: Path, every: int = 1) -> int:
 @pytest.mark.parametrize("kind", ["ENOSPC", "EACCES", "KILL"])
 @pytest.mark.parametrize(
     ("name", "writes"),
-    [("cache", 3), *(pytest.param(name, 5, marks=pytest.mark.slow) for name in ("store", "run"))],
+    [("cache", 3), pytest.param("run", 5, marks=pytest.mark.slow)],
 )
 def test_a_fault_at_each_write(
     name: str, writes: int, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PERFSCOPE_STORE", str(tmp_path / "store.sqlite"))
     prepare(name, tmp_path)
     assert injected(name, kind, tmp_path) >= writes
 

@@ -40,7 +40,7 @@ def declared(name: str) -> Plugin:
 def homes(plugin: Plugin) -> set[str]:
     """All names that a declaration holds."""
     found = {plugin.report, plugin.scale_out} - {""}
-    for kind in ("commands", "results", "readers", "interventions", "exports", "names"):
+    for kind in ("commands", "results", "readers", "interventions", "exports", "names", "pages", "works"):
         found |= set(getattr(plugin, kind).values())
     found |= {home.module for home in plugin.rules.values()}
     found |= {checks.find for checks in plugin.checks.values()}

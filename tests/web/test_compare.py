@@ -17,8 +17,8 @@ from perfscope.dashboards.web.views._flame_change import flame_of
 from perfscope.dashboards.web.views.compare import view_of
 from perfscope.model.documents import comparison as compare_document
 from perfscope.model.documents.comparison import Document, Tree, TreeNode, TreeRow, of
+from tests.kept_runs import ITEM, put_run
 from tests.report.comparisons import hostile, interleaved_launches, single_captures, unchanged_captures
-from tests.store.kept_runs import ITEM, put_run
 
 
 def _view(document: Document) -> dict[str, Any]:

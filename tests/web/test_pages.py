@@ -11,7 +11,7 @@ import pytest
 
 from perfscope.dashboards.web.server.shelf import Item, Kind
 from perfscope.model.documents.run_folders import tag
-from tests.store.kept_runs import put_run
+from tests.kept_runs import put_run
 
 overview = pytest.importorskip("perfscope.dashboards.web.pages.overview")
 alike = pytest.importorskip("perfscope.dashboards.web.pages._alike").alike

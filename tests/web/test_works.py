@@ -1,4 +1,4 @@
-"""Works besides single items: comparisons, stored ones, histories; real children, and keys that lead nowhere."""
+"""Works besides single items: comparisons, stored ones; real children, and keys that lead nowhere."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ import pytest
 
 from perfscope.dashboards.report.compare.json import as_text
 from perfscope.dashboards.web.server.shelf import STATE_FILE, Item, Shelf, read_view
-from perfscope.dashboards.web.server.works import Kept, Pair, Work, find_work, stored, stores
+from perfscope.dashboards.web.server.works import Pair, Work, find_work, stored
 from perfscope.dashboards.web.server.workshop import LIVE_S, State, Workshop, _pause
 from perfscope.dashboards.web.views import VIEWS
-from perfscope.profiler.store.runs import RunStore
 from tests.report.comparisons import interleaved_launches
-from tests.report.test_history import runs
 
 PATIENCE_S = 60.0
 HLO = "HloModule small\n\nENTRY main {\n  p = f32[8]{0} parameter(0)\n  ROOT n = f32[8]{0} negate(p)\n}\n"
@@ -48,7 +46,7 @@ def _pair(base: Path, head: Path) -> Pair:
     return found
 
 
-def _ended(workshop: Workshop, work: Work) -> State:
+def ended(workshop: Workshop, work: Work) -> State:
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
         state = workshop.state(work)
@@ -64,7 +62,7 @@ def test_a_relative_cache_is_below_the_folder_of_the_start(tmp_path: Path, monke
     made = Workshop(Path("cache"))
     monkeypatch.chdir(tmp_path / "other")
     try:
-        state = _ended(made, _pair(_trace(tmp_path / "a.json", "aten::mm"), _trace(tmp_path / "b.json", "aten::mm")))
+        state = ended(made, _pair(_trace(tmp_path / "a.json", "aten::mm"), _trace(tmp_path / "b.json", "aten::mm")))
         assert state.stage == "ready"
         assert state.folder is not None
         assert state.folder.is_relative_to(tmp_path / "cache")
@@ -81,7 +79,7 @@ def _document(path: Path) -> Path:
 
 def test_two_traces_are_compared(tmp_path: Path, workshop: Workshop) -> None:
     pair = _pair(_trace(tmp_path / "a.json", "aten::mm"), _trace(tmp_path / "b.json", "aten::mm", "aten::item"))
-    state = _ended(workshop, pair)
+    state = ended(workshop, pair)
     assert (state.stage, state.told) == ("ready", "")
     assert state.folder is not None
     held = read_view(state.folder, "compare")
@@ -101,7 +99,7 @@ def test_a_side_that_goes_is_named(tmp_path: Path, workshop: Workshop) -> None:
 def test_two_kinds_are_one_line(tmp_path: Path, workshop: Workshop) -> None:
     program = tmp_path / "b.hlo.txt"
     program.write_text(HLO)
-    state = _ended(workshop, _pair(_trace(tmp_path / "a.json", "aten::mm"), program))
+    state = ended(workshop, _pair(_trace(tmp_path / "a.json", "aten::mm"), program))
     assert state.stage == "failed"
     assert "\n" not in state.told
     assert "kind" in state.told
@@ -114,9 +112,9 @@ def test_a_comparison_can_be_cancelled_and_its_sides_go_on(tmp_path: Path, works
     workshop.state(pair.base)
     assert workshop.cancel(pair)
     assert workshop.state(pair).stage == "cancelled"
-    assert _ended(workshop, pair.base).stage == "ready"
+    assert ended(workshop, pair.base).stage == "ready"
     workshop.again(pair)
-    assert _ended(workshop, pair).stage == "ready"
+    assert ended(workshop, pair).stage == "ready"
 
 
 def test_a_document_is_a_comparison_and_no_trace(tmp_path: Path) -> None:
@@ -133,34 +131,9 @@ def test_a_result_that_leads_out_of_the_folder_is_none(tmp_path: Path) -> None:
     assert stored(Shelf([tmp_path / "perfscope-runs"])) == ()
 
 
-def test_the_history_of_a_store(tmp_path: Path, workshop: Workshop) -> None:
-    folder = tmp_path / "perfscope-runs"
-    folder.mkdir()
-    shelf = Shelf([folder])
-    assert stores(shelf) == ()
-    held = RunStore(folder / "store.sqlite")
-    for run in runs():
-        held.put(run)
-    before = (folder / "store.sqlite").read_bytes()
-    (kept,) = stores(shelf)
-    assert find_work(shelf, kept.key) == kept
-    state = _ended(workshop, kept)
-    assert state.folder is not None
-    found = read_view(state.folder, "history")
-    assert found is not None
-    assert found["view"]["runs"] == len(runs())
-    assert (folder / "store.sqlite").read_bytes() == before
-
-
-def test_a_damaged_store_is_one_line(tmp_path: Path, workshop: Workshop) -> None:
-    (tmp_path / "store.sqlite").write_bytes(b"no database" * 100)
-    state = _ended(workshop, Kept(path=tmp_path / "store.sqlite"))
-    assert state.stage == "failed"
-    assert "store.sqlite" in state.told
-    assert "\n" not in state.told
-
-
-@pytest.mark.parametrize("key", ["~", "a~b", "~store~", "~../../etc", "~store~../x", "a.json-000000~", "~~", "x~y~z"])
+@pytest.mark.parametrize(
+    "key", ["~", "a~b", "~history~", "~../../etc", "~history~../x", "a.json-000000~", "~~", "x~y~z"]
+)
 def test_keys_that_nothing_has(tmp_path: Path, key: str) -> None:
     assert find_work(Shelf([_trace(tmp_path / "a.json", "aten::mm")]), key) is None
 
@@ -172,7 +145,7 @@ def _item(tmp_path: Path, *ops: str) -> Item:
 
 def test_every_view_is_made(tmp_path: Path, workshop: Workshop) -> None:
     item = _item(tmp_path)
-    state = _ended(workshop, item)
+    state = ended(workshop, item)
     assert state.folder is not None
     for name in VIEWS:
         held = read_view(state.folder, name)
@@ -185,7 +158,7 @@ def test_every_view_is_made(tmp_path: Path, workshop: Workshop) -> None:
 def test_what_cannot_be_read_says_so_in_one_line(tmp_path: Path, workshop: Workshop) -> None:
     item = _item(tmp_path)
     item.path.write_text("this is no trace")
-    state = _ended(workshop, item)
+    state = ended(workshop, item)
     assert "trace.json" in state.told
     assert "\n" not in state.told
 
@@ -193,7 +166,7 @@ def test_what_cannot_be_read_says_so_in_one_line(tmp_path: Path, workshop: Works
 @pytest.mark.slow
 def test_a_second_server_shares_what_is_kept(tmp_path: Path, workshop: Workshop) -> None:
     item = _item(tmp_path)
-    _ended(workshop, item)
+    ended(workshop, item)
     other = Workshop(tmp_path / "cache")
     assert other.state(item, start=False).stage == "ready"
 
@@ -203,19 +176,19 @@ def test_a_file_that_is_replaced_is_read_again_and_the_old_one_shown_meanwhile(
     tmp_path: Path, workshop: Workshop
 ) -> None:
     item = _item(tmp_path)
-    first = _ended(workshop, item).folder
+    first = ended(workshop, item).folder
     _item(tmp_path, "aten::mm")
     state = workshop.state(item)
     assert state.stale
     assert state.folder == first
-    again = _ended(workshop, item)
+    again = ended(workshop, item)
     assert again.folder != first
 
 
 @pytest.mark.slow
 def test_a_file_that_is_gone_is_told_and_still_shown(tmp_path: Path, workshop: Workshop) -> None:
     item = _item(tmp_path)
-    first = _ended(workshop, item).folder
+    first = ended(workshop, item).folder
     item.path.unlink()
     state = workshop.state(item)
     assert (state.stage, state.folder) == ("gone", first)
@@ -227,10 +200,10 @@ def test_a_child_that_is_killed_is_a_failure_and_can_be_asked_again(tmp_path: Pa
     (child,) = workshop._children.values()
     os.killpg(child.pid, signal.SIGKILL)
     child.wait()
-    state = _ended(workshop, item)
+    state = ended(workshop, item)
     assert "killed" in state.told
     workshop.again(item)
-    assert _ended(workshop, item).folder is not None
+    assert ended(workshop, item).folder is not None
 
 
 def test_what_a_server_that_ended_left_unfinished_is_read_again(tmp_path: Path, workshop: Workshop) -> None:
@@ -257,13 +230,13 @@ def test_reading_can_be_cancelled_and_begun_again(tmp_path: Path, workshop: Work
     assert workshop.state(item).stage == "cancelled"
     assert not workshop.cancel(item)
     workshop.again(item)
-    assert _ended(workshop, item).folder is not None
+    assert ended(workshop, item).folder is not None
 
 
 @pytest.mark.slow
 def test_of_what_changes_again_and_again_two_are_kept(tmp_path: Path, workshop: Workshop) -> None:
     for at in range(4):
-        _ended(workshop, _item(tmp_path, *[f"op_{at}"] * (at + 1)))
+        ended(workshop, _item(tmp_path, *[f"op_{at}"] * (at + 1)))
     assert len(list((tmp_path / "cache").iterdir())) == 2
 
 

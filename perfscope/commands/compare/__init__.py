@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from perfscope.commands.completion import complete_runs
-from perfscope.commands.group import VerbGroup
+from perfscope.commands.group import VerbGroup, command_at
 from perfscope.model.errors import did_you_mean
-from perfscope.model.plugins import load, named
+from perfscope.model.plugins import named
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -60,8 +60,7 @@ class CompareGroup(VerbGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The sub-command, imported now."""
         home = _forms().get(cmd_name)
-        command = None if home is None else load(home)
-        return command if isinstance(command, click.Command) else None
+        return None if home is None else command_at(home, f"compare {cmd_name}")
 
 
 def _forms() -> dict[str, str]:

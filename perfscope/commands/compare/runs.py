@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from perfscope.commands.compare.baselines import Sides, baseline_option, sides
 from perfscope.commands.compare.outputs import Outputs, check_gates, finish, output_options, own_gates
 from perfscope.commands.completion import complete_runs
-from perfscope.commands.options import selection_options, spare, store_option
+from perfscope.commands.options import SIDES, Sides, selection_options, spare
 from perfscope.model.documents import run_folders
 from perfscope.model.errors import UsageError
 
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("base", metavar="BASE", required=False, shell_complete=complete_runs)
 @click.argument("head", metavar="HEAD", required=False, shell_complete=complete_runs)
-@baseline_option
-@store_option
 @selection_options
 @output_options(
     "Exit 1 on: regression (of a count, or a likely one of the time), inconclusive, finding:low|medium|high (new, or "
@@ -32,8 +29,7 @@ if TYPE_CHECKING:
     "[programs, where both sides were compiled for one target]"
 )
 def runs(
-    base: str | None, head: str | None, baseline: str | None, store: str | None, outputs: Outputs,
-    steps: str | None, ranks: str | None, time: str | None,
+    base: str | None, head: str | None, outputs: Outputs, steps: str | None, ranks: str | None, time: str | None,
 ) -> int:  # fmt: skip
     """Show changes from BASE to HEAD, and their lines in the code.
 
@@ -45,8 +41,6 @@ def runs(
     time of sets that ran in turns, six pairs or more, may fail a build.
 
     --steps, --ranks and --time choose the same part of both.
-
-    Either may be `baseline:NAME`; `--baseline [NAME] HEAD` finds the baseline nearest to HEAD's code.
     """
     from msgspec.structs import replace
 
@@ -57,7 +51,7 @@ def runs(
 
     check_gates(outputs.fail_on)
     selection = parse_selection(steps, ranks, time)
-    named = sides(base, head, baseline, store=store)
+    named: Sides = click.get_current_context().meta.get(SIDES, _as_written)(base, head)
     launches = runs_in(named.base), runs_in(named.head)
     if launches != (None, None):
         if selection != EVERYTHING:
@@ -76,6 +70,12 @@ def runs(
     gates = own_gates(comparison, outputs.fail_on)
     document = json.document(comparison, failed=comparison.gates(gates), gates=gates)
     return finish(document, outputs, unsettled=bool(comparison.inconclusive))
+
+
+def _as_written(base: str | None, head: str | None) -> Sides:
+    if base is None or head is None:
+        raise UsageError("compare needs BASE and HEAD")
+    return Sides(base=base, head=head)
 
 
 def _compare_sets(named: Sides, runs: tuple[tuple[Path, ...] | None, tuple[Path, ...] | None], outputs: Outputs) -> int:

@@ -16,7 +16,7 @@ from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_u
 from dash.exceptions import CallbackException, DependencyException
 from msgspec.structs import replace
 
-from perfscope.dashboards.web.pages import PAGE_KEYS, PAGES, Asked, address, page_module
+from perfscope.dashboards.web.pages import Asked, address, page_key, page_module, pages
 from perfscope.dashboards.web.pages._grid import register_grid
 from perfscope.dashboards.web.pages._parts import empty_pages, mark_of, progress, register_chart, said
 from perfscope.dashboards.web.pages.runs import removable
@@ -92,7 +92,7 @@ def create_app(
     app.enable_dev_tools(debug=False)
     app.layout = lambda: _frame(shelf, base_path, perfetto, editor)
     _route(app, shelf, workshop, base_path)
-    for name in PAGES:
+    for name in pages():
         module = page_module(name)
         for grid in getattr(module, "GRIDS", ()):
             register_grid(app, grid)
@@ -309,7 +309,7 @@ def asked_for(pathname: str | None, search: str | None, shelf: Shelf, workshop: 
     """Parse an address; unknown pages and keys become the first ones."""
     page = (pathname or "").removeprefix(base_path).strip("/") or START
     parameters = dict(parse_qsl((search or "").removeprefix("?"), keep_blank_values=True, max_num_fields=40))
-    known = page in PAGES
+    known = page in pages()
     item = came_from = None
     if known:
         key = parameters.pop("run", None)
@@ -381,18 +381,15 @@ def _live(state: Readiness, asked: Asked) -> Any:
 
 def _menu(asked: Asked) -> list[Any]:
     empty = empty_pages(asked)
-    return [
-        html.Div(
-            dcc.Link(
-                page_module(name).TITLE,
-                href=asked.link(name),
-                className="ps-nav"
-                + (" ps-here" if name == asked.page else "")
-                + (" ps-nothing" if name in empty else ""),
-                title=f"{empty[name]} (g {PAGE_KEYS[name]})" if name in empty else f"g {PAGE_KEYS[name]}",
-            ),
-            **{"data-key": PAGE_KEYS[name]},
-            **({"aria-current": "page"} if name == asked.page else {}),
-        )
-        for name in PAGES
-    ]
+    return [_entry(asked, name, page_key(name), empty.get(name, "")) for name in pages()]
+
+
+def _entry(asked: Asked, name: str, key: str, empty: str) -> Any:
+    """A page in the menu; ``empty``: the reason why the page has no data."""
+    link = dcc.Link(
+        page_module(name).TITLE,
+        href=asked.link(name),
+        className="ps-nav" + (" ps-here" if name == asked.page else "") + (" ps-nothing" if empty else ""),
+        title=f"{empty} (g {key})" if empty else f"g {key}",
+    )
+    return html.Div(link, **{"data-key": key}, **({"aria-current": "page"} if name == asked.page else {}))

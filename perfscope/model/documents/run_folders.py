@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 RUNS_FOLDER = "perfscope-runs"
 """Folder of runs, in the folder a program was started in."""
-STORE_FILE = "store.sqlite"
-"""File of the local run store, in the folder of runs."""
 LATEST = "latest"
 COMPILED_FILE = "compile.json"
 """The manifest that `perfscope compile` wrote, next to runs and listed with them."""

@@ -22,8 +22,8 @@ from perfscope.analyzers.compare.statistics.paired import (
     log_ratios,
     looks_for,
 )
-from perfscope.analyzers.compare.statistics.series import steady_part
 from perfscope.analyzers.compare.statistics.verdict import MetricResult, compare_exact, confirmed, from_pairs
+from perfscope.analyzers.compare.statistics.warm_up import steady_part
 from perfscope.model.documents import comparison as document
 from perfscope.model.documents.ab import Decision, Launch, Pair, Pairs
 

@@ -29,8 +29,8 @@ from perfscope.analyzers.compare.runs.structure import ExactMetric, structure
 from perfscope.analyzers.compare.runs.trees import path_change, tree_change
 from perfscope.analyzers.compare.statistics import estimators
 from perfscope.analyzers.compare.statistics.paired import Better, Verdict
-from perfscope.analyzers.compare.statistics.series import steady_part
 from perfscope.analyzers.compare.statistics.verdict import STEP_LEAST, MetricResult
+from perfscope.analyzers.compare.statistics.warm_up import steady_part
 from perfscope.analyzers.devices import find_device
 from perfscope.analyzers.engine import Analysis, analyze
 from perfscope.analyzers.savings import step_time

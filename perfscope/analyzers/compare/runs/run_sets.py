@@ -21,7 +21,7 @@ from perfscope.analyzers.compare.runs.comparison import side_summary
 from perfscope.analyzers.compare.runs.keys import Key
 from perfscope.analyzers.compare.runs.structure import Said, said_by
 from perfscope.analyzers.compare.statistics.estimators import location
-from perfscope.analyzers.compare.statistics.series import steady_part
+from perfscope.analyzers.compare.statistics.warm_up import steady_part
 from perfscope.analyzers.engine import Analysis, analyze
 from perfscope.analyzers.readers.load import load_path, reader_of
 from perfscope.analyzers.time import least_computing, warm_accounts

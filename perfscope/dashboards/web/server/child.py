@@ -1,6 +1,7 @@
 """Child processes of the server: each prepares one work, writes its data, and reports a failure in one line.
 
-``python -m perfscope.dashboards.web.server.child KIND ARGUMENT... FOLDER``, with a kind of `KINDS`. The data of a page
+``python -m perfscope.dashboards.web.server.child KIND ARGUMENT... FOLDER``, with a kind of `KINDS` or of
+a plug-in. The data of a page
 goes to ``FOLDER/<view>.json``, the progress of the child to ``FOLDER/state.json``. The server keeps no trace data.
 """
 
@@ -23,17 +24,15 @@ import msgspec
 from perfscope.dashboards.web.server.shelf import LOCK_FILE, STATE_FILE
 from perfscope.model.errors import DataError, PerfscopeError, UsageError, log_failure
 from perfscope.model.files import write_atomically
+from perfscope.model.plugins import load, named
 
 if TYPE_CHECKING:
     from perfscope.analyzers.devices import Device
     from perfscope.analyzers.judge import JudgeTask
     from perfscope.analyzers.readers.load import Task, TaskResult
     from perfscope.dashboards.web.views import Gathered
-    from perfscope.model.documents.stored_run import StoredRun
     from perfscope.model.trace import Trace
 
-MOST_RUNS = 400
-"""Most runs of a history, newest first: two years of working days. A picture of more would show no more detail."""
 MOST_LINE = 1_000
 """Most characters of a line of a command."""
 
@@ -182,45 +181,6 @@ def _pair(child: Child, arguments: Sequence[str]) -> None:
     child.write("compare", {"view": view_of(document)})
 
 
-def _history(child: Child, arguments: Sequence[str]) -> None:
-    """``STORE``: the metrics of its newest runs from commit to commit. The store is only read."""
-    from perfscope.analyzers.compare.statistics.series import history
-    from perfscope.dashboards.run_store import RunStore
-    from perfscope.dashboards.web.views.history import view_of
-    from perfscope.model.commits import commits_between, current_commit
-
-    child.tell("working", "reading")
-    store = RunStore(Path(child.path))
-    version = store.version()
-    if version.is_older:
-        raise DataError(f"{child.path}: of an older perfscope: perfscope history brings it up to date")
-    runs = store.runs(last=MOST_RUNS) if version.schema else ()
-    child.tell("working", "writing")
-    if current_commit() is None:  # the server was not started in a repository, but the store may be in one
-        os.chdir(Path(child.path).parent)
-    order, words = _order(runs)
-    view = view_of(history(runs, order=order), count_between=commits_between)
-    child.write("history", {"view": view | {"ordered": words}})
-
-
-def _order(runs: Sequence[StoredRun]) -> tuple[dict[str, int], str]:
-    """The order of commits and its description: HEAD's history, or the newest run's if that covers more runs."""
-    from perfscope.model.commits import ancestry, current_commit
-
-    head = current_commit()
-    made = {run.commit for run in runs if run.commit}
-    late_first = sorted(runs, key=lambda run: run.created_utc, reverse=True)
-    newest = next((run.commit for run in late_first if run.commit), None)
-    tips = [(tip, ancestry(tip)) for tip in dict.fromkeys((head, newest)) if tip is not None]
-    tip, order = max(tips, key=lambda pair: len(made & pair[1].keys()), default=("", {}))
-    if not made & order.keys():
-        return order, "Runs in the order of time: the local git repository has none of their commits."
-    whose = "what is checked out" if tip == head else "the newest run"
-    others = len(made - order.keys())
-    left = f"; {others:,} commits are not among them: their series are in the order of time" if others else ""
-    return order, f"Commits in the order of git, up to {whose} ({tip[:10]}){left}."
-
-
 def _export(child: Child, arguments: Sequence[str]) -> None:
     """``PATH FORM``: run the export command and pack its output. ``DataError``: the command's error line."""
     from perfscope.dashboards.web.server.exports import ABOUT, FORMS, MADE, made_file
@@ -266,7 +226,6 @@ def pack(folder: Path, target: Path) -> None:
 KINDS: dict[str, Callable[[Child, Sequence[str]], None]] = {
     "item": _item,
     "pair": _pair,
-    "history": _history,
     "export": _export,
 }
 
@@ -282,7 +241,8 @@ def main(words: Sequence[str]) -> int:
         except OSError:
             return 0
         try:
-            KINDS[kind](child, arguments)
+            prepare = KINDS.get(kind) or load(named("works")[kind]).prepare
+            prepare(child, arguments)
         except PerfscopeError as error:
             child.tell("failed", str(error))
             return error.exit_code

@@ -1,34 +1,28 @@
-"""Works of a child besides single items: comparisons of two, stored comparisons, histories.
+"""Works of a child besides single items: comparisons of two, stored comparisons, and those of plug-ins.
 
-Each key contains ``~``, which no item's key has, so that one workshop and one kind of request serve all of them.
+Each key contains ``~``, which no item's key has, so that one workshop and one kind of request serve all of them. A
+plug-in's kind of work is a module with ``works(shelf)``, a sequence of `Work` with keys ``~KIND~...`` and commands
+``(KIND, PATH, ...)``, and ``prepare(child, arguments)``, which a child calls (`child.py`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Protocol
 
 from msgspec import Struct
 
 from perfscope.dashboards.web.server.shelf import Item, Shelf, is_comparison, is_try, key_of
-from perfscope.model.commits import current_commit
-from perfscope.model.documents import run_folders
-from perfscope.model.documents.run_folders import STORE_FILE
 from perfscope.model.documents.trials import FILE as TRY_FILE
+from perfscope.model.plugins import load, named
 
 APART = "~"
 """Between the keys of a pair, and before the key of a stored comparison."""
 RESULT_FILE = "result.json"
 """File name of the result of ``perfscope compare commits``."""
-_STORE = "store"
-
-HEAD_S = 2.0
-"""Seconds for which git's answer is reused."""
 MOST_STORED = 200
 """Most stored comparisons offered, newest first."""
 
@@ -55,7 +49,7 @@ class Work(Protocol):
         """Whether its files still grow."""
 
     def command(self) -> tuple[str, ...]:
-        """A kind of `child.KINDS` and its arguments."""
+        """A kind of `child.KINDS` or of a plug-in, and its arguments."""
 
 
 class Pair(Struct, frozen=True, kw_only=True):
@@ -103,7 +97,7 @@ class Stored(Struct, frozen=True, kw_only=True):
 
     def fingerprint(self) -> str | None:
         """Fingerprint of the file."""
-        return _of_file(self.path)
+        return file_fingerprint(self.path)
 
     def running(self) -> bool:
         """False: the file is complete."""
@@ -114,34 +108,6 @@ class Stored(Struct, frozen=True, kw_only=True):
         return "pair", str(self.path)
 
 
-class Kept(Struct, frozen=True, kw_only=True):
-    """The history in a local run store."""
-
-    path: Path
-
-    @property
-    def key(self) -> str:
-        """``~store~NAME``."""
-        return f"{APART}{_STORE}{APART}{key_of(self.path.parent)}"
-
-    def fingerprint(self) -> str | None:
-        """Fingerprint of the file and of its latest entry, and of the commit checked out, which orders the runs."""
-        text = _of_file(self.path)
-        if text is None:
-            return None
-        late = _of_file(self.path.with_name(f"{self.path.name}-wal"))
-        held = text, late, _head(int(time.monotonic() / HEAD_S))
-        return hashlib.sha256(repr(held).encode()).hexdigest()[:16]
-
-    def running(self) -> bool:
-        """False: entries do not change."""
-        return False
-
-    def command(self) -> tuple[str, ...]:
-        """As `Work.command`."""
-        return "history", str(self.path)
-
-
 def find_work(shelf: Shelf, key: str) -> Work | None:
     """The work of a key in an address; ``None`` for an unknown key."""
     base, apart, head = key.partition(APART)
@@ -150,7 +116,9 @@ def find_work(shelf: Shelf, key: str) -> Work | None:
     if base:
         sides = shelf.find(base), shelf.find(head)
         return None if sides[0] is None or sides[1] is None else Pair(base=sides[0], head=sides[1])
-    works: tuple[Work, ...] = stores(shelf) if head.startswith(f"{_STORE}{APART}") else stored(shelf)
+    kind, apart, _ = head.partition(APART)
+    home = named("works").get(kind) if apart else None
+    works: Sequence[Work] = stored(shelf) if home is None else load(home).works(shelf)
     return next((work for work in works if work.key == key), None)
 
 
@@ -178,26 +146,8 @@ def _documents(shelf: Shelf, is_one: Callable[[Path], bool], name: str, folders:
     return tuple(sorted(result, key=lambda file: -result[file])[:MOST_STORED])
 
 
-def stores(shelf: Shelf) -> tuple[Kept, ...]:
-    """Local run stores next to the runs of each folder that the server was started with."""
-    files = dict.fromkeys(
-        folder / STORE_FILE for path in shelf.places for folder in _beside(path) if (folder / STORE_FILE).is_file()
-    )
-    return tuple(Kept(path=file) for file in files)
-
-
-def _beside(path: Path) -> tuple[Path, ...]:
-    """Folders of runs: the path itself, or the folder of a single run."""
-    return (path, path.parent) if path.is_dir() and run_folders.is_run(path) else (path,)
-
-
-@lru_cache(maxsize=2)
-def _head(now: int) -> str | None:
-    """The commit checked out in the working directory; git is run again every `HEAD_S` seconds."""
-    return current_commit()
-
-
-def _of_file(path: Path) -> str | None:
+def file_fingerprint(path: Path) -> str | None:
+    """16 hexadecimal digits of size and time of change; ``None`` if the file is gone."""
     try:
         told = path.stat()
     except OSError:

@@ -1,0 +1,162 @@
+"""History: metrics from commit to commit, and the commits between which their level changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import count, pairwise
+from typing import Any
+
+from dash import Input, Output, State, dcc, html, no_update
+
+from perfscope.dashboards.web.pages import Asked, address
+from perfscope.dashboards.web.pages._parts import chart, mark_of, picker, progress, register_chart, said, tab
+from perfscope.dashboards.web.server.shelf import read_view
+from perfscope.dashboards.web.ui import Fragment
+from perfscope.model.untrusted_text import sanitize
+from perfscope.plugins.history.figure import metric_history
+from perfscope.plugins.history.works import Kept, works
+
+TITLE = "History"
+VIEW = None
+KEY = "h"
+
+LEAST_RUNS = 2
+ALL = "times and what changed"
+CHART, MOST_CHARTS = "history-chart", 24
+FIGURE_PX = 260
+CLICK = "A click on a point compares its run with the one before it."
+NOT_OPEN = "These runs are not open here, only their recorded metrics."
+NO_STORE = (
+    "There is no run store here. Run perfscope history in the folder that contains perfscope-runs: it records the "
+    "runs in perfscope-runs/store.sqlite, and they are shown here."
+)
+
+
+def layout(asked: Asked, view: None) -> Any:
+    """The page; ``metric`` in the address selects one metric, ``store`` one of several stores."""
+    page = [html.H1(TITLE, className="ps-title")]
+    held = works(asked.shelf)
+    if not held:
+        return [*page, said(NO_STORE)]
+    kept = _asked_for(asked, held)
+    state = asked.workshop.state(kept)
+    made = None if state.folder is None else read_view(state.folder, "history")
+    if made is None:
+        return [*page, progress(f"Reading {sanitize(str(kept.path))}", kept.key, state)]
+    others = [_stores(asked, held, kept)] if len(held) > 1 else []
+    return [*page, *others, *_shown(asked, kept, made["view"])]
+
+
+def mark(asked: Asked) -> str:
+    """Changes with the stores and the progress of their reading."""
+    held = works(asked.shelf)
+    if not held:
+        return "no store"
+    state = asked.workshop.state(_asked_for(asked, held))
+    made = state.folder is not None and read_view(state.folder, "history") is not None
+    return state.folder.name if made and state.folder is not None else mark_of(state)
+
+
+def _asked_for(asked: Asked, held: tuple[Kept, ...]) -> Kept:
+    key = asked.parameters.get("store")
+    return next((item for item in held if item.key == key), held[0])
+
+
+def _stores(asked: Asked, held: tuple[Kept, ...], kept: Kept) -> Any:
+    return html.Div(
+        [
+            tab(
+                sanitize(str(item.path.parent)),
+                address(asked.base_path, "history", asked.whose, store=item.key),
+                here=item == kept,
+            )
+            for item in held
+        ],
+        className="ps-tabs",
+    )
+
+
+def _shown(asked: Asked, kept: Kept, view: dict[str, Any]) -> list[Any]:
+    if view["runs"] < LEAST_RUNS:
+        few = f"{view['runs']} run{'s' * (view['runs'] != 1)} that finished is in {kept.path}: a history needs two."
+        return [said(few, html.P("perfscope run records a run, perfscope history adds it."))]
+    metric = asked.parameters.get("metric", "")
+    metric = metric if metric in view["metrics"] else ""
+    named = {} if "store" not in asked.parameters else {"store": kept.key}
+    choices = [{"value": "", "label": ALL}, *({"value": item, "label": item} for item in view["metrics"])]
+    links = {
+        item["value"]: address(
+            asked.base_path, "history", asked.whose, **named, **({"metric": item["value"]} if item["value"] else {})
+        )
+        for item in choices
+    }
+    choice = picker("history-metric", (), metric, data=choices, label="metric", placeholder=ALL)
+    runs = {item.path.name: item.key for item in asked.shelf.items()}
+    numbers = count()
+    about = (
+        f"{view['runs']} runs that finished; {view['changed']} metrics with a change of level. A change of "
+        "level does not prove that a commit caused it: perfscope compare commits tests that."
+    )
+    left = [f"{view['programs_left']:,} more programs are left out"] if view["programs_left"] else []
+    return [
+        html.Div([dcc.Store(id="history-links", data={"now": metric, "links": links}), choice], className="ps-card"),
+        *(card for item in view["programs"] for card in _program(asked, item, metric, runs, numbers)),
+        html.P([about, " ", view.get("ordered", "")], className="ps-soft ps-note"),
+        *(html.P(line, className="ps-soft ps-note") for line in (*left, *view["notes"])),
+    ]
+
+
+def _program(
+    asked: Asked, item: dict[str, Any], metric: str, runs: Mapping[str, str], numbers: Iterator[int]
+) -> list[Any]:
+    rows = [series for series in item["series"] if (series["metric"] == metric if metric else series["plain"])]
+    if not rows and (metric or not item["moved"]):
+        return []
+    left = f"{item['left']:,} more metrics are left out: perfscope history shows them"
+    drawn = any(len(series["points"]) >= LEAST_RUNS for series in rows)
+    opened = any(point["run"] in runs for series in rows for point in series["points"])
+    return [
+        html.Section(
+            [
+                html.H2(item["title"]),
+                *([html.P(CLICK if opened else NOT_OPEN, className="ps-soft ps-note")] if drawn else []),
+                *(part for series in rows for part in _drawn(asked, series, runs, numbers)),
+                *([] if metric else [Fragment(html=item["moved"])]),
+                *([html.P(left, className="ps-soft")] if item["left"] else []),
+            ],
+            className="ps-card",
+        )
+    ]
+
+
+def _drawn(asked: Asked, series: dict[str, Any], runs: Mapping[str, str], numbers: Iterator[int]) -> list[Any]:
+    """The figure of a metric with its runs below; a click on a point compares its run with the one before it."""
+    points, table = series["points"], Fragment(html=series["html"])
+    title = html.H3(f"{series['metric']}: {points[-1]['said']}", style={"fontSize": "14.5px", "margin": "14px 0 2px"})
+    if len(points) < LEAST_RUNS or (number := next(numbers)) >= MOST_CHARTS:
+        return [title, table]
+    keys = [runs.get(point["run"], "") for point in points]
+    links = [
+        address(asked.base_path, "compare", None, base=base, head=head) if base and head else ""
+        for base, head in pairwise(["", *keys])
+    ]
+    figure = metric_history(series, links)
+    figure.update_layout(margin={"l": 10, "r": 10, "t": 38, "b": 30}, height=FIGURE_PX)
+    picture = chart(f"{CHART}-{number}", figure, f"{series['metric']} over runs; the table below has them")
+    return [title, picture, table]
+
+
+def register(app: Any) -> None:
+    """Store the picked metric in the address; points lead to comparisons."""
+    for number in range(MOST_CHARTS):
+        register_chart(app, f"{CHART}-{number}")
+
+    @app.callback(
+        Output("at", "href", allow_duplicate=True),
+        Input("history-metric", "value"),
+        State("history-links", "data"),
+        prevent_initial_call=True,
+    )
+    def picked(metric: str | None, held: dict[str, Any]) -> Any:
+        metric = metric or ""
+        return no_update if metric == held["now"] else held["links"].get(metric, no_update)
