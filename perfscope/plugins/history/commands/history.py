@@ -11,17 +11,15 @@ import click
 
 from perfscope.commands.options import (
     STDOUT,
-    add_new,
-    opened,
     quiet_option,
     screen,
-    store_option,
     tell,
     verbose_option,
     write_answers,
 )
 from perfscope.model.documents.run_folders import RUNS_FOLDER
 from perfscope.model.errors import DataError, UsageError
+from perfscope.plugins.history.options import add_new, opened, store_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
