@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,13 @@ def test_the_figure_has_each_run_and_marks_the_change_with_its_commit() -> None:
     (change,) = series["changes"]
     assert figure.layout.shapes[0].x0 == change["index"] - 0.5
     assert series["points"][change["index"]]["commit"][:8] in figure.layout.annotations[0].text
+
+
+@pytest.fixture
+def workshop(tmp_path: Path) -> Iterator[Workshop]:
+    made = Workshop(tmp_path / "cache")
+    yield made
+    made.close()
 
 
 def test_the_history_of_a_store(tmp_path: Path, workshop: Workshop) -> None:
