@@ -217,7 +217,7 @@ def test_what_a_server_that_ended_left_unfinished_is_read_again(tmp_path: Path, 
     (folder / STATE_FILE).write_text(json.dumps({"state": "working", "stage": "reading"}))
     another = Workshop(tmp_path / "cache")
     try:
-        assert _ended(another, item).stage == "ready"
+        assert ended(another, item).stage == "ready"
     finally:
         another.close()
 
