@@ -86,7 +86,7 @@ def made_by(computation: Computation, name: str, through: Collection[str] = SAME
 def fusions_of(module: HloModule) -> Fusions:
     """Return a caller of every fused computation, the last one of several, and of each that one ``call`` calls.
 
-    XLA for CPUs moves an instruction that it splits over threads into a computation of its own, with a ``call``.
+    XLA for CPUs moves an instruction that it splits over threads into a separate computation, with a ``call``.
     """
     result: dict[str, tuple[Computation, Instruction]] = {}
     several: set[str] = set()
