@@ -256,11 +256,9 @@ def test_the_module_can_be_run(tmp_path: Path) -> None:
     [
         ("perfscope explain host", ["host_bound", "host_callback", "host_sync"]),
         ("perfscope analyze --rule host-s", ["host_sync"]),
-        ("perfscope compile --target h100n", ["h100nvl"]),
         ("perfscope analyze 2026", ["20260101-000000-train-aaaa"]),
         ("perfscope compare latest go", ["good"]),
         ("perfscope compare lat", ["latest"]),
-        ("perfscope compare pro", ["programs"]),
         ("perfscope serve lat", ["latest"]),
         ("perfscope runs --delete go", ["good"]),
     ],
@@ -281,7 +279,6 @@ def test_a_shell_completes(words: str, expected: list[str], tmp_path: Path, monk
     [
         (["compare", "--ab", "--help"], "compare commits"),
         (["compare", "--base", "main", "--ab", "--help"], "compare commits"),
-        (["compare", "--programs", "--help"], "compare programs"),
         (["compare", "commits", "--help"], "compare commits"),
         (["compare", "base", "head", "--help"], "compare runs"),
         (["compare", "-q", "--help"], "compare runs"),

@@ -83,10 +83,16 @@ PLANTED = [
     ("perfscope/dashboards/web/server", "import perfscope.plugins.history.works"),
     ("perfscope/commands", "import perfscope.plugins.code_hosts.github"),
     ("perfscope/plugins/replay", "from perfscope.plugins.numerics import summary"),
+    ("perfscope/plugins/memory_advice", "from perfscope.plugins.ahead.sweep import pool"),
+    (
+        "perfscope/plugins/ahead/sweep",
+        "def late():\n    from perfscope.plugins.ahead.jax import export",
+    ),
     ("perfscope/dashboards/report", "import dash"),
     ("perfscope/dashboards", "import jax"),
     ("perfscope/analyzers", "import perfscope.plugins.numerics"),
     ("perfscope/profiler", "def late():\n    from perfscope.plugins.numerics import capture"),
+    ("perfscope/profiler/launch", "def late():\n    from perfscope.plugins.ahead.targets import plugins"),
     ("perfscope/workloads", "import perfscope.plugins.numerics"),
     ("perfscope/plugins/numerics/rules", "def late():\n    import torch"),
 ]
