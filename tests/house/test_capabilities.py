@@ -11,7 +11,7 @@ from tests.conftest import REPOSITORY
 from tests.house.test_architecture import statements
 
 CAPABILITIES = frozenset(
-    {"critical_path", "memory", "ops", "plans", "programs", "ranks", "time", "torch_compile"},
+    {"critical_path", "memory", "ops", "plans", "predict", "programs", "ranks", "time", "torch_compile"},
 )
 USERS = CAPABILITIES | {"sections"}
 """Packages of ``perfscope/analyzers`` that are held to it."""

@@ -536,7 +536,7 @@ def longest_ns(trace: Trace, *, moved: float, launches: int) -> int:
 
     Based on the slowest device; for a device with unknown peaks, on the slowest of the catalogue.
     """
-    from perfscope.analyzers.predict.assumptions import vendor_factors
+    from perfscope.analyzers.predict import vendor_factors
 
     if not len(trace.rows["kernels"]):
         return round(moved * NS / HOST_BANDWIDTH) + launches * HOST_OP_NS

@@ -14,8 +14,7 @@ from perfscope.analyzers.ops.op_call import CostKind, OpCost
 from perfscope.model.trace import Trace
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.predict.curve import Category
-    from perfscope.analyzers.predict.efficiency import Work
+    from perfscope.analyzers.predict import Category, Work
 
 _REDUCTIONS = frozenset({
     "sum", "mean", "max", "min", "amax", "amin", "argmax", "argmin", "any", "all", "norm", "linalg_vector_norm", "std",
@@ -68,7 +67,7 @@ def _op_works(trace: Trace) -> Iterator[OpWork]:
 
 def op_work(name: str, cost: OpCost, kernels: Sequence[str] = ()) -> Work:
     """Return an op's cost as work of a category. ``kernels``: names of the kernels that it launched, if it ran."""
-    from perfscope.analyzers.predict.efficiency import Work
+    from perfscope.analyzers.predict import Work
 
     precisions = [precision for kernel in kernels if (precision := matmul_precision(kernel)) is not None]
     dtype = precisions[0] if cost.dtype == "float32" and precisions else cost.dtype

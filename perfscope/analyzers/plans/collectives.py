@@ -14,9 +14,17 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 
 from perfscope.analyzers.devices.target import Target
-from perfscope.analyzers.predict.assumptions import Factors
-from perfscope.analyzers.predict.collective_time import CollectiveRange, Exchange, exchange_range
-from perfscope.analyzers.predict.spans import NO_TIME, Played, Range, Task, play
+from perfscope.analyzers.predict import (
+    NO_TIME,
+    CollectiveRange,
+    Exchange,
+    Factors,
+    Played,
+    Range,
+    Task,
+    exchange_range,
+    play,
+)
 from perfscope.model.documents.torch_plan import PlannedCollective, PlannedProcesses, StepPosition
 
 if TYPE_CHECKING:

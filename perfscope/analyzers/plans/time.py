@@ -22,12 +22,8 @@ from perfscope.analyzers.ops import op_category
 from perfscope.analyzers.ops.fusion import region_bytes
 from perfscope.analyzers.ops.graph_time import Flow, flow_of, short_name
 from perfscope.analyzers.plans.collectives import StepExchanges, eager_asked, planned_asked, step_exchanges
-from perfscope.analyzers.predict.assumptions import Factors, factors_for
-from perfscope.analyzers.predict.curve import Category
-from perfscope.analyzers.predict.efficiency import Work as KernelWork
-from perfscope.analyzers.predict.efficiency import usual_range
-from perfscope.analyzers.predict.kernel_time import between
-from perfscope.analyzers.predict.spans import NO_TIME, Range, ns_range
+from perfscope.analyzers.predict import NO_TIME, Category, Factors, Range, between, factors_for, ns_range, usual_range
+from perfscope.analyzers.predict import Work as KernelWork
 from perfscope.model.op_graph import GraphOp, OpGraph
 from perfscope.model.torch_plan import LoadedPlan, PlannedGraph, PlannedKernel
 from perfscope.model.trace import Trace

@@ -2,20 +2,48 @@
 
 from __future__ import annotations
 
-from perfscope.analyzers.predict.assumptions import Assumption, Factors
+from perfscope.analyzers.predict.assumptions import Assumption, Factors, factors_for, vendor_factors
+from perfscope.analyzers.predict.calibrate import Calibration, GroupError, InstructionError, bounded, calibrate
+from perfscope.analyzers.predict.collective_time import CollectiveRange, Exchange, collective_range, exchange_range
+from perfscope.analyzers.predict.curve import Category
+from perfscope.analyzers.predict.efficiency import Work, usual_range
+from perfscope.analyzers.predict.kernel_time import between
 from perfscope.analyzers.predict.model import Estimate, LineTime, Row, StreamPicture, StreamSpan
-from perfscope.analyzers.predict.program import estimate
-from perfscope.analyzers.predict.spans import Parts, Range
+from perfscope.analyzers.predict.program import StepOfSeveral, calls_seen, estimate, step_of
+from perfscope.analyzers.predict.spans import NO_TIME, Parts, Played, Range, Task, ns_range, play
 
 __all__ = [
+    "NO_TIME",
     "Assumption",
+    "Calibration",
+    "Category",
+    "CollectiveRange",
     "Estimate",
+    "Exchange",
     "Factors",
+    "GroupError",
+    "InstructionError",
     "LineTime",
     "Parts",
+    "Played",
     "Range",
     "Row",
+    "StepOfSeveral",
     "StreamPicture",
     "StreamSpan",
+    "Task",
+    "Work",
+    "between",
+    "bounded",
+    "calibrate",
+    "calls_seen",
+    "collective_range",
     "estimate",
+    "exchange_range",
+    "factors_for",
+    "ns_range",
+    "play",
+    "step_of",
+    "usual_range",
+    "vendor_factors",
 ]

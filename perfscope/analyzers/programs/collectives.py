@@ -26,8 +26,7 @@ from perfscope.analyzers.hlo.cost.module import hlo_costs
 from perfscope.analyzers.hlo.executions import measured_run_ns, module_index
 from perfscope.analyzers.hlo.module import Instruction
 from perfscope.analyzers.hlo.program_device import program_device
-from perfscope.analyzers.predict.assumptions import factors_for
-from perfscope.analyzers.predict.collective_time import collective_range
+from perfscope.analyzers.predict import collective_range, factors_for
 from perfscope.analyzers.programs.saving import Part, once_ns, wire_ns
 from perfscope.model.trace import Trace
 

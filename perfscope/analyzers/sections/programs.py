@@ -15,11 +15,7 @@ from perfscope.model.trace import Trace
 if TYPE_CHECKING:
     from perfscope.analyzers.hlo.module import HloModule
     from perfscope.analyzers.plans import ExchangeSummary, GraphWork, PlanWork, Work
-    from perfscope.analyzers.predict import Estimate
-    from perfscope.analyzers.predict.calibrate import Calibration
-    from perfscope.analyzers.predict.model import LineTime
-    from perfscope.analyzers.predict.program import StepOfSeveral
-    from perfscope.analyzers.predict.spans import Range
+    from perfscope.analyzers.predict import Calibration, Estimate, LineTime, Range, StepOfSeveral
     from perfscope.analyzers.programs import HotSpots, Program
     from perfscope.model.torch_plan import PlanLine, PlanMemory, PlanTotals
 
@@ -178,7 +174,7 @@ def _of_trace(
     trace: Trace, recorded: Sequence[Trace], problems: list[str]
 ) -> tuple[list[ProgramTime], StepOfSeveral | None]:
     from perfscope.analyzers.hlo.program import program_labels
-    from perfscope.analyzers.predict.program import calls_seen, step_of
+    from perfscope.analyzers.predict import calls_seen, step_of
 
     programs, whole, counts = [], [], []
     calls, labels = calls_seen(trace), program_labels(trace.hlo)
@@ -211,7 +207,7 @@ def _modelled(trace: Trace, index: int, module: HloModule) -> Estimate:
 def _calibrated(
     modelled: Estimate, module: HloModule, recorded: Sequence[Trace], problems: list[str]
 ) -> Calibration | None:
-    from perfscope.analyzers.predict.calibrate import bounded, calibrate
+    from perfscope.analyzers.predict import bounded, calibrate
 
     calibration: Calibration | None = None
     for other in recorded:

@@ -21,9 +21,7 @@ from perfscope.analyzers.memory.holders import Holder
 from perfscope.analyzers.memory.picture import MemoryPicture
 from perfscope.analyzers.ops import Achieved, TopWork, Utilization, WorkRow
 from perfscope.analyzers.plans import Work
-from perfscope.analyzers.predict import Estimate, Row
-from perfscope.analyzers.predict.calibrate import Calibration, InstructionError
-from perfscope.analyzers.predict.spans import Parts
+from perfscope.analyzers.predict import Calibration, Estimate, InstructionError, Parts, Row
 from perfscope.analyzers.programs import LeastTime, Program
 from perfscope.analyzers.ranks import CollectiveKind, PairKind
 from perfscope.analyzers.results import result_homes

@@ -34,7 +34,7 @@ from perfscope.analyzers.plans.collectives import (
     kernels_beside,
     planned_asked,
 )
-from perfscope.analyzers.predict.spans import NO_TIME, Range
+from perfscope.analyzers.predict import NO_TIME, Range
 from perfscope.model.documents.torch_plan import PlannedCollective
 from perfscope.model.op_graph import OpGraph
 from perfscope.model.torch_plan import LoadedPlan

@@ -33,8 +33,7 @@ from perfscope.analyzers.hlo.module import HloModule, Instruction
 from perfscope.analyzers.hlo.program import program_label
 from perfscope.analyzers.plans import PlanWork, plan_works
 from perfscope.analyzers.plans.collectives import StepExchanges
-from perfscope.analyzers.predict import estimate
-from perfscope.analyzers.predict.spans import Range
+from perfscope.analyzers.predict import Range, estimate
 from perfscope.analyzers.readers.hlo.unoptimized import unoptimized_program
 from perfscope.model.errors import DataError
 from perfscope.model.torch_plan import LoadedPlan

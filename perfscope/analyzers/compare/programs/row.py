@@ -23,7 +23,7 @@ from perfscope.analyzers.compare.programs.units import (
     RECOMPUTED,
     WIRE,
 )
-from perfscope.analyzers.predict.spans import Range
+from perfscope.analyzers.predict import Range
 from perfscope.model.documents.compared_programs import ProgramRowValues, ProgramWritten
 
 What = Literal[

@@ -26,9 +26,17 @@ from perfscope.model.units import format_bytes, format_ns, format_share
 from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.predict import Estimate, Parts, Range, Row, StreamPicture
-    from perfscope.analyzers.predict.calibrate import Calibration, GroupError, InstructionError
-    from perfscope.analyzers.predict.model import LineTime
+    from perfscope.analyzers.predict import (
+        Calibration,
+        Estimate,
+        GroupError,
+        InstructionError,
+        LineTime,
+        Parts,
+        Range,
+        Row,
+        StreamPicture,
+    )
     from perfscope.analyzers.sections.programs import EstimateSection, ProgramTime
     from perfscope.dashboards.report.blocks import Block
 

@@ -11,8 +11,7 @@ from msgspec import Struct
 from perfscope.analyzers.devices.target import Target
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.plans import plan_works
-from perfscope.analyzers.predict import estimate
-from perfscope.analyzers.predict.spans import Range
+from perfscope.analyzers.predict import Range, estimate
 from perfscope.analyzers.readers.load import load_one
 from perfscope.model.documents import compile_manifest
 from perfscope.model.documents.compile_manifest import CompiledProgram

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from perfscope.analyzers.predict.spans import Range
+from perfscope.analyzers.predict import Range
 from perfscope.model.units import format_bytes
 from perfscope.plugins.ahead.sweep.document import AxisKind, VariantState
 

@@ -194,7 +194,7 @@ def _groups(trace: Trace) -> list[_Group]:
 
 
 def _group(trace: Trace, device: Device, rows: list[int], kernel: str, shapes: str) -> _Group:
-    from perfscope.analyzers.predict.assumptions import vendor_factors
+    from perfscope.analyzers.predict import vendor_factors
 
     time = time_of(trace, "kernels", np.array(rows))
     op = int(trace.rows["kernels"]["op"][rows[0]])
