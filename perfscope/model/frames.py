@@ -24,7 +24,7 @@ FRAMEWORK_PACKAGES = (
 _PROGRAMS = "perfscope/workloads/"
 """Programs to profile that come with perfscope: a user's own, as far as a stack is concerned."""
 
-_PROFILER = re.compile(r"(^|/)perfscope/(profiler/|commands/|__main__\.py$)")
+_PROFILER = re.compile(r"(^|/)perfscope/(profiler/|commands/|__main__\.py\b)")
 """Files of perfscope on a profiled program's stack, also if it is installed from a checkout."""
 
 _STANDARD = (
@@ -44,6 +44,11 @@ _GENERATED = re.compile(r"(^|/)(?P<folder>[a-z2-7]{2})/c(?P=folder)[a-z2-7]{49}\
 """Output code of torch's inductor in its cache: ``5n/c5ncrw...py``, a hash in a folder of its first two characters."""
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(?P<function>.+)_at_\d+")
 _LIBRARY_FOLDER = re.compile(r"(^|/)lib/python3(\.\d+)?/")
+
+
+def is_profilers(frame: str) -> bool:
+    """Whether a file, or a frame as Kineto names it, is perfscope's own in a profiled program."""
+    return _PROFILER.search(frame.partition("): ")[0]) is not None
 
 
 class Owner(IntEnum):
@@ -88,7 +93,7 @@ def owner_of(file: str) -> Owner:
     """Whose file it is, judged by its path alone."""
     path = file.replace("\\", "/")
     # <frozen importlib._bootstrap>, <string>, <__array_function__ internals>; code that inductor wrote; hooks of ours
-    if path.startswith("<") or _GENERATED.search(path) or _PROFILER.search(path):
+    if path.startswith("<") or _GENERATED.search(path) or is_profilers(path):
         return Owner.FRAMEWORK
     installed = _INSTALLED.search(path)
     standard = None if installed else _LIBRARY_FOLDER.search(path)

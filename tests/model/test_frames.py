@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfscope.model.frames import Owner, owner_of, parse_frame, parse_module
+from perfscope.model.frames import Owner, is_profilers, owner_of, parse_frame, parse_module
 
 
 def test_a_frame_has_file_line_and_function():
@@ -65,3 +65,18 @@ def test_torchs_hooks_are_torchs_wherever_they_are_written():
     frame = parse_frame("vllm/model_executor/parameter.py(122): __torch_function__")
     assert frame is not None
     assert frame.owner is Owner.FRAMEWORK
+
+
+@pytest.mark.parametrize(
+    ("frame", "ours"),
+    [
+        ("/src/perfscope/profiler/session/steps.py(260): _mine", True),
+        ("perfscope/profiler/session/steps.py", True),
+        ("/src/perfscope/__main__.py(4): main", True),
+        ("perfscope/workloads/moe.py(12): step", False),
+        ("/home/me/train.py(12): perfscope/profiler/", False),
+        ("_mine", False),
+    ],
+)
+def test_frames_of_the_profiler_are_known(frame: str, ours: bool) -> None:
+    assert is_profilers(frame) is ours

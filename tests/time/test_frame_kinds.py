@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from perfscope.analyzers.time.calls import Framework
-from perfscope.analyzers.time.fixes import ProgramPhase, Situation, does, frame_fix, move, read_fix
+from perfscope.analyzers.time.fixes import ProgramPhase, Situation, does, frame_fix, move, read_fix, record_stacks
 from perfscope.analyzers.time.frame_kinds import PLACES, FrameKind, frame_kind, kind_below
 
 K = FrameKind
@@ -138,6 +138,12 @@ def test_the_framework_and_ranges_are_never_work_to_move() -> None:
 def test_an_update_is_no_advice_where_nothing_is_trained() -> None:
     assert frame_fix(K.OPTIMIZER, Situation(framework="torch", phase="generation")) == ""
     assert "detach" not in read_fix("item", Situation(framework="torch", phase="evaluation"))
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_a_run_with_sampled_stacks_is_not_told_to_sample_stacks(framework: Framework) -> None:
+    assert "samples Python" not in record_stacks(Situation(framework=framework, phase="training", sampled=True))
+    assert "`perfscope run`" in record_stacks(Situation(framework=framework, phase="training"))
 
 
 def test_places_are_paths_without_a_folder_of_packages() -> None:

@@ -30,11 +30,13 @@ class Situation(Struct, frozen=True, kw_only=True):
 
     framework: Framework
     phase: ProgramPhase
+    sampled: bool = False
+    """Whether Python stacks were sampled (`perfscope run`)."""
 
 
 def situation(trace: Trace) -> Situation:
     """Return framework and phase of the recorded program; a fact of the trace."""
-    return Situation(framework=framework(trace), phase=_phase(trace))
+    return Situation(framework=framework(trace), phase=_phase(trace), sampled=len(trace.rows["samples"]) > 0)
 
 
 _TRAINING_KERNELS = ("backward", "_bwd", "bwd_", "dgrad", "wgrad", "FusedAdam", "FusedOptimizer")
@@ -195,11 +197,12 @@ _STACKS: Mapping[Framework, str] = {
     "none": "Name the parts of the program with NVTX ranges, or sample its stacks (`nsys profile "
     "--sample=process-tree`), to see what runs there.",
 }
+_SAMPLE_MORE = "Trace more steps (`perfscope run --steps A:B`), so that more stacks are sampled there."
 
 
 def record_stacks(where: Situation) -> str:
     """Return, as a sentence, which recording would show the host's activity."""
-    return _STACKS[where.framework]
+    return _SAMPLE_MORE if where.sampled else _STACKS[where.framework]
 
 
 # Advice about idle time of a cause that no rule explains further.

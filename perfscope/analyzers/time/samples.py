@@ -18,7 +18,7 @@ from msgspec import Struct
 from perfscope.analyzers.time.frame_kinds import COMPUTES, WAITS, FrameKind, frame_kind, kind_below
 from perfscope.analyzers.time.sites import UNKNOWN_SITE, CallSite
 from perfscope.model.documents.stacks import COLLECTING, SWITCH_NS
-from perfscope.model.frames import Owner, owner_of
+from perfscope.model.frames import Owner, is_profilers, owner_of
 from perfscope.model.intervals import Int64, Intervals
 from perfscope.model.trace import MISSING, Trace
 
@@ -295,6 +295,7 @@ def first_below(trace: Trace, rows: Int64) -> str:
     for row in rows.tolist():
         below = _below_user(trace, row)
         text = known.texts[below[0]] if below else ""
+        text = "" if is_profilers(text) else text
         time[text.rpartition("): ")[2]] += int(trace.rows["samples"]["lasts_ns"][row])
     return max(time, key=lambda name: time[name], default="")
 

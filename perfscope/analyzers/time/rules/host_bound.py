@@ -55,6 +55,7 @@ from perfscope.analyzers.time.unjitted import single_operations
 from perfscope.analyzers.time.whole_run.cores import BUSY_SHARE, doubtful_causes
 from perfscope.model.documents.causes import Cause
 from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, fit_title
+from perfscope.model.frames import is_profilers
 from perfscope.model.intervals import Intervals, merge
 from perfscope.model.severity import HIGH_SHARE, MEDIUM_SHARE
 from perfscope.model.trace import MISSING, Trace
@@ -215,7 +216,7 @@ def _named(lines: HostLines, line: HostLine) -> str:
     if function in (None, "<module>") or line.holds_step:
         if line.calls and line.kind in (FrameKind.USER, FrameKind.LIBRARY, *WAITS):
             return _without_address(line.calls)
-        if not line.direct:
+        if not line.direct or is_profilers(line.name):
             return ""
         calls = line.name if "): " not in line.name else line.name.rpartition("): ")[2]
         return "" if calls in ("", "<module>", function, NOT_RECORDED) else _without_address(calls)
