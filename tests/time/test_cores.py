@@ -205,6 +205,8 @@ def test_the_report_says_first_who_took_the_cores() -> None:
     assert "15% of the run's steps" in line
     (line,) = said(CoreFacts(cores=2, compute_threads=8, local_processes=2, other_cores=0.0))
     assert "16 compute threads of 2 processes share 2 cores" in line
+    (line,) = said(CoreFacts(cores=2, compute_threads=1, loader_workers=4, other_cores=0.0))
+    assert "1 compute thread and 4 loader workers share 2 cores" in line
     (line,) = said(CoreFacts(cores=8, core_limit=1.5, throttled_share=0.4))
     assert "limit of 1.5 cores" in line
     assert "40%" in line

@@ -310,6 +310,14 @@ def test_slips_are_told_apart(reason: str, title: str) -> None:
     assert title in finding.title
 
 
+def test_settings_of_a_module_that_jax_imports_in_the_first_call_are_no_slip_of_the_program():
+    grown = (
+        "Tracing context doesn't match, e.g. due to config or context manager. "
+        "* number of tracing context values differs: now 54 and before 53"
+    )
+    assert _judge(retraced(0, ""), retraced(1000, grown)).status == "clean"
+
+
 def test_compiled_again_without_a_trace_is_another_placement():
     placed = [event("compile", 2000, 300, None)]
     (finding,) = _judge(retraced(0, ""), placed).findings

@@ -38,6 +38,10 @@ _CONTROL_FLOW = frozenset({"scan", "while", "cond"})
 
 _ANEW = "but seen another function defined on the same line"
 _SETTINGS = "Tracing context doesn't match"
+_MORE_SETTINGS = "number of tracing context values differs"
+"""Reason if jax imported a module with settings of its own during the first call, as Pallas does in jax 0.12: the
+program sets none, and each function is compiled again once.
+"""
 _TYPE = re.compile(r"(?P<dtype>[a-z][a-z0-9_]{0,20})\[(?P<dims>[0-9, ]{0,200})\](?P<rest>[^ ]{0,300})")
 _WEAK = "{weak_type=True}"
 _STATIC = re.compile(r"Static\(val=(.{0,80}?)\)(?:, so|$)")
@@ -191,6 +195,8 @@ def _cause(reason: str) -> tuple[Cause, tuple[Difference, ...]]:
     """Parse jax's text about a miss of its tracing cache."""
     if _ANEW in reason.replace("  ", " "):
         return "made anew", ()
+    if _MORE_SETTINGS in reason:
+        return "unknown", ()
     if _SETTINGS in reason:
         found = _SETTING.findall(reason)[:_MOST_DIFFERENCES]
         return "setting", tuple(Difference(cause="setting", argument=name, now="", before="") for name in found)

@@ -30,8 +30,8 @@ def _reason(summary: CoreSummary) -> str:
             "time"
         )
     if summary.oversubscribed:
-        parts = [f"{summary.compute_threads} compute threads"] if summary.compute_threads else []
-        parts += [f"{summary.loader_workers} loader workers"] if summary.loader_workers else []
+        numbers = {"compute thread": summary.compute_threads, "loader worker": summary.loader_workers}
+        parts = [f"{number} {what}{'s' if number > 1 else ''}" for what, number in numbers.items() if number]
         several = f" of {summary.local_processes} processes" if summary.local_processes > 1 else ""
         return f"{' and '.join(parts)}{several} share {summary.available:g} cores"
     if summary.other_cores is not None and summary.cores:
