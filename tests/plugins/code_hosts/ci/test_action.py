@@ -279,7 +279,7 @@ class TestAskedWrongly:
         assert f"::error title=perfscope::{said}" in one.step("Compare").out
         assert one.step("Gate").skipped
 
-    @pytest.mark.parametrize("name", ["program", "base", "head", "pairs", "fail-on", "options", "profile", "least"])
+    @pytest.mark.parametrize("name", ["program", "base", "pairs", "options"])
     def test_no_input_is_code(self, tmp_path: Path, checkout: Path, fake: Fake, name: str) -> None:
         bad = "$(touch pwned) `touch pwned`; touch pwned\ntouch pwned | touch pwned ${{ github.token }} * ${IN_BASE@P}"
         one = of_pull_request(tmp_path / "job", checkout, fake, token="")
