@@ -95,9 +95,8 @@ def test_every_rule_explains_itself(generator: ModuleType) -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
-def test_every_link_leads_somewhere(page: Path) -> None:
-    assert broken_links(page) == []
+def test_every_link_leads_somewhere() -> None:
+    assert {str(page.relative_to(REPOSITORY)): broken for page in PAGES if (broken := broken_links(page))} == {}
 
 
 def test_a_broken_link_is_seen(tmp_path: Path) -> None:
@@ -108,9 +107,9 @@ def test_a_broken_link_is_seen(tmp_path: Path) -> None:
     assert broken_links(page) == ["gone.md", "#two", "gone.png"]
 
 
-@pytest.mark.parametrize("command", VERBS)
-def test_every_command_is_in_the_readme(command: str) -> None:
-    assert re.search(rf"perfscope {command}\b", (REPOSITORY / "README.md").read_text())
+def test_every_command_is_in_the_readme() -> None:
+    readme = (REPOSITORY / "README.md").read_text()
+    assert [command for command in VERBS if not re.search(rf"perfscope {command}\b", readme)] == []
 
 
 def test_commands_in_the_documents_exist() -> None:
