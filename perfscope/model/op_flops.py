@@ -1,7 +1,7 @@
 """Floating-point operations of one dispatched op, from the shapes of its arguments. No torch needed.
 
-A multiply-add counts as two. Matrix products, convolutions and attention have formulas; data movement
-has none to do (0); every other op returns None, which means unknown and not zero.
+A multiply-add counts as two (`product_flops`, also for compiled programs). Matrix products, convolutions and attention
+have formulas; data movement has none to do (0); every other op returns None, which means unknown and not zero.
 
 Sources: a matrix product of (M, K) and (K, N) is M*N*K multiply-adds; attention is its two (forward) or
 five (backward, with the scores recomputed) products as counted in the FlashAttention paper (Dao et al.
@@ -53,9 +53,12 @@ def aten(names: str) -> frozenset[str]:
     return frozenset("aten." + name for name in names.split())
 
 
-def product_flops(m: int, k: int, n: int, batch: int = 1) -> int:
-    """``batch`` products of (m, k) and (k, n): 2*m*k*n each."""
-    return 2 * batch * m * k * n
+def product_flops(results: int, summed: int, dtype: str = "") -> int:
+    """FLOPs of a product: each of its ``results`` is a sum of ``summed`` products.
+
+    A multiply-add has 2 FLOPs, 8 if ``dtype`` is XLA's ``c64`` or ``c128``.
+    """
+    return (8 if dtype in ("c64", "c128") else 2) * results * summed
 
 
 def attended_pairs(queries: int, keys: int, causal: bool, *, lower_right: bool = False) -> int:
@@ -88,27 +91,27 @@ def attention_flops(
     batch, heads, queries, width = query
     pairs = batch * heads * attended_pairs(queries, key[2], causal, lower_right=lower_right)
     per_pair = 3 * width + 2 * value[3] if backward else width + value[3]
-    return 2 * pairs * per_pair
+    return product_flops(pairs, per_pair)
 
 
 def _product(arguments: Arguments, outputs: Sequence[Any]) -> int:
     left, right = _first(arguments, "mat1", "batch1", "self"), _first(arguments, "mat2", "batch2")
     *batch, m, k = left.shape
-    return product_flops(m, k, right.shape[-1], prod(batch))
+    return product_flops(prod((*batch, m, right.shape[-1])), k)
 
 
 def _vector(arguments: Arguments, outputs: Sequence[Any]) -> int:
     first = arguments("mat") if arguments("mat") is not None else arguments("self")
-    return int(2 * prod(first.shape))
+    return product_flops(1, prod(first.shape))
 
 
 def _linear(arguments: Arguments, outputs: Sequence[Any]) -> int:
     rows, (n, k) = prod(arguments("input").shape[:-1]), arguments("weight").shape
-    return product_flops(rows, k, n)
+    return product_flops(rows * n, k)
 
 
 def _matmul(arguments: Arguments, outputs: Sequence[Any]) -> int:
-    return int(2 * prod(outputs[0].shape) * arguments("self").shape[-1])
+    return product_flops(prod(outputs[0].shape), arguments("self").shape[-1])
 
 
 def _grouped_mm(arguments: Arguments, outputs: Sequence[Any]) -> int:
@@ -116,7 +119,7 @@ def _grouped_mm(arguments: Arguments, outputs: Sequence[Any]) -> int:
     # (M, K) x (G, K, N): rows are partitioned; (M, K) x (K, N) -> (G, M, N): K is; (G, M, K) x (K, N): N is.
     left, right = arguments("self").shape, arguments("mat2").shape
     batch = left[0] if len(left) == len(right) == 3 else 1
-    return product_flops(left[-2], left[-1], right[-1], batch)
+    return product_flops(batch * left[-2] * right[-1], left[-1])
 
 
 def _convolution(arguments: Arguments, outputs: Sequence[Any]) -> int:
@@ -124,14 +127,14 @@ def _convolution(arguments: Arguments, outputs: Sequence[Any]) -> int:
     # Every weight meets every position of the output (of the input, where transposed), once per sample;
     # the weight's second dimension is already divided by the groups.
     positions = arguments("input").shape if arguments("transposed") else outputs[0].shape
-    return int(2 * prod(weight) * positions[0] * prod(positions[2:]))
+    return product_flops(positions[0] * prod(positions[2:]), prod(weight))
 
 
 def _convolution_backward(arguments: Arguments, outputs: Sequence[Any]) -> int:
     weight = arguments("weight").shape
     positions = arguments("input").shape if arguments("transposed") else arguments("grad_output").shape
     # The gradients of input and of weight each use every multiply-add of the forward once.
-    once = int(2 * prod(weight) * positions[0] * prod(positions[2:]))
+    once = product_flops(positions[0] * prod(positions[2:]), prod(weight))
     return once * sum(bool(wanted) for wanted in arguments("output_mask")[:2])
 
 

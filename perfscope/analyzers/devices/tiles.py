@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from perfscope.model.op_flops import product_flops
+
 
 class Sizes(Struct, frozen=True, kw_only=True):
     """A product ``[batch, rows, inner] x [batch, inner, columns]``.
@@ -21,8 +23,8 @@ class Sizes(Struct, frozen=True, kw_only=True):
 
     @property
     def flops(self) -> int:
-        """FLOPs: two per multiply-add."""
-        return 2 * self.batch * self.rows * self.columns * self.inner
+        """FLOPs of the product."""
+        return product_flops(self.batch * self.rows * self.columns, self.inner)
 
 
 def wave_share(sizes: Sizes, *, tile: tuple[int, int], cores: int, split: int) -> float:

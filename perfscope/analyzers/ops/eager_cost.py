@@ -172,7 +172,7 @@ def _result_dtype(call: OpCall, names: str, operand: str) -> str:
 def _scaled_mm_out(call: OpCall) -> OpCost:
     """Return the cost of ``_C::cutlass_scaled_mm(out, a, b, ...)`` of vLLM."""
     out, left = call.tensor(0), call.tensor(1)
-    flops = product_flops(out.shape[0], left.shape[-1], out.shape[1])
+    flops = product_flops(out.shape[0] * out.shape[1], left.shape[-1])
     sizes = Sizes(batch=1, rows=out.shape[0], columns=out.shape[1], inner=left.shape[-1])
     return OpCost(kind="product", flops=flops, bytes=sum(t.bytes for t in call.tensors), dtype=left.dtype, sizes=sizes)
 

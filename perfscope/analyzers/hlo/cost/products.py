@@ -10,6 +10,7 @@ from functools import lru_cache
 
 from perfscope.analyzers.hlo.cost.types import Work, product_work
 from perfscope.analyzers.hlo.module import ITEM_BITS, Instruction, Shape
+from perfscope.model.op_flops import product_flops
 
 PRODUCTS = frozenset({"convolution", "dot", "ragged-dot", "scaled-dot"})
 """Opcodes of matrix products. On TPU they are convolutions; on GPU library calls (``custom-call``) may be products."""
@@ -125,15 +126,11 @@ def wider(lhs: Shape, rhs: Shape) -> str:
     return lhs.dtype if ITEM_BITS.get(lhs.dtype, 0) >= ITEM_BITS.get(rhs.dtype, 0) else rhs.dtype
 
 
-def _multiply_add(dtype: str) -> int:
-    return 8 if dtype in ("c64", "c128") else 2
-
-
 def dot_flops(result: Shape, lhs: Shape, contracting: Sequence[int], dtype: str) -> int | None:
-    """Return ``2 * elements of the result * product of the contracted sizes``; the result includes batch dimensions."""
+    """Return the FLOPs of a dot, whose result includes batch dimensions. ``None`` for tuples and axes that it lacks."""
     if dtype == "tuple" or any(axis >= len(lhs.dims) for axis in contracting):
         return None
-    return _multiply_add(dtype) * result.elements * math.prod(lhs.dims[axis] for axis in contracting)
+    return product_flops(result.elements, math.prod(lhs.dims[axis] for axis in contracting), dtype)
 
 
 def dot_work(instruction: Instruction, operands: Sequence[Shape]) -> Work | None:
@@ -196,7 +193,7 @@ def convolution_flops(instruction: Instruction, lhs: Shape, rhs: Shape, result: 
     sizes = [dict(zip(text, shape.dims, strict=True)) for text, shape in sides]
     if not ({"b", "f"} <= sizes[0].keys() and {"i", "o"} <= sizes[1].keys() and {"b", "f"} <= sizes[2].keys()):
         return None
-    flops: int = _multiply_add(wider(lhs, rhs)) * sizes[2]["b"] * sizes[2]["f"] * sizes[1]["i"]
+    summed = sizes[1]["i"]
     for axis, dim in enumerate(window):
         label = str(axis)
         if label not in sizes[0] or label not in sizes[2]:
@@ -204,5 +201,5 @@ def convolution_flops(instruction: Instruction, lhs: Shape, rhs: Shape, result: 
         positions = valid_positions(dim, sizes[0][label], sizes[2][label])
         if positions is None:
             return None
-        flops *= positions
-    return flops
+        summed *= positions
+    return product_flops(sizes[2]["b"] * sizes[2]["f"], summed, wider(lhs, rhs))
