@@ -14,6 +14,7 @@ from perfscope.analyzers.time.host_account import host_account
 from perfscope.analyzers.time.whole_run.cores import CoreWaits, carve_waits, core_summary, core_waits, waits_of_steps
 from perfscope.dashboards.report.sections.cores import core_facts
 from perfscope.model.documents.counters import StepCounters
+from perfscope.model.documents.stacks import SampledLoader
 from perfscope.model.intervals import covered, intersection_total, merge, union
 from perfscope.model.trace import Trace
 from perfscope.model.trace import TraceBuilder as TraceRows
@@ -205,7 +206,11 @@ def test_the_report_says_first_who_took_the_cores() -> None:
     assert "15% of the run's steps" in line
     (line,) = said(CoreFacts(cores=2, compute_threads=8, local_processes=2, other_cores=0.0))
     assert "16 compute threads of 2 processes share 2 cores" in line
-    (line,) = said(CoreFacts(cores=2, compute_threads=1, loader_workers=4, other_cores=0.0))
+    builder = _busy(CoreFacts(cores=2, compute_threads=1, other_cores=0.0))
+    builder.loaders = (SampledLoader(dataset="d", batch_size=8, workers=4),)
+    summary = builder.build().fact(core_summary)
+    assert summary is not None
+    (line,) = core_facts([summary])
     assert "1 compute thread and 4 loader workers share 2 cores" in line
     (line,) = said(CoreFacts(cores=8, core_limit=1.5, throttled_share=0.4))
     assert "limit of 1.5 cores" in line
