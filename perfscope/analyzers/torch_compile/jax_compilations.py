@@ -39,8 +39,8 @@ _CONTROL_FLOW = frozenset({"scan", "while", "cond"})
 _ANEW = "but seen another function defined on the same line"
 _SETTINGS = "Tracing context doesn't match"
 _MORE_SETTINGS = "number of tracing context values differs"
-"""Reason if jax imported a module with settings of its own during the first call, as Pallas does in jax 0.12: the
-program sets none, and each function is compiled again once.
+"""Reason if jax imported a module that adds settings during the first call, as Pallas does in jax 0.12. The program
+sets nothing, and each function is compiled again once.
 """
 _TYPE = re.compile(r"(?P<dtype>[a-z][a-z0-9_]{0,20})\[(?P<dims>[0-9, ]{0,200})\](?P<rest>[^ ]{0,300})")
 _WEAK = "{weak_type=True}"
