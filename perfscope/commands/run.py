@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shlex
 import shutil
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,7 @@ import click
 
 from perfscope.commands.options import RECORDERS, output_folder_option, quiet_option, screen, verbose_option
 from perfscope.model.capture import DEFAULT_WARMUP, LEVELS, TOOLS, WAIT_S, CaptureOptions, parse_steps
-from perfscope.model.errors import PerfscopeError, UsageError
+from perfscope.model.errors import NotStartedError, PerfscopeError, UsageError
 
 if TYPE_CHECKING:
     from perfscope.analyzers.configuration import Configuration
@@ -226,12 +228,23 @@ def _target(context: click.Context) -> Target:
     if not words:
         raise UsageError("nothing to run: give script.py, -m module, or -- command")
     if kind == "script" and words[0].endswith(NOTEBOOK):
-        script = f"{Path(words[0]).stem}.py"
-        raise UsageError(
-            f"{words[0]} is a notebook: `jupyter nbconvert --to script {words[0]}` makes a script, and `perfscope run "
-            f"{script}` runs it; or, where Jupyter is installed, `perfscope run -- ipython {words[0]}`"
-        )
+        return _notebook(words)
     return Target(arguments=words, module=kind == "module", command=kind == "command")
+
+
+def _notebook(words: Sequence[str]) -> Target:
+    """What runs a notebook's cells in its kernel, as ``jupyter nbconvert --execute`` does."""
+    from perfscope.profiler.launch.program import Target
+
+    if importlib.util.find_spec("nbconvert") is None or importlib.util.find_spec("ipykernel") is None:
+        raise UsageError(
+            f"{words[0]} is a notebook, and nbconvert and ipykernel run it: `{sys.executable} -m pip install nbconvert "
+            "ipykernel`"
+        )
+    if not Path(words[0]).exists():
+        raise NotStartedError(f"{words[0]}: no such file")
+    run = ("nbconvert", "--to", "notebook", "--execute", "--log-level", "WARN")
+    return Target(arguments=(*run, *words), module=True, title=Path(words[0]).stem)
 
 
 def _say_alone(recorded: Recorded, *, quiet: bool) -> int:

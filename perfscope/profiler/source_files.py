@@ -8,6 +8,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from perfscope.model.frames import FRAMEWORK_PACKAGES
 
@@ -47,9 +48,9 @@ class SourceFiles:
         """The file as the user would call it: below the working folder, else below the import path."""
         name = self._names.get(path)
         if name is None:
-            name = path
+            name = _cell(path) or path
             absolute = os.path.abspath(path)
-            for root in () if path.startswith("<") else self._roots:
+            for root in () if name.startswith(("<", "In[")) else self._roots:
                 if absolute.startswith(root):
                     name = absolute[len(root) :].replace(os.sep, "/")
                     break
@@ -75,6 +76,15 @@ class SourceFiles:
             return True
         library = absolute.startswith(self._stdlib) and not absolute.startswith(self._packages)
         return not library and not absolute.startswith(self._hidden)
+
+
+def _cell(path: str) -> str | None:
+    """The cell of a notebook that IPython compiled under this path, as ``In[3]``; ``None`` for any other file."""
+    ipython: Any = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    known = getattr(getattr(shell, "compile", None), "format_code_name", None)
+    found = None if known is None else known(path)
+    return None if found is None else str(found[1])
 
 
 def folder_prefix(path: str | Path) -> str:

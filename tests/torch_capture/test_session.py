@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import json
 import re
 import sys
@@ -11,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load, load_path
+from perfscope.commands.run import _notebook
+from perfscope.model.errors import UsageError
 from perfscope.model.trace.tables import MemoryCategory
 from perfscope.model.untrusted_text import MASK
 from tests.session.programs import LOOP, captured, environment, latest, only, passes, plain, write
@@ -539,11 +542,33 @@ def test_a_program_with_steps_is_captured_alone_and_its_children_see_nothing_of_
     assert only(tmp_path).child is False
 
 
-def test_a_notebook_is_a_usage_error_that_says_how(tmp_path: Path) -> None:
-    (tmp_path / "train.ipynb").write_text("{}")
+@pytest.mark.slow
+def test_a_notebook_runs_in_its_kernel_and_its_cells_are_named(tmp_path: Path) -> None:
+    code = CHILD_LOOP + "train()"
+    cells = [
+        {"cell_type": "code", "id": name, "metadata": {}, "outputs": [], "execution_count": None, "source": source}
+        for name, source in (("a", "2 + 2"), ("b", code))
+    ]
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    document = {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+    (tmp_path / "train.ipynb").write_text(json.dumps(document))
     done = captured(tmp_path / "train.ipynb", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "nbconvert --to script train.ipynb" in done.stderr.replace(f"{tmp_path}/", "")
+    assert done.returncode == 0, done.stderr
+    assert "processes that the program started" not in done.stderr
+    process = only(tmp_path)
+    assert (process.step_source, process.steps_seen) == ("optimizer.step", 14)
+    executed = json.loads((tmp_path / "train.nbconvert.ipynb").read_text())
+    assert executed["cells"][1]["outputs"][0]["text"] == ["done\n"]
+    files = {op.file for trace in load_path(tmp_path / "perfscope-runs").traces for op in trace.op_graph.ops if op.file}
+    assert files == {"In[2]"}
+
+
+def test_a_notebook_without_what_runs_it_is_a_usage_error_that_says_how(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="pip install nbconvert ipykernel"):
+        _notebook([str(tmp_path / "train.ipynb")])
 
 
 @pytest.mark.slow

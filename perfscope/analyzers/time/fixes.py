@@ -44,8 +44,6 @@ _TRAINING_KERNELS = ("backward", "_bwd", "bwd_", "dgrad", "wgrad", "FusedAdam", 
 
 def _phase(trace: Trace) -> ProgramPhase:
     sampled = set(map(frame_kind, trace.fact(stacks).texts))
-    if FrameKind.SERVING in sampled:
-        return "service"
     if sampled & {FrameKind.AUTOGRAD, FrameKind.OPTIMIZER}:
         return "training"
     graph = trace.op_graph
@@ -63,6 +61,8 @@ def _phase(trace: Trace) -> ProgramPhase:
     modules = {trace.text(code) for code in np.unique(trace.rows["hlo_ops"]["module"]).tolist() if code >= 0}
     if any("train" in name or "update" in name for name in modules):
         return "training"
+    if FrameKind.SERVING in sampled:  # a notebook's kernel and a trainer with a web page have such frames too
+        return "service"
     if trace.fact(generation) is not None:
         return "generation"
     return "evaluation" if graph is not None or len(spans["forward"][1].starts) or len(modules) else "unknown"

@@ -38,6 +38,8 @@ class Target:
     """Script, module or command, and everything after it."""
     module: bool = False
     command: bool = False
+    title: str | None = None
+    """What to call a run of it, if that is not its first argument."""
 
     def command_line(self) -> list[str]:
         """The program to start and its arguments; ``NotStartedError`` if it is not there."""
@@ -55,6 +57,8 @@ class Target:
 
     def name(self) -> str:
         """What to call a run of it."""
+        if self.title is not None:
+            return self.title
         first = Path(self.arguments[0]).name
         return first if self.module or self.command else first.removesuffix(".py")
 

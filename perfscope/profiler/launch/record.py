@@ -142,6 +142,10 @@ class Recorded:
     """Reason why the run's files could not be written or read, in one line; ``None`` if they were."""
 
 
+NOTEBOOK = ("-m", "nbconvert")
+"""How the command of a notebook begins; its kernel is a process that nobody looks for elsewhere."""
+
+
 def record(
     target: Target,
     options: CaptureOptions,
@@ -294,7 +298,7 @@ def _ended(run: Run, ended: Ended, directory: Path, options: CaptureOptions, *, 
         notes += damaged
         if own := tuple(process for process in processes if not process.child and process.step_source):
             processes = own  # steps of a process that the program started are another program's
-        elif any(process.step_source for process in processes):
+        elif any(process.step_source for process in processes) and run.command[:2] != NOTEBOOK:
             notes.append("the steps are of processes that the program started; it has none itself")
         if not any(process.step_source for process in processes):
             why = _why_nothing(directory, options, logged=bool(processes) and options.capture is None, failed=failed)
