@@ -233,7 +233,7 @@ def _target(context: click.Context) -> Target:
 
 
 def _notebook(words: Sequence[str]) -> Target:
-    """What runs a notebook's cells in its kernel, as ``jupyter nbconvert --execute`` does."""
+    """The command that runs a notebook's cells in its kernel, as ``jupyter nbconvert --execute`` does."""
     from perfscope.profiler.launch.program import Target
 
     if importlib.util.find_spec("nbconvert") is None or importlib.util.find_spec("ipykernel") is None:

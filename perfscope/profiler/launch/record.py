@@ -143,7 +143,7 @@ class Recorded:
 
 
 NOTEBOOK = ("-m", "nbconvert")
-"""How the command of a notebook begins; its kernel is a process that nobody looks for elsewhere."""
+"""How the command of a notebook begins. Its kernel has the steps, as expected."""
 
 
 def record(
