@@ -80,7 +80,8 @@ class GraphBuilder:
     def _add(self, name: str, inputs: list[int], outputs: tuple[int, ...], mutated: tuple[int, ...], *,
              view: bool = False, phase: str = "forward", flops: int | None = None, module: str = "",
              file: str | None = "model.py", line: int | None = 1, function: str | None = "forward",
-             sequence: int | None = None, host_read: str | None = None, recompute: bool = False) -> None:  # fmt: skip
+             sequence: int | None = None, host_read: str | None = None, recompute: bool = False,
+             checks: bool = False) -> None:  # fmt: skip
         self.ops.append(
             GraphOp(
                 index=len(self.ops),
@@ -100,5 +101,6 @@ class GraphBuilder:
                 sequence=sequence,
                 host_read=host_read,
                 recompute=recompute,
+                checks=checks,
             )
         )

@@ -53,12 +53,14 @@ class GraphOp:
     sequence: int | None
     """Autograd sequence number that joins a forward op with its backward ops."""
     host_read: str | None = None
-    """Why an accelerator would stall the host here: ``item``, ``nonzero``, ``bool``, ``to_host`` ..., else None."""
+    """Why an accelerator would stall the host here (``item``, ``nonzero``, ``bool``, ``check`` ...), else None."""
     recompute: bool = False
     """True for a forward op that activation checkpointing runs again (phase ``backward``)."""
     checkpoint: tuple[str, int] | None = None
     """File and line of the user's call of the innermost checkpoint around the op; of a recomputed op, that of its
     forward pass. None: no checkpoint, or an older recording."""
+    checks: bool = False
+    """True if it checks the arguments of a distribution of ``torch.distributions``; False in older recordings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from perfscope.analyzers.time import is_interpreted
 from perfscope.model.documents.run import ProgramFact
 from perfscope.model.trace import Trace
 from tests.build import EVERYTHING, TraceBuilder
+from tests.graphs import GraphBuilder
 from tests.hlo_build import hlo_module, recorded_trace
 
 RULE = load_rule("debug_mode")
@@ -34,6 +35,37 @@ def backward(*, checked: int, nodes: int = 4, recorded: frozenset[str] = CPU) ->
             builder.op("aten::any", at + 72, at + 88)
             builder.op("aten::item", at + 90, at + 100)
     return builder
+
+
+def distributions(*, gap_us: float = 10, checks: bool = True) -> Trace:
+    """A step of 1,000 us: a product, two ops that check its result in 2 us each, ``gap_us`` apart, and a product."""
+    g = GraphBuilder()
+    x = g.op("mm", [g.input((4, 4)), g.input((4, 4))], line=3)
+    valid = g.op("sub", [x, x], line=4, checks=checks)
+    g.op("_local_scalar_dense", [valid], (), line=4, checks=checks, host_read="check" if checks else "bool")
+    g.op("mm", [x, x], line=5)
+    builder = TraceBuilder(recorded=CPU, op_graph=g.graph())
+    builder.step(1, 0, 1000)
+    builder.op("aten::mm", 0, 100)
+    builder.op("aten::sub", 200, 202)
+    builder.op("aten::_local_scalar_dense", 202 + gap_us, 204 + gap_us)
+    builder.op("aten::mm", 500, 600)
+    return builder.build()
+
+
+def test_checks_of_distributions_cost_the_time_from_their_first_to_their_last_op() -> None:
+    (finding,) = judge(RULE, distributions()).findings
+    assert (finding.cost_ns, finding.where.line) == (14_000, 4)
+    assert "2 ops per step" in finding.title
+    assert "set_default_validate_args(False)" in finding.advice
+    (read,) = judge(load_rule("host_sync"), distributions()).findings
+    assert "set_default_validate_args(False)" in read.advice
+
+
+def test_short_checks_and_the_same_ops_of_the_program_are_clean() -> None:
+    assert judge(RULE, distributions(gap_us=6)).status == "flagged"
+    assert judge(RULE, distributions(gap_us=5)).status == "clean"
+    assert judge(RULE, distributions(checks=False)).status == "clean"
 
 
 def with_facts(builder: TraceBuilder, *facts: ProgramFact) -> Trace:

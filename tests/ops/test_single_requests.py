@@ -61,5 +61,41 @@ def test_calls_of_one_row_are_named_without_a_time() -> None:
     assert (finding.where.file, finding.where.line) == ("model.py", 7)
 
 
+def policy(calls: int, *, rows: int = 1, read: str | None = "item") -> Trace:
+    """A training step that calls a policy ``calls`` times and reads each answer."""
+    g = GraphBuilder()
+    weight = g.input((64, 64), parameter=True)
+    for _ in range(calls):
+        answer = g.op("linear", [g.input((rows, 64)), weight], (rows, 64), line=7)
+        g.op("_local_scalar_dense", [answer], (), line=8, host_read=read)
+    g.op("mm", [weight, weight], phase="backward")
+    t = TraceBuilder(recorded=EVERYTHING - {"device_work"}, op_graph=g.graph())
+    t.step(0, 0, 100)
+    t.op("autograd::engine::evaluate_function: AddmmBackward0", 10, 20)
+    return t.build()
+
+
+def test_a_policy_that_answers_one_observation_at_a_time_is_flagged() -> None:
+    (finding,) = outcome(policy(8)).findings
+    assert finding.title == "the model computes one row per call, 8 calls per step"
+    assert (finding.where.file, finding.where.line, finding.cost_ns) == ("model.py", 7, None)
+    assert "side by side" in finding.advice
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [policy(7), policy(8, rows=2), policy(8, read=None), policy(8, read="check")],
+    ids=["few calls", "several rows", "no answers", "only checks of arguments"],
+)
+def test_other_calls_in_training_are_clean(trace: Trace) -> None:
+    assert outcome(trace).status == "clean"
+
+
+def test_reads_of_a_policys_answers_are_not_a_finding() -> None:
+    reads = judged_by("host_sync")
+    assert [finding.where.line for finding in reads(policy(8)).findings] == []
+    assert [finding.where.line for finding in reads(policy(7)).findings] == [8]
+
+
 def test_without_tokens_and_graph_it_abstains() -> None:
     assert outcome(called([])).status == "abstained"

@@ -126,6 +126,25 @@ def test_gradients_that_autograd_adds_up_and_fused_norms_are_clean():
     assert outcome(TraceBuilder(op_graph=n.graph()).build()).status == "clean"
 
 
+def micro_batches(*, gradient: bool) -> OpGraph:
+    """Four passes; each adds to a value that exists before the step, or to one of the pass, and scales it."""
+    g = GraphBuilder()
+    kept, weight, bucket = g.input((64, 64)), g.input((64, 64)), g.input((64, 64))
+    for _ in range(4):
+        made = g.op("mm", [g.op("mm", [weight, weight]), weight], phase="backward")
+        total = kept if gradient else g.op("mm", [made, made], phase="backward")
+        g.op("add_", [total, made], phase="backward")
+        g.op("mul_", [total, bucket], phase="backward")
+    return g.graph(live=[kept])
+
+
+def test_gradients_that_micro_batches_accumulate_are_not_a_chain():
+    assert outcome(TraceBuilder(op_graph=micro_batches(gradient=True)).build()).status == "clean"
+    (finding,) = outcome(TraceBuilder(op_graph=micro_batches(gradient=False)).build()).findings
+    assert finding.subject == "add_ -> mul_"
+    assert finding.title.endswith("4 times")
+
+
 def test_attention_has_a_rule_of_its_own():
     g = GraphBuilder()
     q = g.input((8, 128, 32))

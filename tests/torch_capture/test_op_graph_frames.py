@@ -69,6 +69,13 @@ def test_innermost_wins(frames: Frames) -> None:
     assert look(frames, "/project/here/train.py", "/project/here/net.py", "/site/torch/_tensor.py").file == "net.py"
 
 
+def test_checks_of_a_distributions_arguments_are_told_from_the_programs_own_work(frames: Frames) -> None:
+    user, constraints = "/project/here/train.py", "/site/torch/distributions/constraints.py"
+    assert look(frames, user, "/site/torch/distributions/categorical.py", constraints).checks
+    assert not look(frames, user, "/site/torch/distributions/categorical.py").checks
+    assert not look(frames, user, constraints, "/project/here/own_constraint.py").checks
+
+
 def test_what_lies_between(frames: Frames) -> None:
     user, optimizer = "/project/here/train.py", "/site/torch/optim/adamw.py"
     assert look(frames, user, optimizer)[4:6] == (True, True)

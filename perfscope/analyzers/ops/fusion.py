@@ -336,13 +336,29 @@ class _Builder:
 
 
 def _kinds(graph: OpGraph) -> list[_Kind | None]:
-    """Return the fusion properties of each op; ``None`` for ops that never fuse. A host read ends a segment."""
+    """Return the fusion properties of each op; ``None`` for ops that never fuse.
+
+    A host read ends a segment, and so does a backward pass: the next micro-batch is another call.
+    """
     kinds: list[_Kind | None] = []
-    segment = 0
+    segment, went_back = 0, False
+    made: set[int] = set()
     for op in graph.ops:
-        segment += op.host_read is not None
-        kinds.append(_kind(graph, op, segment))
+        repeats_forward = op.phase == "forward" and went_back
+        begins_backward = op.phase == "backward" and not went_back
+        segment += op.host_read is not None or repeats_forward
+        went_back = op.phase == "backward" or (went_back and not repeats_forward)
+        made = set() if begins_backward else made
+        older = _storages(graph, op.mutated) - made
+        made |= _storages(graph, op.outputs) - older
+        # the engine adds to `.grad`, and DistributedDataParallel scales into its buckets: no compiler fuses either
+        collects = op.phase == "backward" and not op.recompute and bool(older)
+        kinds.append(None if collects else _kind(graph, op, segment))
     return kinds
+
+
+def _storages(graph: OpGraph, tensors: tuple[int, ...]) -> set[int]:
+    return {graph.tensors[tensor].storage for tensor in tensors}
 
 
 def _kind(graph: OpGraph, op: GraphOp, segment: int) -> _Kind | None:

@@ -21,6 +21,7 @@ from perfscope.analyzers.time import (
     outermost,
     removed_inside,
     step_windows,
+    time_with_core,
     union_of,
     work_time,
 )
@@ -230,11 +231,10 @@ def removed_ops(trace: Trace, ops: Iterable[int]) -> tuple[Removed, ...]:
 
 
 def spans_time(trace: Trace, rows: npt.NDArray[np.int64]) -> WorkTime:
-    """Return the device work launched inside host spans; without an accelerator, the spans themselves."""
+    """Return the device work launched inside host spans; without an accelerator, their time with a core."""
     if len(trace.rows["kernels"]):
         return work_time(trace, rows)
-    slices = trace.rows["slices"]
-    total = union_of(slices, rows).total()
+    total = time_with_core(trace, union_of(trace.rows["slices"], rows))
     return WorkTime(sum_ns=total, exposed_ns=total, kernels=0)
 
 

@@ -9,8 +9,8 @@ from msgspec import Struct
 from perfscope.analyzers.ranks.late_causes import Cause, Why
 from perfscope.analyzers.ranks.rank_work import HostLine, RankWork, ShapedOp
 from perfscope.analyzers.ranks.waits import COMPUTE, LOADER, NOTHING
-from perfscope.analyzers.time import FrameKind, Framework, Situation, does, frame_fix, record_stacks
-from perfscope.model.finding import About, Where
+from perfscope.analyzers.time import FrameKind, Framework, Situation, does, for_device, frame_fix, record_stacks
+from perfscope.model.finding import Where
 from perfscope.model.units import format_ns
 
 MOST_SHAPES = 2
@@ -33,13 +33,11 @@ _EXCHANGED = (
 )
 
 _SLOWER = (
-    "Compare the clocks and temperature of its device with the others' (`nvidia-smi -q -d "
-    "CLOCK,PERFORMANCE,TEMPERATURE`, `amd-smi metric`), and use another device if it is throttled."
+    "Compare the clocks and temperature of its device with the others'{clocks}, and use another device if it is "
+    "throttled."
 )
 
 _EARLIER = "Follow the wait to the group it was held up in: the rank that is last there is the cause."
-
-_FREE_CORES = "Record it again while no other program runs: leave each rank its own cores."
 
 _SHAPES = (
     "Record it with input shapes (`perfscope run`, or `record_shapes=True`), to see whether its inputs are larger."
@@ -57,7 +55,6 @@ class Said(Struct, frozen=True, kw_only=True):
     """Rest of a sentence; ``""`` if only the rank's previous activity is known."""
     fix: str = ""
     record: str = ""
-    about: About = "program"
     where: Where | None = None
 
 
@@ -76,7 +73,7 @@ def advice_for(cause: Cause, reason: str, rank: int, work: RankWork, *, hosted: 
         return Said(
             short="its device is slower",
             because=f"its device took {cause.slower:.2f} times as long for the same kernels",
-            fix=_SLOWER,
+            fix=for_device(_SLOWER, work.situation),
         )
     if cause.why is Why.MORE_WORK:
         return Said(
@@ -91,9 +88,7 @@ def advice_for(cause: Cause, reason: str, rank: int, work: RankWork, *, hosted: 
     where = None if cause.line is None else _where(cause.line)
     if reason == COMPUTE:
         return Said(record=_SHAPES, where=where)
-    if hosted and work.cores is not None and work.cores.busy:
-        return Said(record=_FREE_CORES, about="recording", where=where)
-    if reason == NOTHING or not hosted:
+    if reason == NOTHING or not hosted or work.cores is not None:
         return Said(record=record_stacks(work.situation), where=where)
     return Said(record=_CORES_OF_RANKS, where=where)
 
@@ -115,15 +110,14 @@ def _shapes(op: ShapedOp) -> str:
 
 
 def _of_cores(cause: Cause, work: RankWork) -> Said:
-    """Return the texts about cores: too many own threads concern the program, other programs the recording."""
+    """Return the texts about cores that the rank's own threads took (``is_scheduling`` excludes other waiting)."""
     because = f"it waited {format_ns(cause.core_ns)} longer for a core than the rank that came first"
     cores = work.cores
-    if cores is not None and cores.oversubscribed and cores.local_processes:
-        each = max(1, int(cores.available // cores.local_processes))
-        fix = f"Give each rank its share of the {cores.available:g} cores: `OMP_NUM_THREADS={each}`"
-        fix += ", and fewer workers of the data loader." if cores.loader_workers else "."
-        return Said(short="it had no core", because=because, fix=fix)
-    return Said(short="it had no core", because=because, record=_FREE_CORES, about="recording")
+    if cores is None:
+        return Said(short="it had no core", because=because)
+    fix = f"Give each rank its share of the {cores.available:g} cores: `OMP_NUM_THREADS={cores.fair_threads}`"
+    fix += ", and fewer workers of the data loader." if cores.loader_workers else "."
+    return Said(short="it had no core", because=because, fix=fix)
 
 
 def _of_line(cause: Cause, line: HostLine, reason: str, rank: int, situation: Situation) -> Said:

@@ -113,6 +113,28 @@ def cause_of(ranks: RankSet, straggling: Straggling, reason: str, *, in_turn: bo
     return Cause(why=Why.UNKNOWN)
 
 
+_WAITS = (FrameKind.SLEEP, FrameKind.LOCK, FrameKind.QUEUE, FrameKind.LOADER)
+"""Kinds of lines that take as long without a core."""
+
+
+def is_scheduling(ranks: RankSet, straggling: Straggling, cause: Cause, reason: str) -> bool:
+    """Whether the scheduler may have decided which rank comes late to collectives on the host.
+
+    It may if the late rank was without a core for half of its lateness, however long the others were. Inputs, a line
+    that only one rank runs and waits for a loader are evidence on any machine, and so are more threads than the
+    program needs.
+    """
+    work = ranks.job.traces[straggling.rank].fact(rank_work)
+    if cause.why is Why.CORE:
+        return work.cores is None or not work.cores.needless_threads
+    of_all = cause.line is not None and not cause.alone and cause.line.kind not in _WAITS
+    if reason == LOADER or not (cause.why is Why.UNKNOWN or (cause.why is Why.LINE and of_all)):
+        return False
+    late = [late for late in straggling.arrivals if late.before.what == reason and _explains(late)]
+    waited = sum(work.core_ns(arrival.window) for arrival in late if arrival.window is not None)
+    return waited >= MOST * sum(arrival.lateness_ns for arrival in late) > 0
+
+
 def _explains(late: Late) -> bool:
     """Whether the stretch is long enough to be the reason: for collectives begun together, only the first one's is."""
     return late.window is not None and late.window[1] - late.window[0] >= MOST * late.lateness_ns

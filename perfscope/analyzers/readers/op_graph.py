@@ -46,6 +46,7 @@ class _Ops(msgspec.Struct, frozen=True):
     host_read: list[Count | None]
     checkpoint_file: list[Count | None] | None = None
     checkpoint_line: list[Count | None] | None = None
+    checks: list[bool] | None = None
 
 
 class _Storages(msgspec.Struct, frozen=True):
@@ -143,6 +144,7 @@ def _ops(ops: _Ops, texts: Sequence[str], tensors: int) -> Iterator[GraphOp]:
             host_read=_text(texts, ops.host_read[index]),
             recompute=ops.recompute[index],
             checkpoint=_checkpoint(ops, texts, index),
+            checks=ops.checks is not None and ops.checks[index],
         )
 
 

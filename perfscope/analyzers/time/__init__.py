@@ -26,7 +26,7 @@ from perfscope.analyzers.time.compiled_regions import (
 from perfscope.analyzers.time.device_data.device_doubts import DeviceDoubt
 from perfscope.analyzers.time.device_time import DeviceParts, DeviceTime, device_busy, device_times
 from perfscope.analyzers.time.exposure import communication_in_steps, exposed_communication, exposed_until
-from perfscope.analyzers.time.fixes import Situation, does, frame_fix, record_stacks, situation
+from perfscope.analyzers.time.fixes import UNCHECKED, Situation, does, for_device, frame_fix, record_stacks, situation
 from perfscope.analyzers.time.frame_kinds import FrameKind
 from perfscope.analyzers.time.host_account import HOST_PARTS, HostAccount, HostPart, host_account, marks_of
 from perfscope.analyzers.time.host_activity import (
@@ -50,9 +50,11 @@ from perfscope.analyzers.time.model_calls import (
     BACKWARD,
     Generation,
     ModelCall,
+    answered_calls,
     call_tokens,
     generation,
     one_generation,
+    rows_of_product,
 )
 from perfscope.analyzers.time.phases import PHASES, work_phases
 from perfscope.analyzers.time.rank_waits import reduced_too_often
@@ -116,6 +118,7 @@ from perfscope.analyzers.time.whole_run.cores import (
     core_summary,
     core_wait_share,
     core_waits,
+    time_with_core,
     waits_of_steps,
     with_busy_note,
 )
@@ -132,6 +135,7 @@ __all__ = [
     "PHASES",
     "REGION",
     "SYNC_SLACK_NS",
+    "UNCHECKED",
     "UNKNOWN_SITE",
     "WORK_TABLES",
     "CallSite",
@@ -157,6 +161,7 @@ __all__ = [
     "Windows",
     "WorkTime",
     "account_windows",
+    "answered_calls",
     "blocking_calls",
     "bounded",
     "call_site",
@@ -178,6 +183,7 @@ __all__ = [
     "does",
     "exposed_communication",
     "exposed_until",
+    "for_device",
     "forward_rows",
     "frame_fix",
     "framework",
@@ -221,6 +227,7 @@ __all__ = [
     "removed_inside",
     "removed_time",
     "rows_by_device",
+    "rows_of_product",
     "sampled_site",
     "situation",
     "slice_name",
@@ -235,6 +242,7 @@ __all__ = [
     "subtree_ends",
     "switches_on",
     "time_of",
+    "time_with_core",
     "time_within",
     "timed_cost",
     "trace_step_time",

@@ -1,13 +1,15 @@
-"""Advice about host time: by framework, phase of the program, and kind of the frame with most of the time.
+"""Advice about host time: by framework, phase of the program, device, and kind of the frame with most of the time.
 
-The rules about the host take their advice from here. A fix names calls that exist in the recorded framework. Without a
-matching entry there is no fix: the finding then has the known facts, and the recording that would show more.
+The rules about the host take their advice from here. A fix names calls that exist in the recorded framework and on the
+recorded device; `NAMES` is the only table with names of one device. Without a matching entry there is no fix: the
+finding then has the known facts, and the recording that would show more.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from msgspec import Struct
@@ -19,10 +21,14 @@ from perfscope.analyzers.time.phases import PHASES, host_phases, work_phases
 from perfscope.analyzers.time.samples import stacks
 from perfscope.model.documents.causes import Cause
 from perfscope.model.finding import Where
-from perfscope.model.trace import Trace
+from perfscope.model.trace import MISSING, Trace
 
 ProgramPhase = Literal["training", "evaluation", "generation", "service", "unknown"]
 """Activity of the recorded steps. Evaluation: a model runs without differentiation or updates."""
+
+
+DeviceKind = Literal["cuda", "hip", "npu", "xpu", "mtia", "mps", "tpu", "cpu", "unknown"]
+"""Kind of the devices that worked, by the name that PyTorch gives them; ``hip``: AMD's, ``npu``: Huawei's."""
 
 
 class Situation(Struct, frozen=True, kw_only=True):
@@ -30,13 +36,52 @@ class Situation(Struct, frozen=True, kw_only=True):
 
     framework: Framework
     phase: ProgramPhase
+    device: DeviceKind = "unknown"
     sampled: bool = False
     """Whether Python stacks were sampled (`perfscope run`)."""
 
 
 def situation(trace: Trace) -> Situation:
-    """Return framework and phase of the recorded program; a fact of the trace."""
-    return Situation(framework=framework(trace), phase=_phase(trace), sampled=len(trace.rows["samples"]) > 0)
+    """Return framework, phase and device of the recorded program; a fact of the trace."""
+    return Situation(
+        framework=framework(trace),
+        phase=_phase(trace),
+        device=device_kind(trace),
+        sampled=len(trace.rows["samples"]) > 0,
+    )
+
+
+_DEVICE_NAMES: tuple[tuple[str, DeviceKind], ...] = (
+    (r"\b(Ascend|NPU)\b", "npu"),
+    (r"\b(AMD|Instinct|Radeon|MI\d{3}\w*|gfx\d+\w*)\b", "hip"),
+    (r"\b(NVIDIA|Tesla|GeForce|Quadro|TITAN|RTX|[ABHLPV]\d{1,3}S?)\b", "cuda"),
+    (r"\bTPU\b", "tpu"),
+    (r"\bIntel\b", "xpu"),
+    (r"\b(MTIA|ARTEMIS)\b", "mtia"),
+    (r"\bApple\b", "mps"),
+)
+_CALL_NAMES: tuple[tuple[str, DeviceKind], ...] = (
+    (r"AscendCL@", "npu"),
+    (r"hip[A-Z]", "hip"),
+    (r"cu(da)?[A-Z]", "cuda"),
+    (r"(ze|ur)[A-Z]", "xpu"),
+)
+_OF_NVIDIA = ("nsys", "nsys_jax")
+"""Formats of tools that record NVIDIA's devices alone."""
+
+
+def device_kind(trace: Trace) -> DeviceKind:
+    """Return the kind of the devices that worked, by their names, else by the calls that launched their work."""
+    devices, graph = trace.rows["devices"], trace.op_graph
+    if not len(devices) and not len(trace.rows["calls"]):
+        seen = graph.device if graph is not None else "cpu"
+        return next((kind for kind in get_args(DeviceKind) if kind == seen), "unknown")
+    names = [trace.text(code) for code in np.unique(devices["name"]).tolist() if code != MISSING]
+    calls = [trace.text(code) for code in np.unique(trace.rows["calls"]["name"]).tolist()]
+    by_name = (kind for name in names for pattern, kind in _DEVICE_NAMES if re.search(pattern, name))
+    by_call = (kind for name in calls for pattern, kind in _CALL_NAMES if re.match(pattern, name))
+    kind = next(by_name, None) or next(by_call, None)
+    return kind or ("cuda" if trace.source.format in _OF_NVIDIA else "unknown")
 
 
 _TRAINING_KERNELS = ("backward", "_bwd", "bwd_", "dgrad", "wgrad", "FusedAdam", "FusedOptimizer")
@@ -66,6 +111,122 @@ def _phase(trace: Trace) -> ProgramPhase:
     if trace.fact(generation) is not None:
         return "generation"
     return "evaluation" if graph is not None or len(spans["forward"][1].starts) or len(modules) else "unknown"
+
+
+# Names of one device. Texts of rules have them as {keys}, which `for_device` fills in.
+
+
+_TORCH_CUDA = {
+    "launch_once": '`torch.compile(model, mode="reduce-overhead")`, or a `torch.cuda.CUDAGraph` around the step',
+    "graph": "`torch.compile`, or a `torch.cuda.CUDAGraph` around the step",
+    "compiled_call": 'Let a compiled call launch once: `mode="reduce-overhead"` makes a CUDA graph of it. ',
+    "fused": "`fused=True`",
+    "keep_segments": "Set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` and remove `torch.cuda.empty_cache()`. ",
+    "empty_cache": "`torch.cuda.empty_cache()`",
+    "synchronize": "`torch.cuda.synchronize()`",
+}
+_TORCH_OTHER = {
+    "launch_once": "`torch.compile(model)`",
+    "graph": "`torch.compile`",
+    "compiled_call": "",
+    "fused": "`fused=True`",
+    "keep_segments": "Remove `torch.accelerator.empty_cache()`. ",
+    "empty_cache": "`torch.accelerator.empty_cache()`",
+    "synchronize": "`torch.accelerator.synchronize()`",
+}
+_TORCH_NPU = {
+    "launch_once": "a `torch.npu.NPUGraph` around the step, or `TASK_QUEUE_ENABLE=2` in the environment without graphs",
+    "graph": "a `torch.npu.NPUGraph` around the step",
+    "compiled_call": "",
+    "fused": "`torch_npu.optim.NpuFusedAdamW`",
+    "keep_segments": "Set `PYTORCH_NPU_ALLOC_CONF=expandable_segments:True` and remove `torch.npu.empty_cache()`. ",
+    "empty_cache": "`torch.npu.empty_cache()`",
+    "synchronize": "`torch.npu.synchronize()`",
+}
+_XPU_GRAPH = "or a `torch.xpu.XPUGraph` around the step (torch 2.11 and later)"
+
+
+def _own_module(module: str) -> Mapping[str, str]:
+    """Return the names of a device whose module in torch has the usual functions."""
+    return {
+        "keep_segments": f"Remove `torch.{module}.empty_cache()`. ",
+        "empty_cache": f"`torch.{module}.empty_cache()`",
+        "synchronize": f"`torch.{module}.synchronize()`",
+    }
+
+
+_CUDA_TOOLS = {
+    "clocks": " (`nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE`)",
+    "tests_of_collectives": "nccl-tests",
+    "links": "nvidia-smi nvlink -s, nvidia-smi nvlink -e, nvidia-smi topo -m",
+    "priority": ": ProcessGroupNCCL.Options(is_high_priority_stream=True)",
+    "channels": " Give fewer channels to the other (options.config.max_ctas).",
+}
+_HIP_TOOLS = {
+    **_CUDA_TOOLS,  # RCCL has NCCL's names
+    "clocks": " (`amd-smi metric`)",
+    "tests_of_collectives": "rccl-tests",
+    "links": "amd-smi xgmi, amd-smi topology",
+}
+_OTHER_TOOLS = {
+    "clocks": "",
+    "tests_of_collectives": "a benchmark of collectives",
+    "links": "errors and speed of the links",
+    "priority": ", in a group of its own",
+    "channels": "",
+}
+_CUDA_RUNTIME = {
+    "graph_capture": "a CUDA graph (`cudaStreamBeginCapture`, `cudaGraphLaunch`)",
+    "device_graph": "a CUDA graph",
+    "pool": "`cudaMallocAsync`",
+    "free_to_pool": "`cudaMallocAsync`, `cudaFreeAsync`",
+    "pin": "`cudaMallocHost`, `cudaHostRegister`",
+    "copy_async": "`cudaMemcpyAsync`",
+    "wait_for_device": "`cudaDeviceSynchronize()`",
+}
+_HIP_RUNTIME = {key: text.replace("CUDA", "HIP").replace("cuda", "hip") for key, text in _CUDA_RUNTIME.items()} | {
+    "pin": "`hipHostMalloc`, `hipHostRegister`",
+}
+_PREALLOCATE = "Leave preallocation on (`XLA_PYTHON_CLIENT_PREALLOCATE=true`)"
+NAMES: Mapping[DeviceKind, Mapping[str, str]] = {
+    "cuda": {**_TORCH_CUDA, **_CUDA_TOOLS, **_CUDA_RUNTIME},
+    "hip": {  # torch.cuda is the module of AMD's devices as well
+        **_TORCH_CUDA,
+        **_own_module("cuda"),
+        "compiled_call": _TORCH_CUDA["compiled_call"].replace("CUDA", "HIP"),
+        **_HIP_TOOLS,
+        **_HIP_RUNTIME,
+    },
+    "npu": {**_TORCH_NPU, **_OTHER_TOOLS, "clocks": " (`npu-smi info`)", **_CUDA_RUNTIME},
+    "xpu": {
+        **_TORCH_OTHER,
+        **_own_module("xpu"),
+        "launch_once": f"`torch.compile(model)`, {_XPU_GRAPH}",
+        "graph": f"`torch.compile`, {_XPU_GRAPH}",
+        **_OTHER_TOOLS,
+        **_CUDA_RUNTIME,
+    },
+    "mtia": {**_TORCH_OTHER, **_own_module("mtia"), **_OTHER_TOOLS, **_CUDA_RUNTIME},
+    "mps": {**_TORCH_OTHER, **_own_module("mps"), **_OTHER_TOOLS, **_CUDA_RUNTIME},
+    "tpu": {**_TORCH_OTHER, **_OTHER_TOOLS, **_CUDA_RUNTIME},
+    "cpu": {**_TORCH_OTHER, **_OTHER_TOOLS, **_CUDA_RUNTIME},
+    "unknown": {
+        **_TORCH_OTHER,
+        **_OTHER_TOOLS,
+        "clocks": " (`nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE`, `amd-smi metric`)",
+        **_CUDA_RUNTIME,
+    },
+}
+"""Names by device. Those of a runtime are for programs without a framework, which CUDA's and HIP's tools record.
+
+Sources: pytorch.org/docs for torch.cuda, torch.xpu, torch.mps, torch.mtia and torch.accelerator; Ascend Extension for
+PyTorch for torch.npu and its environment variables; HIP runtime API reference.
+"""
+
+
+def for_device(text: str, where: Situation) -> str:
+    """Return ``text`` with the names that exist on the recorded device in place of its {keys}."""
+    return text.format_map(NAMES[where.device])
 
 
 # Activity of a kind of frame, in words.
@@ -133,10 +294,9 @@ _TORCH: Mapping[FrameKind, str] = {
     FrameKind.LOADER: "Load ahead: `DataLoader(..., num_workers=N, persistent_workers=True, prefetch_factor=4)`.",
     FrameKind.WORKER_START: "Keep the workers: `DataLoader(..., persistent_workers=True)`.",
     FrameKind.DISPATCH: "Reduce the Python work between ops: larger batches, or `torch.compile(model)`.",
-    FrameKind.OPTIMIZER: "Reduce the launches of the update: `fused=True`, or `torch.compile(optimizer.step)`.",
-    FrameKind.COMPILED_CALL: 'Let a compiled call launch once: `mode="reduce-overhead"` makes a CUDA graph of it. One '
-    "larger function in place of several small ones checks fewer guards.",
-    FrameKind.ALLOCATOR: "Remove `torch.cuda.empty_cache()` and statistics of the allocator from the step.",
+    FrameKind.OPTIMIZER: "Reduce the launches of the update: {fused}, or `torch.compile(optimizer.step)`.",
+    FrameKind.COMPILED_CALL: "{compiled_call}One larger function in place of several small ones checks fewer guards.",
+    FrameKind.ALLOCATOR: "Remove {empty_cache} and statistics of the allocator from the step.",
     FrameKind.DEBUGGING: "Turn off the debugging aid that this line starts (anomaly detection, recorded stacks, "
     "run-time type checks).",
 }
@@ -174,7 +334,7 @@ def frame_fix(kind: FrameKind, where: Situation, *, flax_nnx: bool = False) -> s
         return ""
     if flax_nnx and kind is FrameKind.COMPILED_CALL and where.framework == "jax":
         return _NNX
-    return _BY_FRAMEWORK[where.framework].get(kind, "")
+    return for_device(_BY_FRAMEWORK[where.framework].get(kind, ""), where)
 
 
 _MOVED: Mapping[ProgramPhase, str] = {
@@ -222,7 +382,7 @@ _CAUSES: Mapping[Cause, str] = {
 _CAUSES_BY_FRAMEWORK: Mapping[Framework, Mapping[Cause, str]] = {
     "torch": {
         **_CAUSES,
-        "launch": "Launch less often: larger batches, `torch.compile`, or a `torch.cuda.CUDAGraph` around the step.",
+        "launch": "Launch less often: larger batches, {graph}.",
         "memory": "Keep shapes stable, so that the caching allocator keeps the memory it has.",
         "saving": "Log every N steps, and save asynchronously (`torch.distributed.checkpoint.async_save`).",
         "dependency": "Fuse kernels that follow each other, or run independent work on another stream.",
@@ -232,14 +392,14 @@ _CAUSES_BY_FRAMEWORK: Mapping[Framework, Mapping[Cause, str]] = {
         "exposed_copy": "Call `jax.device_put` on the next batch while this step runs, and read results later.",
         "collective_setup": "Run the step once before the loop.",
         "launch": "Launch less often: put the step in one `jax.jit`, and several steps in one `jax.lax.scan`.",
-        "memory": "Leave preallocation on (`XLA_PYTHON_CLIENT_PREALLOCATE=true`).",
+        "memory": f"{_PREALLOCATE}.",
         "saving": "Log every N steps, and save asynchronously (`ocp.AsyncCheckpointer`).",
         "dependency": "Put the whole step in one `jax.jit`, so that XLA fuses what follows each other.",
     },
     "none": {
         **_CAUSES,
-        "launch": "Launch less often: merge kernels, or capture what repeats in a CUDA graph.",
-        "memory": "Allocate before the loop, or from a pool (`cudaMallocAsync`).",
+        "launch": "Launch less often: merge kernels, or capture what repeats in {device_graph}.",
+        "memory": "Allocate before the loop, or from a pool ({pool}).",
         "dependency": "Fuse kernels that follow each other, or run independent work on another stream.",
     },
 }
@@ -247,7 +407,7 @@ _CAUSES_BY_FRAMEWORK: Mapping[Framework, Mapping[Cause, str]] = {
 
 def cause_fix(cause: Cause, where: Situation) -> str:
     """Return the advice about time of a cause of the account; ``""`` if the cause alone is not sufficient."""
-    return _CAUSES_BY_FRAMEWORK[where.framework].get(cause, "")
+    return for_device(_CAUSES_BY_FRAMEWORK[where.framework].get(cause, ""), where)
 
 
 # Advice about reads of a value by the host, by kind of read.
@@ -258,19 +418,23 @@ _DATA_DEPENDENT = (
     "`index_add_` with a fixed capacity, or a grouped matmul, needs no such size either."
 )
 _FREE = (
-    "Set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` and remove `torch.cuda.empty_cache()`. The caching "
-    "allocator gave memory back to the driver, which waits for the device: keep shapes stable, and warm up with the "
-    "largest batch."
+    "{keep_segments}The caching allocator gave memory back to the driver, which waits for the device: keep shapes "
+    "stable, and warm up with the largest batch."
 )
 _WAIT = (
     "Wait once, where the host reads a result, and remove the other waits, those after each kernel first. Work "
     "on one stream keeps its order without a wait; wait for an event or a stream, not for the whole device."
+)
+UNCHECKED = (
+    "Turn the checks off once the program works: `torch.distributions.Distribution.set_default_validate_args(False)`, "
+    "or `validate_args=False` where the distribution is made."
 )
 _LATER = "Read the value after the next step has been launched, or not at all."
 _TORCH_READS: Mapping[str, str] = {
     "item": "Keep the value on the device: add it to a tensor there (detached, if it has a graph), and read that "
     "tensor every N steps.",
     "bool": "Decide on the device: `torch.where(condition, a, b)` or a mask.",
+    "check": UNCHECKED,
     "equal": "Compare on the device with `(a == b).all()` and read the result every N steps.",
     "nonzero": _DATA_DEPENDENT,
     "masked_select": _DATA_DEPENDENT,
@@ -289,11 +453,11 @@ _JAX_READS: Mapping[str, str] = {
     "step has been dispatched.",
     "copy": "Begin the copy early (`x.copy_to_host_async()`), and read the array after the next step has been "
     "dispatched.",
-    "free": "Leave preallocation on (`XLA_PYTHON_CLIENT_PREALLOCATE=true`).",
+    "free": f"{_PREALLOCATE}.",
 }
 _NO_FRAMEWORK_READS: Mapping[str, str] = {
     "wait": _WAIT,
-    "free": "Free device memory after the loop, or give it back to a pool (`cudaMallocAsync`, `cudaFreeAsync`).",
+    "free": "Free device memory after the loop, or give it back to a pool ({free_to_pool}).",
     "copy": "Copy from and to pinned memory on a separate stream, and wait for its event where the data is used.",
 }
 _READS: Mapping[Framework, Mapping[str, str]] = {
@@ -322,7 +486,34 @@ def read_fix(kind: str, where: Situation) -> str:
     """
     if kind == "item" and (where.framework, where.phase) in _ITEM_ELSEWHERE:
         return _ITEM_ELSEWHERE[where.framework, where.phase]
-    return _READS[where.framework].get(kind, _LATER)
+    return for_device(_READS[where.framework].get(kind, _LATER), where)
+
+
+# Advice about launches and memory calls that the device waits for.
+
+
+_LAUNCHES: Mapping[Framework, str] = {
+    "torch": "Launch less often: {launch_once}. Larger batches and fused optimizers ({fused}) help, too.",
+    "jax": "Launch less often: put the whole step in one `jax.jit`, and several steps in one call with `jax.lax.scan`. "
+    "Larger batches help, too.",
+    "none": "Launch less often: capture what repeats in {graph_capture}, and merge small kernels.",
+}
+_MEMORY: Mapping[Framework, str] = {
+    "torch": "{keep_segments}Keep shapes stable and warm up with the largest batch, so that the caching allocator "
+    "keeps the memory it has.",
+    "jax": f"{_PREALLOCATE}, so that the allocator does not ask the driver.",
+    "none": "Allocate before the loop, or from a pool ({pool}).",
+}
+
+
+def launch_fix(where: Situation) -> str:
+    """Return the advice about a device that waits for launches."""
+    return for_device(_LAUNCHES[where.framework], where)
+
+
+def memory_fix(where: Situation) -> str:
+    """Return the advice about a device that waits for calls that allocate or free its memory."""
+    return for_device(_MEMORY[where.framework], where)
 
 
 FEWEST_STARTS = 3

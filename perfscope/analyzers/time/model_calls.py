@@ -12,10 +12,12 @@ call with several tokens per sequence before calls with one is the *prefill* of 
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
+from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct
@@ -23,7 +25,11 @@ from msgspec import Struct
 from perfscope.analyzers.time.spans import named_slices, outermost, subtree_ends
 from perfscope.model.frames import parse_module
 from perfscope.model.intervals import Int64
+from perfscope.model.op_flops import PRODUCTS
 from perfscope.model.trace import MISSING, SliceKind, Trace
+
+if TYPE_CHECKING:
+    from perfscope.model.op_graph import GraphOp, OpGraph
 
 LEAST_CALLS = 3
 """Minimum number of calls: fewer may be parts of one step."""
@@ -198,3 +204,52 @@ def _indices(shapes: str) -> tuple[int | None, int | None]:
         return (None, None)
     two = isinstance(indices, list) and len(indices) == 2 and all(isinstance(size, int) for size in indices)
     return (indices[0], indices[1]) if two else (None, None)
+
+
+# Calls of one row whose answer the host reads before the next: a policy in an environment, tokens one by one.
+
+
+FEWEST_ANSWERS = 8
+"""Minimum number of calls per step: fewer are not a loop."""
+
+_ANSWERS = frozenset({"item", "to_host", "bool"})
+_PRODUCTS = PRODUCTS - {"bmm", "baddbmm"}
+"""A batch of products has several rows for one request too."""
+
+
+def rows_of_product(graph: OpGraph, op: GraphOp) -> int | None:
+    """Return the rows of a product with a parameter; ``None`` for other ops."""
+    if op.name.partition(".")[2].partition(".")[0] not in _PRODUCTS or not op.outputs:
+        return None
+    if not any(graph.tensors[index].storage in graph.parameters for index in op.inputs):
+        return None
+    return math.prod(graph.tensors[op.outputs[0]].shape[:-1])
+
+
+class AnsweredCalls(Struct, frozen=True, kw_only=True):
+    """Calls of a model for one row each, in one step that trains it."""
+
+    products: tuple[GraphOp, ...]
+    """Products of the forward pass, in order."""
+    answers: tuple[GraphOp, ...]
+    """For each call the first read on the host after it."""
+
+
+def answered_calls(trace: Trace) -> AnsweredCalls | None:
+    """Return the calls of one row per step, each with a read after it; ``None`` if there are few or larger ones."""
+    graph = trace.op_graph
+    if graph is None:
+        return None
+    products: list[GraphOp] = []
+    answers: list[GraphOp] = []
+    waiting = False
+    for op in graph.ops:
+        if op.phase == "forward" and (rows := rows_of_product(graph, op)) is not None:
+            if rows != 1:
+                return None
+            products.append(op)
+            waiting = True
+        elif waiting and op.host_read in _ANSWERS:
+            answers.append(op)
+            waiting = False
+    return None if len(answers) < FEWEST_ANSWERS else AnsweredCalls(products=tuple(products), answers=tuple(answers))

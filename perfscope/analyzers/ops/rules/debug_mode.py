@@ -10,6 +10,9 @@ How it is found:
     time of the checks in the recorded steps, and of the stacks, which `perfscope run` times without a profiler; it
     also records the line that turns the mode on. Variables of the environment are those of the run; the cost of
     blocking launches is the time in which the device idles. Filled memory is timed by the `fill_` inside of `empty`.
+    Distributions of torch check their parameters when they are made, and values when a probability is computed: the op
+    graph marks these ops, and their cost is the time from the first to the last op of each check; with an accelerator,
+    the device time of the ops.
     While anomaly mode is on or jit is disabled, rules that would describe the consequences are not evaluated:
     `host_sync`, `host_bound`, `launch_bound`, `small_kernels`, `unfused_ops`, `unexplained_idle`.
 
@@ -27,6 +30,7 @@ Fix:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -34,11 +38,22 @@ import numpy as np
 from msgspec.structs import replace
 
 from perfscope.analyzers.ops.anomaly import anomaly_mode
-from perfscope.analyzers.time import call_site, op_records, step_accounts, timed_cost, whole_ns
-from perfscope.model.finding import Finding, Where
+from perfscope.analyzers.ops.graph_time import graph_time, ops_time
+from perfscope.analyzers.time import (
+    UNCHECKED,
+    call_site,
+    op_records,
+    step_accounts,
+    time_with_core,
+    timed_cost,
+    whole_ns,
+)
+from perfscope.model.finding import MOST_ROWS, Finding, Where
+from perfscope.model.intervals import merge, union
 from perfscope.model.trace import MISSING, Trace
 
 if TYPE_CHECKING:
+    from perfscope.analyzers.ops.graph_time import GraphTime
     from perfscope.analyzers.time import InterpretedKernel
     from perfscope.model.documents.causes import Cause
     from perfscope.model.documents.run import ProgramFact
@@ -56,6 +71,7 @@ def check(trace: Trace) -> Iterator[Finding]:
     yield from _anomaly(trace)
     yield from _blocking_launches(trace)
     yield from _filled_memory(trace)
+    yield from _argument_checks(trace)
     if trace.hlo or trace.compile_events:
         from perfscope.analyzers.time import JIT_DISABLED, interpreted_kernels, switches_on
 
@@ -180,6 +196,48 @@ def _filled_memory(trace: Trace) -> Iterator[Finding]:
         evidence=({"what": "fill_", "count": len(rows), "time_ns": cost},),
         advice="Set torch.utils.deterministic.fill_uninitialized_memory = False; algorithms stay deterministic.",
     )
+
+
+def _argument_checks(trace: Trace) -> Iterator[Finding]:
+    graph, place = trace.op_graph, trace.fact(graph_time)
+    ops = [op for op in graph.ops if op.checks and not op.view] if graph is not None else []
+    whole = whole_ns(trace)
+    if not ops or not place.known:
+        return
+    cost = _time_of_checks(trace, place, [op.index for op in ops])
+    if cost < LEAST_SHARE * whole:
+        return
+    (file, line), _ = Counter((op.file, op.line) for op in ops).most_common(1)[0]
+    by_line = Counter((Where(file=op.file, line=op.line).label(), op.host_read is not None) for op in ops)
+    yield Finding(
+        subject="checks of distributions",
+        title=f"torch.distributions checks its arguments: {len(ops):,} ops per step",
+        detail="Parameters are checked when a distribution is made, and values when a probability is computed. Each "
+        "check reads its result on the host.",
+        **timed_cost(trace, cost, whole),
+        where=Where(file=file, line=line),
+        evidence=tuple(
+            {"line": label, "ops_per_step": count, "reads_on_the_host": reads}
+            for (label, reads), count in by_line.most_common(MOST_ROWS)
+        ),
+        advice=UNCHECKED,
+    )
+
+
+def _time_of_checks(trace: Trace, place: GraphTime, ops: list[int]) -> int:
+    """Return the time of these ops of the graph in all matched steps, with what the host does between them, ns."""
+    if place.on_device:
+        time = ops_time(trace, ops)
+        return 0 if time is None else time.exposed_ns * len(place.spans)
+    slices, checks = trace.rows["slices"], np.zeros(len(place.spans[0]), bool)
+    checks[ops] = True
+    spans = []
+    for step in place.spans:
+        known = np.flatnonzero(step != MISSING)
+        edges = np.flatnonzero(np.diff(np.concatenate(([False], checks[known], [False])).astype(np.int8)))
+        first, last = known[edges[::2]], known[edges[1::2] - 1]
+        spans.append(union(slices["start_ns"][step[first]], slices["end_ns"][step[last]]))
+    return time_with_core(trace, merge(*spans))
 
 
 def _setting(trace: Trace, name: str) -> str | None:

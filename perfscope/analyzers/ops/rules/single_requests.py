@@ -8,27 +8,36 @@ one sequence and several prompts follow each other: a call of many tokens, then 
 prompt. Without tokens, from the op graph: every product with a parameter has one row, in at least `FEWEST_CALLS` calls.
 The saving is modelled, an upper bound: all prompts, at most `MOST_ROWS_AT_ONCE`, in one call that takes as long as a
 call of one row. It is unknown if the number of independent inputs is unknown.
+In a step with a backward pass: at least `FEWEST_ANSWERS` calls of one row, each followed by a read of the answer on the
+host, which the next call may depend on (a policy and its environment). Several of them side by side share each call.
 
 Fix: put several inputs into one call: `tokenizer(prompts, padding=True)` and one `generate` for all, `torch.stack` for
-rows; for requests that arrive one by one a server that batches them (vLLM, SGLang).
+rows; for requests that arrive one by one a server that batches them (vLLM, SGLang). Step several environments at once
+(`gymnasium.vector`), so that one call of the policy answers all of them.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.ops.graph_time import short_name
-from perfscope.analyzers.time import BACKWARD, call_tokens, named_slices, op_records, step_windows, whole_ns
+from perfscope.analyzers.time import (
+    BACKWARD,
+    answered_calls,
+    call_tokens,
+    named_slices,
+    op_records,
+    rows_of_product,
+    step_windows,
+    whole_ns,
+)
 from perfscope.model.finding import NOWHERE, AbstainError, Finding, Scope, Where
-from perfscope.model.op_flops import PRODUCTS
 from perfscope.model.severity import severity_of
 from perfscope.model.trace import Trace
 
 if TYPE_CHECKING:
-    from perfscope.model.op_graph import GraphOp, OpGraph
+    from perfscope.model.op_graph import OpGraph
 
 FEWEST_PROMPTS = 2
 """Minimum number of prompts in sequence."""
@@ -39,11 +48,15 @@ FEWEST_CALLS = 8
 MOST_ROWS_AT_ONCE = 8
 """Number of rows that a product computes in about the time of one: below 8 rows memory is the limit on every device."""
 
-_PRODUCTS = PRODUCTS - {"bmm", "baddbmm"}
-"""A batch of products has several rows for one request too."""
 _ADVICE = (
     "Put several inputs into one call: one `generate` for a padded batch (`tokenizer(prompts, padding=True)`), "
     "`torch.stack` for rows. Requests that arrive one by one need a server that batches them (vLLM, SGLang)."
+)
+
+
+_SIDE_BY_SIDE = (
+    "Step several environments (or sequences) side by side and give all their inputs to one call of the model: "
+    "`gymnasium.make_vec(name, num_envs=8)`. A call of eight rows takes little longer than a call of one."
 )
 
 
@@ -58,6 +71,7 @@ def check(trace: Trace) -> Iterable[Finding]:
     if not tokens and graph is None:
         raise AbstainError("neither tokens of the model's calls nor an op graph was recorded", ("op_graph",))
     if named_slices(trace, lambda name: name.startswith(BACKWARD)).any():
+        yield from _answered(trace)
         return
     if tokens:
         prompts = _prompts(tokens)
@@ -95,8 +109,9 @@ def _prompt_finding(trace: Trace, prompts: int, graph: OpGraph | None) -> Findin
 
 
 def _row_finding(trace: Trace, graph: OpGraph) -> Iterable[Finding]:
-    products = [op for op in graph.ops if short_name(op) in _PRODUCTS and _weight(graph, op)]
-    if not products or any(_rows(graph, op) != 1 for op in products):
+    rows = [(op, rows) for op in graph.ops if (rows := rows_of_product(graph, op)) is not None]
+    products = [op for op, _ in rows]
+    if not products or any(count != 1 for _, count in rows):
         return
     yield Finding(
         subject="rows one by one",
@@ -111,14 +126,21 @@ def _row_finding(trace: Trace, graph: OpGraph) -> Iterable[Finding]:
     )  # fmt: skip
 
 
-def _weight(graph: OpGraph, op: GraphOp) -> bool:
-    return any(graph.tensors[index].storage in graph.parameters for index in op.inputs)
-
-
-def _rows(graph: OpGraph, op: GraphOp) -> int:
-    """Return the rows of an op's result."""
-    shape = graph.tensors[op.outputs[0]].shape if op.outputs else ()
-    return math.prod(shape[:-1])
+def _answered(trace: Trace) -> Iterable[Finding]:
+    found = trace.fact(answered_calls)
+    if found is None:
+        return
+    first, calls = found.products[0], len(found.answers)
+    yield Finding(
+        subject="rows one by one",
+        title=f"the model computes one row per call, {calls:,} calls per step",
+        detail="Each call waits for the host, which reads the answer before the next call: an environment, or a token.",
+        severity="medium",
+        basis="structural",
+        advice=_SIDE_BY_SIDE,
+        where=Where(op=first.name, module=first.module or None, file=first.file, line=first.line),
+        evidence=({"products": len(found.products), "rows": 1, "calls": calls},),
+    )
 
 
 def _outside(graph: OpGraph | None) -> Where:

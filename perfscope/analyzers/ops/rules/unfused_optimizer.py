@@ -42,6 +42,7 @@ from perfscope.analyzers.ops.graph_time import flow_of, short_name, spans_time
 from perfscope.analyzers.ops.kernels import input_tensors
 from perfscope.analyzers.ops.recompute import OPTIMIZER_STEP
 from perfscope.analyzers.time import (
+    Situation,
     WorkTime,
     call_site,
     device_busy,
@@ -50,6 +51,7 @@ from perfscope.analyzers.time import (
     outermost,
     per_step,
     removed_inside,
+    situation,
     slice_name,
     subtree_ends,
     whole_ns,
@@ -172,7 +174,7 @@ def _finding(trace: Trace, optimizer: str, style: Style, members: list[Optimizer
         ),
         spans=worst_spans(slices["start_ns"][rows], slices["end_ns"][rows], [step.saved_ns for step in members]),
         removes=removed_inside(trace, np.array(rows, np.int64), min(step.fused_share for step in members)),
-        advice=_advice(optimizer, loop),
+        advice=_advice(optimizer, loop, trace.fact(situation)),
     )
 
 
@@ -188,7 +190,9 @@ def _most_common(ops: Counter[str]) -> str:
     return ", ".join(f"{name} x{count}" for name, count in ops.most_common(8))
 
 
-def _advice(optimizer: str, loop: bool) -> str:
+def _advice(optimizer: str, loop: bool, where: Situation | None = None) -> str:
+    if where is not None and where.device == "npu" and optimizer in ("SGD", "Adam", "AdamW"):
+        return f"Construct it as `torch_npu.optim.NpuFused{optimizer}(params, ...)`."
     if optimizer in HAVE_FUSED:
         also = " Use `foreach=True` where a parameter or device has no fused kernel." if loop else ""
         return f"Construct it as `torch.optim.{optimizer}(params, ..., fused=True)`.{also}"

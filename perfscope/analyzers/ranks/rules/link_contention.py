@@ -36,9 +36,10 @@ from msgspec import Struct
 
 from perfscope.analyzers.ranks.job import Local, Member, locals_of, only_compared
 from perfscope.analyzers.ranks.matching import Group, Matched, shorter_transfers
+from perfscope.analyzers.ranks.rank_work import rank_work
 from perfscope.analyzers.ranks.sets import RankSet, comparable, matched_records, nothing_alone
 from perfscope.analyzers.ranks.waits import compute_intervals
-from perfscope.analyzers.time import exposed_communication, spans_of_ranks, timed_cost
+from perfscope.analyzers.time import exposed_communication, for_device, spans_of_ranks, timed_cost
 from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Where
 from perfscope.model.intervals import Intervals, covered, union
 from perfscope.model.trace import MISSING, Trace
@@ -121,9 +122,11 @@ def _finding(ranks: RankSet, kind: Compared, cost: int, whole: int) -> Finding:
             (collective.last, collective.sides[collective.last].start_ns, collective.sides[collective.last].end_ns)
             for collective in collectives
         ),
-        advice="Let the one that is waited for go first: ProcessGroupNCCL.Options(is_high_priority_stream=True). Give "
-        "fewer channels to the other (options.config.max_ctas), or start the other later (no_sync() up to "
-        "the last microbatch, set_requires_gradient_sync(False) of fully_shard).",
+        advice=for_device(
+            "Let the one that is waited for go first{priority}.{channels} Or start the other later (no_sync() up to "
+            "the last microbatch, set_requires_gradient_sync(False) of fully_shard).",
+            trace.fact(rank_work).situation,
+        ),
         removes=shorter_transfers(
             (collective, min(1.0, kind.median_alone_ns / max(1, collective.core_ns))) for collective in collectives
         ),

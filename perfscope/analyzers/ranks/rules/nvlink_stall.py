@@ -43,8 +43,9 @@ import numpy as np
 from perfscope.analyzers.ranks.job import only_compared
 from perfscope.analyzers.ranks.links import Call, of_job, stalled
 from perfscope.analyzers.ranks.matching import shorter_transfers
+from perfscope.analyzers.ranks.rank_work import rank_work
 from perfscope.analyzers.ranks.sets import comparable, matched_records, nothing_alone
-from perfscope.analyzers.time import spans_of_ranks, timed_cost
+from perfscope.analyzers.time import for_device, spans_of_ranks, timed_cost
 from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Where
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns
@@ -63,14 +64,14 @@ launches.
 
 
 NVLINK_ADVICE = (
-    "Run nccl-tests of that size on the same machine. Slow there too: nvidia-smi nvlink -s, nvidia-smi "
-    "nvlink -e, nvidia-smi topo -m, NCCL_DEBUG=INFO (which transport). Fast there: unset NCCL_ALGO, NCCL_PROTO and "
-    "NCCL_MAX_NCHANNELS, and send larger messages. For nodes with other than eight devices use --topology."
+    "Run {tests_of_collectives} of that size on the same machine. Slow there too: {links}, NCCL_DEBUG=INFO (which "
+    "transport). Fast there: unset NCCL_ALGO, NCCL_PROTO and NCCL_MAX_NCHANNELS, and send larger messages. For nodes "
+    "with other than eight devices use --topology."
 )
 NETWORK_ADVICE = (
-    "Run nccl-tests of that size on the same nodes. Slow there too: NCCL_DEBUG=INFO (which cards, GDRDMA or not, "
-    "NET/IB or NET/Socket), ibstat (speed of the ports), NCCL_IB_HCA. Fast there: unset NCCL_ALGO, NCCL_PROTO and "
-    "NCCL_MAX_NCHANNELS, and send larger messages."
+    "Run {tests_of_collectives} of that size on the same nodes. Slow there too: NCCL_DEBUG=INFO (which cards, GDRDMA "
+    "or not, NET/IB or NET/Socket), ibstat (speed of the ports), NCCL_IB_HCA. Fast there: unset NCCL_ALGO, NCCL_PROTO "
+    "and NCCL_MAX_NCHANNELS, and send larger messages."
 )
 
 
@@ -132,7 +133,7 @@ def _finding(stalls: Sequence[Call], cost: int, whole: int) -> Finding:
             for stall in stalls[:MOST_ROWS]
         ),
         spans=spans_of_ranks((stall.rank, stall.side.start_ns, stall.side.end_ns) for stall in stalls),
-        advice=NETWORK_ADVICE if ideal.network else NVLINK_ADVICE,
+        advice=for_device(NETWORK_ADVICE if ideal.network else NVLINK_ADVICE, trace.fact(rank_work).situation),
         removes=shorter_transfers(
             (stall.collective, min(1.0, stall.ideal_ns / max(1, stall.took_ns))) for stall in stalls
         ),

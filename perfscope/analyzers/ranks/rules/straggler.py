@@ -16,7 +16,9 @@ How it is found:
     computed longer, was in an earlier collective, its host was in a data loader, or busy with ops. If none of it
     explains most of its lateness, the time right before its arrival is examined; if the trace has nothing there, the
     cause is `host gap`. A missing rank may have come even later: the finding has this caveat, and the rule abstains if
-    more than half of the ranks are missing. The cost is measured and an upper bound: the rank's lateness, at most the
+    more than half of the ranks are missing. For collectives on the host it also abstains if the late rank was without a
+    core for half of its lateness and nothing else explains it: inputs that differ, a line that one rank alone runs, a
+    sleep, a loader, or more threads than the program needs. The cost is measured and an upper bound: the rank's lateness, at most the
     longest time that another rank waited for it while its device computed nothing. For collectives on the host (gloo)
     the overlapping work is unknown.
 
@@ -50,7 +52,7 @@ from msgspec.structs import replace
 from perfscope.analyzers.ranks.devices import comparable_processes, is_process
 from perfscope.analyzers.ranks.job import has_ranks, named_ranks, shown_group
 from perfscope.analyzers.ranks.late_advice import advice_for
-from perfscope.analyzers.ranks.late_causes import cause_of
+from perfscope.analyzers.ranks.late_causes import cause_of, is_scheduling
 from perfscope.analyzers.ranks.rank_work import rank_work
 from perfscope.analyzers.ranks.rendezvous import CollectiveSkew, Skew, collective_skew
 from perfscope.analyzers.ranks.sets import MATCHED, RankSet, comparable
@@ -110,8 +112,8 @@ PART_SHARE = 0.01
 # The finding about a rank that keeps the others waiting, from the late arrivals of a job.
 
 
-def straggler_finding(ranks: RankSet, late: Lateness, named: Sequence[Straggling], *, share: float) -> Finding:
-    """Return one finding for a job.
+def straggler_finding(ranks: RankSet, late: Lateness, named: Sequence[Straggling], *, share: float) -> Finding | None:
+    """Return one finding for a job; ``None`` if the scheduler may have decided which rank comes late.
 
     ``named``: the ranks to name, costliest first; ``share``: share of all waiting that the first one causes.
     """
@@ -125,6 +127,8 @@ def straggler_finding(ranks: RankSet, late: Lateness, named: Sequence[Straggling
     first = next(arrival for arrival in worst.arrivals if arrival.before.what == reason)
     cause = cause_of(ranks, worst, reason, in_turn=len(named) > 1)
     hosted = first.side.kernel == MISSING
+    if hosted and is_scheduling(ranks, worst, cause, reason):
+        return None
     what = advice_for(cause, reason, worst.rank, trace.fact(rank_work), hosted=hosted)
     others = len(ranks.job.members) - 1
     alone = len(named) == 1
@@ -145,8 +149,8 @@ def straggler_finding(ranks: RankSet, late: Lateness, named: Sequence[Straggling
         + (f" {len(gone):,} ranks are missing and may have come even later." if gone else ""),
         severity="low" if gone else severity_of(cost, late.whole_ns),
         basis="measured",
-        cost_ns=None if what.about == "recording" else cost,
-        cost_ns_per_step=None if what.about == "recording" else per_step(trace, cost),
+        cost_ns=cost,
+        cost_ns_per_step=per_step(trace, cost),
         covers_ns={"other_ranks": explained_ns(late)} if hosted else {},
         where=_where(first, ranks)
         if what.where is None
@@ -155,7 +159,6 @@ def straggler_finding(ranks: RankSet, late: Lateness, named: Sequence[Straggling
         evidence=tuple(_row(arrival, ranks) for arrival in arrivals[:MOST_ROWS]),
         spans=spans_of_ranks(piece for arrival in arrivals for piece in (_before(arrival), _waited(arrival))),
         advice=what.fix,
-        about=what.about,
         record=what.record,
         removes=tuple(removed for each in named for removed in _removed(each, ranks.job.traces[each.rank])),
     )
@@ -294,16 +297,20 @@ def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
         raise AbstainError(
             f"{recorded:,} of {world:,} ranks were recorded, so the last arrival is unknown; record all ranks"
         )
-    for ranks in known:
-        finding = _of_ranks(ranks)
-        if finding is not None:
-            yield finding
+    findings = [
+        _of_ranks(ranks, lateness)
+        for ranks in known
+        if (lateness := lateness_of(ranks)).cost_ns >= WAIT_SHARE * lateness.whole_ns > 0
+    ]
+    yield from (finding for finding in findings if finding is not None)
+    if findings and not any(findings):
+        raise AbstainError(
+            "the late rank waited for a core, which it shares with other ranks or programs; record again with a free "
+            "core for each rank"
+        )
 
 
-def _of_ranks(ranks: RankSet) -> Finding | None:
-    late = lateness_of(ranks)
-    if late.whole_ns <= 0 or late.cost_ns < WAIT_SHARE * late.whole_ns:
-        return None
+def _of_ranks(ranks: RankSet, late: Lateness) -> Finding | None:
     size = len(ranks.job.members)
     share = late.stragglers[0].cost_ns / late.cost_ns
     one_is_late = share >= 1 / size + CAUSE_SHARE * (1 - 1 / size)

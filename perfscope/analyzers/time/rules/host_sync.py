@@ -52,6 +52,7 @@ from perfscope.analyzers.time.account import abstain_if_unrecorded, idle_pieces,
 from perfscope.analyzers.time.calls import NO_OP, blocking_calls
 from perfscope.analyzers.time.fixes import read_fix, situation
 from perfscope.analyzers.time.frame_kinds import FrameKind, frame_kind, package_of
+from perfscope.analyzers.time.model_calls import answered_calls
 from perfscope.analyzers.time.records import op_records
 from perfscope.analyzers.time.sites import CallSite, call_site, graph_ops_inside, op_of, steps_at
 from perfscope.analyzers.time.spans import named_slices, nearest_ancestor, outermost, slice_name, worst_spans
@@ -106,6 +107,7 @@ READS = {
     "unique": "`unique`",
     "equal": "`torch.equal`",
     "to_host": "a copy to the host",
+    "check": "a check of a distribution's arguments",
 }
 """Kind of ``GraphOp.host_read`` in words; other kinds are shown unchanged."""
 
@@ -383,12 +385,18 @@ def _structural(trace: Trace, graph: OpGraph) -> list[Finding]:
     reads: dict[tuple[str, str | None, int | None], list[GraphOp]] = defaultdict(list)
     left_out: set[int] = set()
     if graph.device == "cpu":
-        left_out = {*graph_ops_inside(trace, CHECKED_ON_CPU_ONLY), *_reads_of_host_data(graph)}
+        left_out = {*graph_ops_inside(trace, CHECKED_ON_CPU_ONLY), *_reads_of_host_data(graph), *_answers(trace)}
     for op in graph.ops:
         if op.host_read is not None and op.index not in left_out:
             reads[op.host_read, op.file, op.line].append(op)
     last_update = max((op.index for op in graph.ops if op.phase == "optimizer"), default=-1)
     return [_structural_finding(trace, kind, ops, last_update) for (kind, _, _), ops in reads.items()]
+
+
+def _answers(trace: Trace) -> set[int]:
+    """Return the reads that each call of one row needs: `single_requests` is about these calls."""
+    calls = trace.fact(answered_calls)
+    return set() if calls is None else {op.index for op in calls.answers}
 
 
 def _reads_of_host_data(graph: OpGraph) -> set[int]:

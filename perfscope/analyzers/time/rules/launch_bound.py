@@ -40,8 +40,8 @@ from perfscope.analyzers.time.account import (
     step_accounts,
     time_of_cause,
 )
-from perfscope.analyzers.time.calls import Framework, framework, largest_by_op, launch_delays, ops_of_calls
-from perfscope.analyzers.time.fixes import move, situation
+from perfscope.analyzers.time.calls import framework, largest_by_op, launch_delays, ops_of_calls
+from perfscope.analyzers.time.fixes import launch_fix, memory_fix, move, situation
 from perfscope.analyzers.time.frame_kinds import FrameKind
 from perfscope.analyzers.time.host_lines import HALF, HostLine, host_lines
 from perfscope.analyzers.time.records import host_records, launched_records
@@ -69,32 +69,7 @@ PART_SHARE = 0.01
 """Smallest share of the step for a finding about one part."""
 
 
-_ADVICE = (
-    'Launch less often: `torch.compile(model, mode="reduce-overhead")`, or a `torch.cuda.CUDAGraph` around the step. '
-    "Larger batches and fused optimizers (`fused=True`) help, too."
-)
-_JAX_ADVICE = (
-    "Launch less often: put the whole step in one `jax.jit`, and several steps in one call with `jax.lax.scan`. "
-    "Larger batches help, too."
-)
-_CUDA_ADVICE = (
-    "Launch less often: capture what repeats in a CUDA graph (`cudaStreamBeginCapture`, `cudaGraphLaunch`), and merge "
-    "small kernels."
-)
 _HOST_ADVICE = "Give each op more work: larger batches, and `torch.compile(model)`, which merges small ops."
-_KEEP_SHAPES = (
-    "Set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` and remove `torch.cuda.empty_cache()`. Keep shapes "
-    "stable and warm up with the largest batch, so that the caching allocator keeps the memory it has."
-)
-_PREALLOCATE = (
-    "Leave preallocation on (`XLA_PYTHON_CLIENT_PREALLOCATE=true`), so that the allocator does not ask the driver."
-)
-_LAUNCHES: dict[Framework, str] = {"torch": _ADVICE, "jax": _JAX_ADVICE, "none": _CUDA_ADVICE}
-_MEMORY: dict[Framework, str] = {
-    "torch": _KEEP_SHAPES,
-    "jax": _PREALLOCATE,
-    "none": "Allocate before the loop, or from a pool (`cudaMallocAsync`).",
-}
 
 
 def examined(trace: Trace) -> Scope:
@@ -139,7 +114,7 @@ def _on_host(trace: Trace) -> Iterator[Finding]:
     gaps = time_of_cause(trace, account, "launch")
     cost, count = account.total_ns["launch"], len(gaps.starts)
     line, own = _own_line(trace, gaps, account)
-    advice = _JAX_ADVICE if framework(trace) == "jax" else _HOST_ADVICE
+    advice = _HOST_ADVICE if framework(trace) != "jax" else launch_fix(trace.fact(situation))
     yield Finding(
         subject="between ops",
         title=f"the host is between ops most of the time: {count:,} gaps, {format_ns(cost // count)} on average",
@@ -218,7 +193,7 @@ def _overhead(trace: Trace, account: StepAccount, idle: IdlePieces) -> Finding:
         detail=queue,
         **timed_cost(trace, cost, account.whole_ns),
         covers_ns={"launch": cost},
-        advice=_LAUNCHES[framework(trace)],
+        advice=launch_fix(trace.fact(situation)),
         evidence=_by_op(trace, idle),
         spans=worst_spans(idle.start_ns, idle.end_ns, idle.cost_ns),
         removes=(removed_time(time_of_cause(trace, account, "launch")),),
@@ -233,7 +208,7 @@ def _allocator(trace: Trace, account: StepAccount, idle: IdlePieces) -> Finding:
         detail="The allocator asked the driver for memory, or gave it back, within the steps.",
         **timed_cost(trace, cost, account.whole_ns),
         covers_ns={"memory": cost},
-        advice=_MEMORY[framework(trace)],
+        advice=memory_fix(trace.fact(situation)),
         where=_most_of(trace, idle),
         evidence=_by_op(trace, idle),
         spans=worst_spans(idle.start_ns, idle.end_ns, idle.cost_ns),

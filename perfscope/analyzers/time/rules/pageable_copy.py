@@ -25,6 +25,7 @@ from msgspec import Struct, field
 from perfscope.analyzers.time.account import idle_pieces
 from perfscope.analyzers.time.calls import NO_OP, Framework, framework, ops_of_calls
 from perfscope.analyzers.time.exposure import copies_in_steps
+from perfscope.analyzers.time.fixes import for_device, situation
 from perfscope.analyzers.time.sites import CallSite, call_site, op_of
 from perfscope.analyzers.time.spans import worst_spans
 from perfscope.analyzers.time.steps import timed_cost, whole_ns
@@ -50,14 +51,13 @@ _TO_DEVICE: dict[Framework, str] = {
     "torch": "Pin the source: `DataLoader(..., pin_memory=True)` or `x.pin_memory()` once, then "
     "`x.to(device, non_blocking=True)`.",
     "jax": "Call `jax.device_put` on the next batch while this step runs.",
-    "none": "Pin the source (`cudaMallocHost`, `cudaHostRegister`), then copy with `cudaMemcpyAsync` on a "
-    "separate stream.",
+    "none": "Pin the source ({pin}), then copy with {copy_async} on a separate stream.",
 }
 
 _TO_HOST: dict[Framework, str] = {
     "torch": "Copy into one pinned buffer with `buffer.copy_(x, non_blocking=True)` and read it a step later.",
     "jax": "Begin the copy early (`x.copy_to_host_async()`), and read the array a step later.",
-    "none": "Copy into one pinned buffer with `cudaMemcpyAsync`, and read it when its event is done.",
+    "none": "Copy into one pinned buffer with {copy_async}, and read it when its event is done.",
 }
 
 
@@ -174,7 +174,7 @@ def _finding(trace: Trace, line: _Line, exposed: Int64, whole: int) -> Finding:
         for row in worst.tolist()
     ]
     to_device = line.direction == "host to device"
-    fix = (_TO_DEVICE if to_device else _TO_HOST)[framework(trace)]
+    fix = for_device((_TO_DEVICE if to_device else _TO_HOST)[framework(trace)], trace.fact(situation))
     also = f", {format_ns(line.idle_ns)} idle after waiting for them, which host_sync names too" if line.idle_ns else ""
     amount = f": {format_bytes(size)}" if known.any() else ""
     return Finding(

@@ -24,6 +24,7 @@ import numpy as np
 
 from perfscope.analyzers.time.calls import SHORT_NS, Framework, ShortPairs, framework, short_pairs
 from perfscope.analyzers.time.device_time import DeviceTime, device_times
+from perfscope.analyzers.time.fixes import for_device, situation
 from perfscope.analyzers.time.records import launched_records
 from perfscope.analyzers.time.sites import call_site
 from perfscope.analyzers.time.spans import removed_time, rows_by_device, worst_spans
@@ -40,9 +41,9 @@ COST_SHARE = 0.05
 """Smallest share of a device's span. The saving is modelled and not all pairs can be merged, so the margin is large."""
 
 
-_ADVICE = "Fuse them: `torch.compile` for the model, `fused=True` for the optimizer, `torch.bmm` for small matmuls."
+_ADVICE = "Fuse them: `torch.compile` for the model, {fused} for the optimizer, `torch.bmm` for small matmuls."
 _JAX_ADVICE = "Put what follows each other in one `jax.jit`, and batch small products with `jax.vmap`."
-_CUDA_ADVICE = "Merge kernels that follow each other, or capture them in a CUDA graph (`cudaStreamBeginCapture`)."
+_CUDA_ADVICE = "Merge kernels that follow each other, or capture them in {graph_capture}."
 _FIX: dict[Framework, str] = {"torch": _ADVICE, "jax": _JAX_ADVICE, "none": _CUDA_ADVICE}
 
 
@@ -76,7 +77,7 @@ def _finding(trace: Trace, device: DeviceTime, pairs: ShortPairs, short: int, co
         "idle time in which the host was late is in launch_bound.",
         **timed_cost(trace, cost, whole_ns(trace), "modelled"),
         covers_ns={"dependency": int(pairs.gap_ns.sum())},
-        advice=_FIX[framework(trace)],
+        advice=for_device(_FIX[framework(trace)], trace.fact(situation)),
         evidence=_evidence(trace, pairs),
         spans=worst_spans(starts - pairs.gap_ns, ends, pairs.saved_ns),
         removes=(

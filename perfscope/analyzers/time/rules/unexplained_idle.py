@@ -27,7 +27,7 @@ import numpy as np
 
 from perfscope.analyzers.time.account import StepAccount, cause_intervals, step_accounts
 from perfscope.analyzers.time.calls import Framework, framework
-from perfscope.analyzers.time.fixes import cause_fix, record_stacks, situation
+from perfscope.analyzers.time.fixes import cause_fix, for_device, record_stacks, situation
 from perfscope.analyzers.time.host_lines import host_lines
 from perfscope.analyzers.time.rank_waits import MessageKind, message_kind, reduced_too_often
 from perfscope.analyzers.time.records import device_records, host_records
@@ -74,9 +74,9 @@ _RECORD_IT = (
     "launched earlier or by another process, or waits for an event of another device."
 )
 _WAITS: dict[Framework, str] = {
-    "torch": "Call `torch.cuda.synchronize()`",
+    "torch": "Call {synchronize}",
     "jax": "Call `jax.block_until_ready(...)` on the results of the step",
-    "none": "Wait for the device (`cudaDeviceSynchronize()`)",
+    "none": "Wait for the device ({wait_for_device})",
 }
 _LINKED = "Record the step again with `perfscope run`, which links device work to the host's calls."
 
@@ -144,7 +144,11 @@ def check_rest(trace: Trace, found: Sequence[tuple[str, Finding]]) -> Iterable[F
     unrecorded = first == "dependency" and not on_host and _unrecorded(parts[first])
     if unrecorded or first == "unexplained":
         most = _UNRECORDED if unrecorded else "without a recorded cause"
-        record = _RECORD_IT.format(wait=_WAITS[framework(trace)]) if unrecorded else _LINKED
+        record = (
+            _RECORD_IT.format(wait=for_device(_WAITS[framework(trace)], trace.fact(situation)))
+            if unrecorded
+            else _LINKED
+        )
         yield _of_recording(f"{whose} idles {format_share(cost, account.whole_ns)} of the step: mostly {most}", record)
         return
     most, (advice, record) = _WORDS.get(first, first), _advice(trace, first, on_host=on_host)

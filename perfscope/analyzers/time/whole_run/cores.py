@@ -101,6 +101,18 @@ def carve_waits(
     return left, merge(*taken)
 
 
+def time_with_core(trace: Trace, spans: Intervals) -> int:
+    """Return the time of host spans minus the waiting in them, of the steps' thread or of the one that waited longest.
+
+    In ns; the whole time if the waiting was not recorded.
+    """
+    waits = trace.fact(core_waits)
+    if waits is None:
+        return spans.total()
+    left, _ = carve_waits(waits, {"spans": spans}, running=("spans",), computing=("spans",), whole=False)
+    return left["spans"].total()
+
+
 def _filled(starts: Int64, ends: Int64) -> Intervals:
     some = ends > starts
     return Intervals(starts[some], ends[some])
@@ -153,6 +165,17 @@ class CoreSummary(CoreFacts, frozen=True, kw_only=True):
     def available(self) -> float:
         """Number of cores that the process may use; 0 if unknown."""
         return min(self.cores, self.core_limit) if self.core_limit is not None and self.cores else float(self.cores)
+
+    @property
+    def fair_threads(self) -> int:
+        """Compute threads per process that have a core each; at least 1."""
+        return max(1, int(self.available // max(1, self.local_processes)))
+
+    @property
+    def needless_threads(self) -> bool:
+        """Whether the program can free cores by fewer compute threads or loader workers, with as many processes."""
+        fewer = self.compute_threads > self.fair_threads * max(1, self.local_processes)
+        return self.oversubscribed and (fewer or self.loader_workers > 0)
 
     @property
     def oversubscribed(self) -> bool:

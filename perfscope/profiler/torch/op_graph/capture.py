@@ -177,6 +177,7 @@ OP_COLUMNS = (
     "host_read",
     "checkpoint_file",
     "checkpoint_line",
+    "checks",
 )
 TENSOR_COLUMNS = ("storage", "shape", "dtype", "device", "bytes")
 Line = tuple[str | None, int | None, str | None]
@@ -232,6 +233,7 @@ class OpTable:
         line: Line,
         host_read: tuple[str, str] | None,
         checkpoint: tuple[str, int] | None = None,
+        checks: bool = False,
         **rest: Any,
     ) -> None:
         """One op. ``host_read``: reason, type of the device that holds the value; ``checkpoint``: file, line."""
@@ -248,6 +250,7 @@ class OpTable:
             host_read=None,
             checkpoint_file=None if checkpoint is None else self._string(checkpoint[0]),
             checkpoint_line=None if checkpoint is None else checkpoint[1],
+            checks=checks,
         )
         for column in OP_COLUMNS:
             self._ops[column].append(row[column])

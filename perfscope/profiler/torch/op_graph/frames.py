@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from perfscope.profiler.source_files import SourceFiles, folder_prefix
 
-USER, HIDDEN, ENGINE, OPTIMIZER, CHECKPOINT, DATA = range(6)
+USER, HIDDEN, ENGINE, OPTIMIZER, CHECKPOINT, DATA, CHECKS = range(7)
 """Kind of a frame: the user's; torch, stdlib or ours; the autograd engine's; an optimizer's ..."""
 
 
@@ -35,6 +35,8 @@ class Site(NamedTuple):
     """The op belongs to data loading, which stays on the host when the model moves to an accelerator."""
     checkpoint_call: tuple[str, int] | None = None
     """File and line at which the user calls the innermost `checkpoint` around the op."""
+    checks: bool = False
+    """The op checks the arguments of a distribution."""
 
 
 class Frames(SourceFiles):
@@ -51,7 +53,7 @@ class Frames(SourceFiles):
         """Walks outwards from ``frame`` to the bottom of this thread's stack."""
         user_frame: FrameType | None = None
         calls_checkpoint: FrameType | None = None
-        engine = optimizer_before = optimizer = checkpoint = data = False
+        engine = optimizer_before = optimizer = checkpoint = data = checks = False
         kinds = self._kinds
         while frame is not None:
             code = frame.f_code
@@ -72,9 +74,11 @@ class Frames(SourceFiles):
                 checkpoint = True
             elif kind == DATA:
                 data = True
+            elif kind == CHECKS:
+                checks = checks or user_frame is None
             frame = frame.f_back
         if user_frame is None:
-            return Site(None, None, None, engine, optimizer, optimizer, checkpoint, data)
+            return Site(None, None, None, engine, optimizer, optimizer, checkpoint, data, None, checks)
         code = user_frame.f_code
         call = None
         if calls_checkpoint is not None:
@@ -89,6 +93,7 @@ class Frames(SourceFiles):
             checkpoint,
             data,
             call,
+            checks,
         )
 
     def is_user(self, path: str) -> bool:
@@ -135,4 +140,7 @@ def _torch_kind(path: str, function: str) -> int:
         return OPTIMIZER
     if path == "utils/checkpoint.py":
         return CHECKPOINT
+    of_distribution = path == "distributions/distribution.py" and function in ("__init__", "_validate_sample")
+    if path == "distributions/constraints.py" or of_distribution:
+        return CHECKS
     return DATA if path.startswith("utils/data/") else HIDDEN

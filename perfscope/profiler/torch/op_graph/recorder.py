@@ -400,6 +400,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
             sequence=sequence,
             recompute=_recomputes(site),
             checkpoint=checkpoint,
+            checks=site.checks,
             host_read=None if why is None else (why, where),
         )
 
@@ -544,6 +545,8 @@ def _host_read_reason(why: str, where: str, site: Site, frame: Any) -> str | Non
         frame = frame.f_back  # torch wraps __torch_dispatch__ so that it is never compiled
     if site.data or reads_step_counter(frame):
         return None
+    if site.checks:
+        return "check"
     if why != "item" or frame is None:
         return why
     if where == "cpu" and called_function(frame) in CPU_CHECKS:

@@ -67,7 +67,8 @@ class Site(Struct, frozen=True, kw_only=True):
 def chain_sites(trace: Trace) -> tuple[Site, ...]:
     """Return the places that write chains of elementwise ops, most saved bytes first.
 
-    Chains of the optimizer and inside unfused attention are excluded, because they have separate rules.
+    Chains of the optimizer, inside unfused attention and in checks of arguments are excluded, because they have
+    separate rules.
     """
     graph = trace.op_graph
     if graph is None:
@@ -80,6 +81,8 @@ def chain_sites(trace: Trace) -> tuple[Site, ...]:
         if phase == "optimizer" or group.saved_bytes <= 0 or not attention.isdisjoint(group.ops):
             continue
         if phase == "backward" and GRADIENT_SUM.issuperset(names):
+            continue
+        if any(graph.ops[index].checks for index in group.ops):
             continue
         same = places.setdefault(_place(graph, group), {})
         same.setdefault((phase, names, group.eager_bytes, group.fused_bytes), []).append(group)
