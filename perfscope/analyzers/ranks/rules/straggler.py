@@ -18,9 +18,10 @@ How it is found:
     cause is `host gap`. A missing rank may have come even later: the finding has this caveat, and the rule abstains if
     more than half of the ranks are missing. For collectives on the host it also abstains if the late rank was without a
     core for half of its lateness and nothing else explains it: inputs that differ, a line that one rank alone runs, a
-    sleep, a loader, or more threads than the program needs. The cost is measured and an upper bound: the rank's lateness, at most the
-    longest time that another rank waited for it while its device computed nothing. For collectives on the host (gloo)
-    the overlapping work is unknown.
+    sleep, a loader, or more threads than the program needs.
+
+    The cost is measured and an upper bound: the rank's lateness, at most the longest time that another rank waited for
+    it while its device computed nothing. For collectives on the host (gloo) the overlapping work is unknown.
 
     Processes of one JAX program (`jax.distributed`), each with several devices, are ranks: executions of a program have
     the same number on all of them, and a process is as late as its last device. A profile must name its devices (on the
