@@ -172,7 +172,7 @@ _OTHER_TOOLS = {
     "clocks": "",
     "tests_of_collectives": "a benchmark of collectives",
     "links": "errors and speed of the links",
-    "priority": ", in a group of its own",
+    "priority": ", in a separate group",
     "channels": "",
 }
 _CUDA_RUNTIME = {
@@ -217,7 +217,7 @@ NAMES: Mapping[DeviceKind, Mapping[str, str]] = {
         **_CUDA_RUNTIME,
     },
 }
-"""Names by device. Those of a runtime are for programs without a framework, which CUDA's and HIP's tools record.
+"""Names by device. Runtime calls are for programs without a framework, which CUDA's and HIP's tools record.
 
 Sources: pytorch.org/docs for torch.cuda, torch.xpu, torch.mps, torch.mtia and torch.accelerator; Ascend Extension for
 PyTorch for torch.npu and its environment variables; HIP runtime API reference.
