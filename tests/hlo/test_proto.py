@@ -72,6 +72,46 @@ def test_a_module_and_a_module_alone() -> None:
         assert root.shape == Shape(dtype="f32", dims=(8,), layout=(0,))
 
 
+MESH = {"axes": [{"name": "data", "size": 2}, {"name": "model", "size": 4}]}
+DATA, MODEL = {"mesh_axis_index": 0}, {"mesh_axis_index": 1}
+REST: dict[str, Any] = {}
+
+
+@pytest.mark.parametrize(
+    ("named", "sharding"),
+    [
+        ({"mesh": {}}, "{replicated}"),
+        ({"mesh": MESH, "dim_shardings": [REST, REST]}, "{replicated}"),
+        ({"mesh": MESH, "dim_shardings": [{"axes": [DATA]}, REST]},
+         "{devices=[2,1,4]<=[8] last_tile_dim_replicate}"),
+        ({"mesh": MESH, "dim_shardings": [REST, {"axes": [MODEL]}]},
+         "{devices=[1,4,2]0,4,1,5,2,6,3,7 last_tile_dim_replicate}"),
+        ({"mesh": MESH, "dim_shardings": [{"axes": [DATA, MODEL]}, REST]}, "{devices=[8,1]<=[8]}"),
+        ({"mesh": MESH, "dim_shardings": [{"axes": [{**MODEL, "sub_axis_info": {"pre_size": 1, "size": 2}}]}]},
+         "{devices=[2,4]0,1,4,5,2,3,6,7 last_tile_dim_replicate}"),
+        ({"mesh": {**MESH, "device_ids": [7, 6, 5, 4, 3, 2, 1, 0]}, "dim_shardings": [{"axes": [DATA, MODEL]}]},
+         "{devices=[8]7,6,5,4,3,2,1,0}"),
+        ({"mesh": {"device_ids": [3]}}, None),
+        ({"mesh": MESH, "dim_shardings": [{"axes": [DATA]}], "manual_axes": [MODEL]}, None),
+        ({"mesh": MESH, "dim_shardings": [{"axes": [DATA]}], "unreduced_axes": [MODEL]}, None),
+    ],
+)  # fmt: skip
+def test_shardings_by_axes_of_a_mesh_are_those_of_the_module(named: dict[str, Any], sharding: str | None) -> None:
+    """XLA of jax 0.12 keeps the shardings of arguments with the module, as axes of a mesh."""
+    proto = made({"name": "r", "opcode": "copy", "operand_ids": [1]}, spmd_parameters_shardings=[
+        {"named_sharding": named}])  # fmt: skip
+    parameter, root = read(proto).entry_computation().instructions
+    assert parameter.attributes.get("sharding") == sharding
+    assert "sharding" not in root.attributes
+
+
+def test_a_mesh_without_the_axis_is_refused() -> None:
+    named = {"mesh": MESH, "dim_shardings": [{"axes": [{"mesh_axis_index": 9}]}]}
+    proto = made({"name": "r", "opcode": "copy", "operand_ids": [1]}, spmd_parameters_shardings=[
+        {"named_sharding": named}])  # fmt: skip
+    assert "axis that their mesh lacks" in refused(proto.SerializeToString())
+
+
 def test_instructions_stand_in_schedule_order() -> None:
     proto = made(
         {"name": "a", "opcode": "copy", "operand_ids": [1]},

@@ -99,6 +99,33 @@ class GroupReader:
 
         The mesh's devices count up, are an iota of ``dims`` and ``transposed``, or are ``device_ids``.
         """
+        ids = self._mesh_ids(sizes, dims, transposed, device_ids)
+        split, inner = _split_axes(sizes, used)
+        outer = [axis for axis in range(len(split)) if axis not in inner]
+        arranged = ids.reshape(split).transpose([*outer, *inner])
+        return _rows(arranged.reshape(-1, math.prod(split[axis] for axis in inner)))
+
+    def tiles(
+        self,
+        sizes: Sequence[int],
+        used: Sequence[Sequence[SubAxis]],
+        dims: Sequence[int] = (),
+        transposed: Sequence[int] = (),
+        device_ids: Sequence[int] = (),
+    ) -> tuple[list[int], list[int]]:
+        """Return the number of parts of each dimension of a value that is divided over axes of a mesh, and the devices.
+
+        ``used``: the axes of each dimension. The devices are in the order of the parts; those of a part are adjacent.
+        """
+        ids = self._mesh_ids(sizes, dims, transposed, device_ids)
+        split, inner = _split_axes(sizes, [axis for dimension in used for axis in dimension])
+        outer = [axis for axis in range(len(split)) if axis not in inner]
+        parts = [math.prod(size or sizes[axis] for axis, _, size in dimension) for dimension in used]
+        return parts, [int(number) for number in ids.reshape(split).transpose([*inner, *outer]).ravel()]
+
+    def _mesh_ids(
+        self, sizes: Sequence[int], dims: Sequence[int], transposed: Sequence[int], device_ids: Sequence[int]
+    ) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
         total = math.prod(sizes)
         if device_ids:
             self._count(len(device_ids))
@@ -107,10 +134,7 @@ class GroupReader:
             ids = self._counted(dims or [total], transposed).ravel()
         if ids.size != total or len(sizes) > MAX_RANK:
             raise ValueError(f"a mesh of {total:,} places for {ids.size:,} devices")
-        split, inner = _split_axes(sizes, used)
-        outer = [axis for axis in range(len(split)) if axis not in inner]
-        arranged = ids.reshape(split).transpose([*outer, *inner])
-        return _rows(arranged.reshape(-1, math.prod(split[axis] for axis in inner)))
+        return ids
 
     def _parsed(self, spelling: str) -> Groups | None:
         iota = _IOTA.fullmatch(spelling)

@@ -8,10 +8,11 @@ without that computation, and a while's computations are in the order condition,
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perfscope.analyzers.hlo.collectives import GroupReader, Groups
+from perfscope.analyzers.hlo.collectives import GroupReader, Groups, SubAxis
 from perfscope.analyzers.hlo.module import (
     MAX_PROTO_BYTES,
     Alias,
@@ -21,7 +22,12 @@ from perfscope.analyzers.hlo.module import (
     json_object,
     trip_count,
 )
-from perfscope.analyzers.hlo.parse.proto_values import ShapeProtoReader, attributes_of, buffer_assignment_of
+from perfscope.analyzers.hlo.parse.proto_values import (
+    ShapeProtoReader,
+    attributes_of,
+    buffer_assignment_of,
+    sharding_text,
+)
 from perfscope.analyzers.hlo.platform import platform_of
 from perfscope.analyzers.hlo.proto_wire import check_size, looks_like_module
 from perfscope.analyzers.hlo.protos import decode
@@ -201,7 +207,7 @@ class _Conversion:
             channel_id=what.channel_id or None,
             trip_count=trip_count(config) if opcode == "while" else None,
             backend_config=config,
-            attributes=self._attributes(proto, what, names),
+            attributes=self._sharding(proto, computation) | self._attributes(proto, what, names),
         )
 
     def _config(self, proto: Any) -> bytes:
@@ -215,6 +221,38 @@ class _Conversion:
             return text
         listed: bytes = self._proto.payloads[payload.id]
         return listed
+
+    def _sharding(self, proto: Any, computation: Any) -> dict[str, str]:
+        """Return the sharding of an argument of the program, which newer XLA keeps with the module."""
+        every = self._proto.spmd_parameters_shardings
+        is_argument = proto.opcode == "parameter" and computation.id == self._proto.entry_computation_id
+        if not is_argument or not 0 <= proto.parameter_number < len(every):
+            return {}
+        sharding = every[proto.parameter_number]
+        text = (
+            self._named_sharding(sharding.named_sharding)
+            if sharding.HasField("named_sharding")
+            else sharding_text(sharding)
+        )
+        return {} if text is None else {"sharding": text}
+
+    def _named_sharding(self, named: Any) -> str | None:
+        """Return a sharding by axes of a mesh in the older notation.
+
+        ``None`` for a single device, partial sums, and parts that the program itself makes.
+        """
+        mesh, divided = named.mesh, named.dim_shardings
+        if named.unreduced_axes or named.manual_axes:
+            return None
+        used = [[_sub_axis(axis) for axis in dimension.axes] for dimension in divided]
+        if not any(used):
+            return None if mesh.device_ids and not mesh.axes else "{replicated}"
+        sizes, iota = [axis.size for axis in mesh.axes], mesh.iota_transform
+        parts, devices = self._groups.tiles(sizes, used, iota.reshape_dims, iota.transpose_perm, mesh.device_ids)
+        copies = len(devices) // max(1, math.prod(parts))
+        order = f"<=[{len(devices)}]" if devices == sorted(devices) else ",".join(map(str, devices))
+        tiles = ",".join(map(str, [*parts, *([copies] if copies > 1 else [])]))
+        return f"{{devices=[{tiles}]{order}{' last_tile_dim_replicate' if copies > 1 else ''}}}"
 
     def _attributes(self, proto: Any, what: Any, names: Mapping[int, str]) -> dict[str, str]:
         if what is proto:
@@ -242,14 +280,15 @@ class _Conversion:
             )
         if proto.HasField("mesh_axes_replica_group_list"):
             mesh = proto.mesh_axes_replica_group_list.mesh
-            used = [
-                (axis.mesh_axis_index, axis.sub_axis_info.pre_size or 1, axis.sub_axis_info.size)
-                for axis in proto.mesh_axes_replica_group_list.axes
-            ]
+            used = [_sub_axis(axis) for axis in proto.mesh_axes_replica_group_list.axes]
             sizes, iota = [axis.size for axis in mesh.axes], mesh.iota_transform
             return self._groups.mesh(sizes, used, iota.reshape_dims, iota.transpose_perm, mesh.device_ids)
         listed = proto.collective_device_list.replica_groups or proto.replica_groups
         return self._groups.listed(tuple(tuple(item.replica_ids) for item in listed))
+
+
+def _sub_axis(axis: Any) -> SubAxis:
+    return axis.mesh_axis_index, axis.sub_axis_info.pre_size or 1, axis.sub_axis_info.size
 
 
 def _at(names: Mapping[int, str], key: int) -> str:

@@ -101,6 +101,12 @@ AxisRefProto.SubAxis
   1 int64 pre_size
   2 int64 size
 NamedShardingProto
+  2 MeshProto mesh
+  3 *NamedShardingProto.DimensionSharding dim_shardings
+  5 *AxisRefProto unreduced_axes
+  7 *AxisRefProto manual_axes
+NamedShardingProto.DimensionSharding
+  1 *AxisRefProto axes
 OpSharding
   1 enum type
   3 *int64 tile_assignment_dimensions
@@ -241,6 +247,7 @@ HloModuleProto
   5 int64 id
   7 HloScheduleProto schedule
   8 HloInputOutputAliasProto input_output_alias
+  14 *OpSharding spmd_parameters_shardings
   18 HloBufferDonorProto buffer_donor
   22 *bytes payloads
   15 DeviceAssignmentProto device_assignment
