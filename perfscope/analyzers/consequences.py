@@ -1,7 +1,8 @@
 """Order of findings if one is a consequence of another: the fix of the cause removes both.
 
-A model that computes its whole prefix again, or one row per call, has more and longer calls than necessary. The cost of
-the framework, of small kernels or of waiting ranks in these calls is listed after the cause, even if it is higher.
+A model that computes its whole prefix again, or one row per call, has more and longer calls than necessary. Ops of a
+function that torch.compile leaves in eager mode are unfused, and the host dispatches each of them. The cost of the
+framework, of small kernels or of waiting ranks is listed after such a cause, even if it is higher.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ _OF_CALLS = frozenset(
     {"data_movement", "exposed_copy", "launch_bound", "small_kernels", "slow_steps", "unfused_attention", "unfused_ops"}
 )
 """Rules about work that every call of the model repeats."""
+_OF_EAGER_MODE = frozenset({"launch_bound", "small_kernels", "unfused_ops"})
 _OF_REDUCTIONS = frozenset({"exposed_communication", "straggler", "unexplained_idle"})
 
 CONSEQUENCES: dict[str, frozenset[str]] = {
     "recomputed_prefix": _OF_CALLS,
     "single_requests": _OF_CALLS,
     "repeated_reductions": _OF_REDUCTIONS,
+    "eager_fallback": _OF_EAGER_MODE,
 }
 """Rule of a cause -> rules of its consequences. The framework's own work between ops is always a consequence."""
 

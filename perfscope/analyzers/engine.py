@@ -16,7 +16,7 @@ from perfscope.analyzers.causes import MOST_ROWS, ROWS_OF_EACH, causes_of_source
 from perfscope.analyzers.consequences import causes_first
 from perfscope.analyzers.critical_path import WhatIf, bounded_by_job, bounded_by_path
 from perfscope.analyzers.doubts import doubt_of, doubts_of
-from perfscope.analyzers.file_names import one_name_per_file
+from perfscope.analyzers.file_names import files_in_stacks, one_name_per_file
 from perfscope.analyzers.large_parts import LargePart, large_parts, merge_large_parts
 from perfscope.analyzers.merge_programs import merge_programs, merged_outcome
 from perfscope.analyzers.ops import DISTORTED, TopWork, distortion, merge_top_work, top_work
@@ -329,7 +329,7 @@ def conclude(examined: Sequence[Examined], rules: Sequence[Rule], ignore: Sequen
             for trace in judged
             if trace.window_ns is not None
         ),
-        outcomes=with_code(one_name_per_file(outcomes, paths), paths, ignore),
+        outcomes=with_code(one_name_per_file(outcomes, paths, files_in_stacks(judged)), paths, ignore),
         programs=programs_section(judged),
         compile=compile_section(judged),
         collectives=collectives_section(judged),

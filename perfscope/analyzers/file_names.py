@@ -1,8 +1,8 @@
 """One name per source file of an analysis, because recordings name the same file in several ways.
 
-Stacks have paths relative to the program; compiled XLA programs have absolute paths. An absolute path loses the folder
-of the program: the working directory, the folder of the runs, or a folder that follows from another name of the same
-file.
+Stacks have paths relative to the program; compiled XLA programs and logs of torch.compile have absolute paths. An
+absolute path loses the folder of the program: the working directory, the folder of the runs, or a folder that follows
+from another name of the same file, in a finding or in a stack.
 """
 
 from __future__ import annotations
@@ -10,22 +10,36 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
+import numpy as np
 from msgspec.structs import replace
 
 from perfscope.model.documents.run_folders import RUNS_FOLDER
 from perfscope.model.finding import PLACE_KEYS, Cell, Finding, Outcome
+from perfscope.model.trace import MISSING, Trace
 
 
-def one_name_per_file(outcomes: Sequence[Outcome], sources: Sequence[str] = ()) -> tuple[Outcome, ...]:
+def files_in_stacks(traces: Iterable[Trace]) -> frozenset[str]:
+    """Return the names of all source files in the stacks of the traces."""
+    return frozenset(
+        trace.text(code)
+        for trace in traces
+        for code in np.unique(trace.rows["frames"]["file"]).tolist()
+        if code != MISSING
+    )
+
+
+def one_name_per_file(
+    outcomes: Sequence[Outcome], sources: Sequence[str] = (), stacks: Iterable[str] = ()
+) -> tuple[Outcome, ...]:
     """Return the outcomes with one name per file, no line below 1, and each finding of a rule once.
 
-    ``sources``: paths of the recordings.
+    ``sources``: paths of the recordings. ``stacks``: files in their stacks.
     """
     names = {finding.where.file for outcome in outcomes for finding in outcome.findings if finding.where.file}
     names |= {
         cell.partition(":")[0] for outcome in outcomes for finding in outcome.findings for cell in _places(finding)
     }
-    roots = _roots(names, sources)
+    roots = _roots(names | set(stacks) if any(name.startswith("/") for name in names) else names, sources)
     return tuple(
         replace(outcome, findings=tuple(_once(_renamed(finding, roots) for finding in outcome.findings)))
         for outcome in outcomes

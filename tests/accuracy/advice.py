@@ -16,17 +16,19 @@ from tests.conftest import REPOSITORY
 PROGRAMS = Path(__file__).parent / "programs"
 
 RECORDED = frozenset({
-    "anomaly_left_on", "ddp_accumulate", "ddp_lengths", "generate_concat", "handwritten_attention",
-    "jax_gathered_constraint", "jax_pipeline", "jax_print_callback", "jax_promoted_to_f32",
-    "jax_replicated_work", "jax_weak_state", "lora_merged_each_call", "no_cache", "numpy_doubles", "replay_buffer",
-    "running_metric", "save_often", "single_requests", "slow_dataset", "validate_with_grad",
+    "anomaly_left_on", "bfloat16_weights", "checked_layers", "compiled_generate", "ddp_accumulate", "ddp_lengths",
+    "generate_concat", "halo_exchange", "handwritten_attention", "jax_eager_diffusion", "jax_gathered_constraint",
+    "jax_no_donation", "jax_pipeline", "jax_print_callback", "jax_promoted_to_f32", "jax_replicated_work",
+    "jax_weak_state", "lora_merged_each_call", "masked_entropy", "no_cache", "numpy_doubles", "prices_in_float16",
+    "rank_in_compiled_step", "replay_buffer", "running_metric", "save_often", "single_requests", "slow_dataset",
+    "validate_with_grad", "varying_lengths",
 })  # fmt: skip
 """Programs with a recording in fixtures/advice."""
 
 How = Literal["run", "torchrun", "analyze", "compile"]
 Kind = Literal[
-    "input", "host", "reads", "compile", "memory", "ops", "inference", "ranks", "sharding", "switches", "recording",
-    "control",
+    "input", "host", "reads", "compile", "memory", "ops", "inference", "ranks", "sharding", "switches", "numerics",
+    "recording", "control",
 ]  # fmt: skip
 
 

@@ -81,6 +81,14 @@ JAX: tuple[AdviceCase, ...] = (
         fix=("jax.jit", "relax|energy"),
     ),
     _case(
+        "compile",
+        "a simulation of single operations",
+        "jax_eager_diffusion",
+        "jax-ml/jax 20326 and 14620",
+        rules=("unjitted_step",),
+        fix=("jax.jit", "diffuse"),
+    ),
+    _case(
         "inference",
         "a cache that grows by concatenation",
         "jax_cache_concat",
@@ -220,7 +228,7 @@ JAX: tuple[AdviceCase, ...] = (
         "jax_no_donation",
         "goodfire-ai/spd 971 (2026), elegy 226",
         rules=("donation_missed",),
-        line=("def train_step", "@jax.jit"),
+        line=("def train_step", "@jax.jit", "momentum = jax.tree.map"),
         fix=("donate",),
     ),
     _case(

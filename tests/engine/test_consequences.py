@@ -16,7 +16,7 @@ def order(*pairs: tuple[str, str]) -> list[str]:
     return [rule for rule, _ in causes_first([(rule, finding(of)) for rule, of in pairs], lambda pair: pair)]
 
 
-@pytest.mark.parametrize("cause", ["recomputed_prefix", "single_requests", "repeated_reductions"])
+@pytest.mark.parametrize("cause", ["recomputed_prefix", "single_requests", "repeated_reductions", "eager_fallback"])
 def test_the_frameworks_own_work_comes_after_the_cause(cause: str) -> None:
     found = [("input_stall", "loader"), ("host_bound", FRAMEWORK_SUBJECT), ("peak_owner", "x"), (cause, "x")]
     assert order(*found) == ["input_stall", cause, "host_bound", "peak_owner"]

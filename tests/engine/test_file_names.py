@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.file_names import one_name_per_file
+from perfscope.analyzers.file_names import files_in_stacks, one_name_per_file
 from perfscope.model.finding import Finding, Outcome, Where
+from tests.build import TraceBuilder
 
 
 def _finding(file: str | None, line: int | None, *, title: str = "slow", site: str = "") -> Finding:
@@ -24,6 +25,16 @@ def _named(*findings: Finding, sources: tuple[str, ...] = ()) -> tuple[Finding, 
 def test_a_file_has_the_name_that_another_finding_gives_it() -> None:
     first, second = _named(_finding("/data/me/proj/train.py", 3), _finding("train.py", 9))
     assert (first.where.file, second.where.file) == ("train.py", "train.py")
+
+
+def test_a_file_has_the_name_that_a_stack_gives_it() -> None:
+    builder = TraceBuilder()
+    builder.sample("train.py(3): main", 100)
+    stacks = files_in_stacks([builder.build()])
+    (outcome,) = one_name_per_file(
+        [Outcome(rule="r", status="flagged", findings=(_finding("/data/me/train.py", 3),))], (), stacks
+    )
+    assert outcome.findings[0].where.label() == "train.py:3"
 
 
 def test_other_files_of_that_folder_lose_it_too_and_those_of_others_keep_theirs() -> None:

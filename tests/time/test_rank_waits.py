@@ -114,11 +114,17 @@ def test_messages_between_two_ranks(first: str, second: str, kind: str | None) -
     assert ("microbatches" in finding.advice) is (kind == "pipeline")
 
 
-def test_a_rank_that_sends_before_it_receives_is_of_a_pipeline() -> None:
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_rank_that_sends_before_it_receives_takes_turns_or_is_a_stage_in_training(trains: bool) -> None:
     b = step((3_000, 5_000), (5_000, 8_000))
     for row, name in zip(b.tables["collectives"], ("send", "recv"), strict=True):
         row["name"] = b.code(name)
-    assert message_kind(b.build()) == "pipeline"
+    if trains:
+        b.slice("Optimizer.step#SGD.step", 8_100, 8_200, kind=SliceKind.ANNOTATION, tid=3)
+    trace = b.build()
+    assert message_kind(trace) == "turns"
+    (finding,) = judge(load_rule("unexplained_idle"), trace).findings
+    assert ("stages of a pipeline" in finding.advice) is trains
 
 
 def test_the_finding_names_it() -> None:

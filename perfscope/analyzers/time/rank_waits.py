@@ -34,7 +34,7 @@ LEAST_STEPS = 2
 
 SENDS, RECEIVES = ("send",), ("recv",)
 
-MessageKind = Literal["pipeline", "exchange"]
+MessageKind = Literal["pipeline", "exchange", "turns"]
 
 EXCHANGED = 0.5
 """Share of the time of receives during which the same rank sends from which ranks exchange data."""
@@ -127,8 +127,8 @@ def reduced_too_often(trace: Trace) -> str:
 def message_kind(trace: Trace) -> MessageKind | None:
     """Return how ranks use point-to-point messages, if these have most of the host's communication time; else None.
 
-    ``exchange``: a rank sends while it receives, as around a ring or between neighbours of a grid. ``pipeline``: it
-    does one at a time.
+    ``exchange``: a rank sends while it receives, as around a ring or between neighbours of a grid. ``turns``: it does
+    both, one after the other. ``pipeline``: it only sends or only receives.
     """
     collectives = trace.rows["collectives"]
     rows = np.flatnonzero(collectives["slice"] != MISSING)
@@ -140,7 +140,7 @@ def message_kind(trace: Trace) -> MessageKind | None:
     together = intersection(sends, receives).total()
     if together >= EXCHANGED * min(sends.total(), receives.total()) and together:
         return "exchange"
-    return "pipeline"
+    return "turns" if len(sends.starts) and len(receives.starts) else "pipeline"
 
 
 def _codes(trace: Trace, names: tuple[str, ...]) -> list[int]:

@@ -105,6 +105,8 @@ class Nonfinite:
     op_step: int | None = None
     op_dtype: str = ""
     """dtype of the result; empty if unknown."""
+    op_state: State | None = None
+    """State of the result; null without ``op``."""
 
 
 Loss = Literal["rounding", "cancellation", "update"]

@@ -61,6 +61,19 @@ class Masked(nn.Module):
         return (x @ x.mT + mask).softmax(-1) @ x
 
 
+class MaskedEntropy(nn.Module):
+    """Entropy of a softmax with a position that a mask forbids: 0 times infinity."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.arange(8) == 3
+        logs = self.scores(x).masked_fill(hidden, float("-inf")).log_softmax(-1)
+        return -(logs.exp() * logs).sum(-1)  # entropy
+
+
 class LongSoftmax(nn.Module):
     """A softmax over ``length`` positions."""
 

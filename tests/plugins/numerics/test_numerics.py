@@ -131,6 +131,17 @@ def test_overflow_is_named_at_its_op_line_and_step(recorded: Any) -> None:
     assert tensor(numerics, "output", "Blocks.blocks.1.up").nonfinite_steps < 4
 
 
+def test_the_entropy_of_a_masked_policy_has_advice_about_infinity(recorded: Any) -> None:
+    from tests.plugins.numerics.planted import MaskedEntropy, line_of, train
+
+    (finding,) = judged_by("nonfinite")(
+        trace_of(recorded(lambda step: train(MaskedEntropy(), batches(2), step)))
+    ).findings
+    assert (finding.where.label(), finding.where.op) == (line_of("entropy"), "mul")
+    assert "0 times infinity is NaN" in finding.advice
+    assert "learning rate" not in finding.advice
+
+
 def test_where_ops_are_not_watched_the_module_is_named(recorded: Any) -> None:
     from tests.plugins.numerics.planted import line_of
 

@@ -83,12 +83,18 @@ _LINKED = "Record the step again with `perfscope run`, which links device work t
 
 _PIPELINE = "Let the stages of a pipeline work side by side: stages of equal work, and more microbatches{schedule}."
 _SCHEDULE = " (`Schedule1F1B`, `ScheduleInterleaved1F1B` of `torch.distributed.pipelining`)"
+_TURNS = (
+    "Let both ranks compute at once: each waits for the other's message before it works. Exchange data of the step "
+    "before{call} at its start, or keep several microbatches under way."
+)
 _EXCHANGE = "Begin the exchange before the work that does not need its data{call}, and wait where the data is used."
 MESSAGES: dict[MessageKind, dict[Framework, str]] = {
     "pipeline": {"torch": _PIPELINE.format(schedule=_SCHEDULE), "jax": _PIPELINE.format(schedule=""),
                  "none": _PIPELINE.format(schedule="")},
     "exchange": {"torch": _EXCHANGE.format(call=" (`dist.batch_isend_irecv`)"), "jax": _EXCHANGE.format(call=""),
                  "none": _EXCHANGE.format(call=" (`MPI_Isend`, `MPI_Irecv`)")},
+    "turns": {"torch": _TURNS.format(call=" (`dist.batch_isend_irecv`)"), "jax": _TURNS.format(call=""),
+              "none": _TURNS.format(call=" (`MPI_Isend`, `MPI_Irecv`)")},
 }  # fmt: skip
 """Advice about waits in messages between two ranks, by framework."""
 
@@ -97,9 +103,10 @@ def _advice(trace: Trace, cause: Cause, *, on_host: bool) -> tuple[str, str]:
     """Return the advice about most of the time, and the recording that would show more; one may be empty."""
     if cause == "other_ranks" and (often := reduced_too_often(trace)):
         return often, ""
-    if cause == "other_ranks" and (kind := message_kind(trace)) is not None:
-        return MESSAGES[kind][framework(trace)], ""
     where = trace.fact(situation)
+    if cause == "other_ranks" and (kind := message_kind(trace)) is not None:
+        stages = kind == "turns" and where.phase == "training"  # activations go forward, gradients back
+        return MESSAGES["pipeline" if stages else kind][where.framework], ""
     fix = "" if on_host and cause == "sync" else cause_fix(cause, where)
     return (f"{fix} The evidence has the other causes.", "") if fix else ("", record_stacks(where))
 

@@ -356,4 +356,8 @@ def _located(walked: Walked, index: int, state: State, moment: Moment) -> Nonfin
     if made is None:
         return event
     op = walked.plan.ops[made]
-    return replace(event, op=op.op, op_line=op.place.line, op_module=op.place.scope, op_step=moment, op_dtype=op.dtype)
+    op_state: State = "nan" if walked.ops[made][1] > 1 else "inf"
+    return replace(
+        event, op=op.op, op_line=op.place.line, op_module=op.place.scope, op_step=moment, op_dtype=op.dtype,
+        op_state=op_state,
+    )  # fmt: skip

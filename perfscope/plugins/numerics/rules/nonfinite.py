@@ -43,6 +43,10 @@ _DIVIDES = frozenset(
     {"div", "div_", "reciprocal", "rsqrt", "sqrt", "log", "log2", "log10", "log1p", "pow", "addcdiv", "addcdiv_"}
 )
 
+_MULTIPLIES = frozenset({"mul", "mul_", "addcmul", "addcmul_"})
+_ADDS = frozenset({"add", "add_", "sub", "sub_", "rsub"})
+_SOFTMAX = frozenset({"_softmax", "_log_softmax"})
+
 
 def examined(trace: Trace) -> Scope:
     """Tensors that were examined."""
@@ -71,7 +75,7 @@ def check(trace: Trace) -> Iterable[Finding]:
         f"{_WORDS[first.state]}); {len(events):,} tensors are not finite in some step.{later}",
         severity="high",
         basis="measured",
-        advice=_advice(first, first.op_dtype or dtype),
+        advice=_advice(first, first.op_dtype or dtype, numerics.framework),
         where=Where(
             op=first.op or None,
             module=None if first.kind == "loss" and not first.op_module else name,
@@ -124,17 +128,39 @@ def _evidence(event: Nonfinite) -> dict[str, Cell]:
     }
 
 
-def _advice(first: Nonfinite, dtype: str) -> str:
+def _advice(first: Nonfinite, dtype: str, framework: str) -> str:
     op = first.op or f"what the {first.kind} is made of"
     if first.kind == "input":
         return "Leave out batches with NaN or infinity: the input of the model has them before any op ran."
     tiny = " In float16 an epsilon below 6e-8 is 0." if dtype == "float16" else ""
     if first.op in _DIVIDES:
         return f"Keep the argument of {op} away from 0: add an epsilon, or clamp it.{tiny}"
+    if first.op_state == "nan" and (advice := _without_infinity(first.op, framework)):
+        return advice
     deep = "" if first.op else " `perfscope run --numerics --level deep` watches ops in all steps and names the one."
     if dtype == "float16":
+        autocast = " torch.autocast with bfloat16 needs no loss scale." if framework == "torch" else ""
         return (
-            f"Compute {op} in bfloat16 or float32, or scale its operands down: float16 ends at 65504. "
-            f"torch.autocast with bfloat16 needs no loss scale.{deep}"
+            f"Compute {op} in bfloat16 or float32, or scale its operands down: float16 ends at 65504.{autocast}{deep}"
         )
-    return f"Bound {op}: a smaller learning rate, clipped gradients, or an epsilon where it divides.{deep}"
+    training = " a smaller learning rate, clipped gradients," if first.step else ""
+    return f"Bound {op}:{training} a clamp, or an epsilon where it divides.{deep}"
+
+
+def _without_infinity(op: str, framework: str) -> str:
+    """Return the advice for an op that makes NaN of numbers only if some are infinite; empty for other ops."""
+    finfo, xlogy = (
+        ("jnp.finfo(dtype).min", "jax.scipy.special.xlogy(p, p)")
+        if framework == "jax"
+        else ("torch.finfo(dtype).min", "torch.xlogy(p, p)")
+    )
+    if op in _MULTIPLIES:
+        return (
+            f"Keep infinity out of {op}: 0 times infinity is NaN. Mask with {finfo} in place of -inf, and compute "
+            f"p * log p as {xlogy}."
+        )
+    if op in _ADDS:
+        return f"Keep infinity out of {op}: infinity minus infinity is NaN. Mask with {finfo} in place of -inf."
+    if op in _SOFTMAX:
+        return f"Leave one finite score in each row of {op}: a row whose scores are all -inf is NaN."
+    return ""

@@ -179,8 +179,8 @@ def _wide(value: Any) -> Any:
 
 def made_nonfinite(
     results: list[OpResult], numbers: list[list[float]], first: int, end: int, *, before: bool
-) -> OpResult | None:
-    """The first of ``results[first:end]`` that is worse than all of its inputs; else the last one ``before``."""
+) -> int | None:
+    """Index of the first of ``results[first:end]`` that is worse than its inputs; else of the last one ``before``."""
     ranks = [_rank(values) for values in numbers]
     made = [
         index
@@ -189,8 +189,8 @@ def made_nonfinite(
     ]
     within = [index for index in made if index >= first]
     if within:
-        return results[within[0]]
-    return results[made[-1]] if made and before else None
+        return within[0]
+    return made[-1] if made and before else None
 
 
 def _rank(values: list[float]) -> int:

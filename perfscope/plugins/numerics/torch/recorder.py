@@ -356,7 +356,8 @@ class Recorder:
             if state is not None:
                 made = None
                 if watch is not None:
-                    made = made_nonfinite(results, ops, first, pending.ops, before=clean)
+                    index = made_nonfinite(results, ops, first, pending.ops, before=clean)
+                    made = None if index is None else (results[index], state_of(ops[index]))
                 self._not_finite(moment, pending, state, row.line, began=began, watched=watch is not None, made=made)
                 clean = False
             first = pending.ops
@@ -388,7 +389,7 @@ class Recorder:
         *,
         began: bool,
         watched: bool,
-        made: OpResult | None,
+        made: tuple[OpResult, State | None] | None,
     ) -> None:
         """Record the first time, and the op that made it if that is known then or soon after."""
         key = pending.key
@@ -407,7 +408,10 @@ class Recorder:
         else:
             event = replace(event, watched=True)
         if made is not None:
-            event = replace(event, op=made.op, op_line=made.line, op_module=made.module, op_step=moment)
+            op, op_state = made
+            event = replace(
+                event, op=op.op, op_line=op.line, op_module=op.module, op_step=moment, op_state=op_state
+            )  # fmt: skip
         self._history.add_nonfinite(moment, event)
 
 
