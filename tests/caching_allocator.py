@@ -10,6 +10,7 @@ simulated, not recorded.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +44,8 @@ class CachingAllocator:
 
     def __init__(self, capacity: int = 1 << 60) -> None:
         self.capacity = capacity
+        self.stack: Sequence[tuple[str, str, int]] = ()
+        """Function, file and line of the frames that allocate now, innermost first."""
         self.segments: list[Segment] = []
         self.events: list[dict[str, Any]] = []
         self._next = FIRST_ADDRESS
@@ -111,7 +114,8 @@ class CachingAllocator:
 
     def _event(self, action: str, address: int, size: int) -> None:
         at = len(self.events) + 1
-        entry = {"action": action, "addr": address, "size": size, "stream": 0, "time_us": at, "frames": []}
+        frames = [{"name": name, "filename": file, "line": line} for name, file, line in self.stack]
+        entry = {"action": action, "addr": address, "size": size, "stream": 0, "time_us": at, "frames": frames}
         self.events.append(entry)
 
     def _described(self, segment: Segment) -> dict[str, Any]:

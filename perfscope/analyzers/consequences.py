@@ -2,7 +2,8 @@
 
 A model that computes its whole prefix again, or one row per call, has more and longer calls than necessary. Ops of a
 function that torch.compile leaves in eager mode are unfused, and the host dispatches each of them. The cost of the
-framework, of small kernels or of waiting ranks is listed after such a cause, even if it is higher.
+framework, of small kernels or of waiting ranks is listed after such a cause, even if it is higher. So is communication
+that is exposed mostly because its links are slow, shared or unevenly loaded, or because it is many small messages.
 """
 
 from __future__ import annotations
@@ -20,14 +21,27 @@ _OF_CALLS = frozenset(
 """Rules about work that every call of the model repeats."""
 _OF_EAGER_MODE = frozenset({"launch_bound", "small_kernels", "unfused_ops"})
 _OF_REDUCTIONS = frozenset({"exposed_communication", "straggler", "unexplained_idle"})
+_OF_TRANSFERS = frozenset({"exposed_communication"})
 
 CONSEQUENCES: dict[str, frozenset[str]] = {
     "recomputed_prefix": _OF_CALLS,
     "single_requests": _OF_CALLS,
     "repeated_reductions": _OF_REDUCTIONS,
     "eager_fallback": _OF_EAGER_MODE,
+    "expert_imbalance": _OF_TRANSFERS,
+    "link_contention": _OF_TRANSFERS,
+    "nvlink_stall": _OF_TRANSFERS,
+    "small_collectives": _OF_TRANSFERS,
 }
-"""Rule of a cause -> rules of its consequences. The framework's own work between ops is always a consequence."""
+"""Rule of a cause -> rules of its consequences."""
+
+OF_THE_HOST = frozenset({"recomputed_prefix", "single_requests", "repeated_reductions", "eager_fallback"})
+"""Causes that add to the framework's own work between ops."""
+
+PART = 0.5
+"""Share of exposed communication from which the cause of slow transfers is listed before it: with most of it gone, the
+rest needs no overlap.
+"""
 
 FRAMEWORK_SUBJECT = "framework between ops"
 """Subject of `host_bound` for work of the framework that has no line in the program."""
@@ -42,13 +56,19 @@ def causes_first(items: Sequence[Item], pair: Callable[[Item], tuple[str, Findin
     for cause in CONSEQUENCES:
         pairs = [pair(item) for item in ordered]
         place = next((index for index, (rule, _) in enumerate(pairs) if rule == cause), None)
-        first = next((index for index, found in enumerate(pairs) if _follows(cause, *found)), None)
-        if place is not None and first is not None and first < place:
+        if place is None:
+            continue
+        found = pairs[place][1]
+        first = next((index for index in range(place) if _follows(cause, found, *pairs[index])), None)
+        if first is not None:
             ordered.insert(first, ordered.pop(place))
     return ordered
 
 
-def _follows(cause: str, rule: str, finding: Finding) -> bool:
+def _follows(cause: str, found: Finding, rule: str, finding: Finding) -> bool:
+    """Whether a finding of ``rule`` is a consequence of ``found``, a finding of ``cause``."""
     if rule == "host_bound":
-        return finding.subject == FRAMEWORK_SUBJECT
-    return rule in CONSEQUENCES[cause]
+        return cause in OF_THE_HOST and finding.subject == FRAMEWORK_SUBJECT
+    if rule not in CONSEQUENCES[cause]:
+        return False
+    return CONSEQUENCES[cause] is not _OF_TRANSFERS or (found.cost_ns or 0) >= PART * (finding.cost_ns or 0)

@@ -1,4 +1,4 @@
-"""Recordings of a GPU and files of this repository, and what the report of each must say first."""
+"""Recordings of GPUs and files of this repository, and what the report of each must say first."""
 
 from __future__ import annotations
 
@@ -126,6 +126,70 @@ FILES: tuple[AdviceCase, ...] = (
         fix=("all.to.all|expert",),
         forbidden=("send_recv", "stages", "microbatch"),
     ),
+    _case(
+        "ranks",
+        "gradients reduced one by one",
+        "gradient_by_gradient",
+        "HRNet/HRNet-Object-Detection 9, deepspeedai/DeepSpeed 3151",
+        rules=("small_collectives",),
+        fix=(r"train\.py:31", "one buffer"),
+    ),
+    _case(
+        "ranks",
+        "one rank has the hot experts",
+        "full_expert",
+        "databricks/megablocks 100, baidu-baige/LoongForge 28 (2026)",
+        rules=("expert_imbalance",),
+        fix=("rank 2", "router"),
+        forbidden=("nccl-tests",),
+    ),
+    _case(
+        "ranks",
+        "two groups that share the links",
+        "two_groups_on_one_link",
+        "pytorch/pytorch 179937 (2026), NVIDIA/nccl 491",
+        rules=("link_contention",),
+        fix=("all_reduce", "beside reduce_scatter", "is_high_priority_stream"),
+    ),
+    _case(
+        "ranks",
+        "reductions at a tenth of NVLink",
+        "slow_links",
+        "NVIDIA/nccl 1511 and 324",
+        rules=("nvlink_stall",),
+        fix=("all_reduce", "of 450 GB/s", "nccl-tests"),
+        forbidden=("Give the traces of all ranks",),
+    ),
+    _case(
+        "ranks",
+        "a rank without a batch",
+        "rank_without_a_batch",
+        "pytorch/pytorch 118369, NVIDIA/nccl 1260",
+        rules=("hung_collective",),
+        fix=("rank 5", r"train\.py:33"),
+    ),
+    _case(
+        "memory",
+        "a batch that does not fit",
+        "batch_too_large",
+        "pytorch/pytorch 35901 and 29554",
+        rules=("oom_near",),
+        fix=(r"model\.py:41", "advise memory"),
+        forbidden=("held as parameter", "expandable_segments"),
+    ),
+    _case(
+        "memory",
+        "prompts that become longer and longer",
+        "ever_longer_prompts",
+        "sgl-project/SpecForge 739 (2026), facebookresearch/fairchem 775",
+        rules=("memory_fragmentation",),
+        fix=(r"model\.py:73", "expandable_segments"),
+    ),
+    AdviceCase(
+        name="activations that fill the device", framework="jax", kind="memory", program="no_checkpoints",
+        thread="AI-Hypercomputer/maxtext, remat policies", how="analyze", everyday=True, rules=("missing_remat",),
+        fix=(r"training\.py", r"jax\.checkpoint"),
+    ),
     _case("control", "a GPU that is always busy", "busy_gpu", "own"),
     _fixture("torch", "ops", "a recurrence over time, op by op", "cpu-ssm-scan", "unfused_ops", r"torch\.compile"),
     _fixture("torch", "ops", "a recording of checkpoints", "cpu-attention-sdpa-checkpoint", "excess_remat",
@@ -140,6 +204,8 @@ FILES: tuple[AdviceCase, ...] = (
              "Index the rows|batched product|grouped kernel"),
     _fixture("jax", "sharding", "a constraint that gathers, compiled", "programs-v5e/transformer-sharding",
              "resharding_collective", "sharding"),
+    _fixture("jax", "sharding", "reductions of tensor parallelism, compiled", "programs-v5e/transformer",
+             "blocking_collective", r"attention\.py:92(?s:.*)(half|unroll)"),
     _fixture("jax", "ops", "attention written out, compiled", "programs-v5e/attention-naive", "unfused_attention",
              "attention"),
 )  # fmt: skip

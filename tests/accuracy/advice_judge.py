@@ -22,8 +22,13 @@ from perfscope.model.errors import PerfscopeError
 from perfscope.model.finding import ONCE
 from perfscope.profiler.ab.launch import ArmFolder, run_and_wait
 from tests.accuracy.advice import AdviceCase
-from tests.accuracy.recordings import RECORDINGS
+from tests.accuracy.job_recordings import JOBS
+from tests.accuracy.memory_recordings import MEMORIES
+from tests.accuracy.recordings import GPU
 from tests.conftest import REPOSITORY
+
+RECORDINGS = {**GPU, **JOBS, **MEMORIES}
+"""Name -> function that writes the recording of a case into a folder."""
 
 RUN_LIMIT_S = 300.0
 

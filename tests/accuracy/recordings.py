@@ -1,4 +1,4 @@
-"""GPU recordings that are cases themselves: small Kineto traces in the format of PyTorch's profiler.
+"""GPU recordings of one rank that are cases themselves: small Kineto traces in the format of PyTorch's profiler.
 
 All times are made up, in microseconds. The docstring of each function describes its defect.
 """
@@ -33,6 +33,10 @@ class Kineto:
         """A complete event of the main thread."""
         row = {"ph": "X", "cat": category, "name": name, "pid": 100, "tid": 100, "ts": start, "dur": length}
         self.events.append(row | {"args": more})
+
+    def python(self, where: str, start: float, length: float) -> None:
+        """A Python frame, ``train.py(12): reduce``."""
+        self.event("python_function", where, start, length)
 
     def step(self, number: int, start: float, length: float) -> None:
         """A mark of the profiler's step."""
@@ -89,6 +93,15 @@ def gemms(trace: Kineto, host: float, device: float, count: int, each: float, op
         trace.launched(op, launch, "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", begin, each)
         device = begin + each + 1
     return device
+
+
+def passes(trace: Kineto, host: float, device: float, count: int, each: float) -> float:
+    """A third of the products in the forward pass, the others in the backward pass; where the last ends."""
+    forward = count // 3
+    device = gemms(trace, host, device, forward, each)
+    begin, node = host + 20 * forward, "autograd::engine::evaluate_function: MmBackward0"
+    trace.event("cpu_op", node, begin - 1, 20 * (count - forward))
+    return gemms(trace, begin, device, count - forward, each)
 
 
 def overlapping_kernels(folder: Path) -> Path:
@@ -274,7 +287,7 @@ def busy_gpu(folder: Path) -> Path:
     return trace.save(folder / "busy_gpu.json")
 
 
-RECORDINGS: dict[str, Callable[[Path], Path]] = {
+GPU: dict[str, Callable[[Path], Path]] = {
     function.__name__: function
     for function in (
         overlapping_kernels, burst_after_the_steps, host_runs_ahead, no_device_activity, badly_joined,

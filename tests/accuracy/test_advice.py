@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from perfscope.analyzers.registry import rule_ids
 from perfscope.dashboards.report.blocks import Amount, FindingBlock
 from perfscope.model.finding import Finding, Where
 from tests.accuracy.advice import PROGRAMS, RECORDED, AdviceCase
@@ -66,6 +67,11 @@ def test_cases_are_many_and_named_once() -> None:
     assert sum(case.is_control for case in ADVICE) >= CONTROLS
     assert all(case.rules or case.says or case.is_control for case in ADVICE)
     assert all(case.thread for case in ADVICE)
+
+
+def test_every_rule_has_a_case_in_the_everyday_suite() -> None:
+    cases = [case for case in ADVICE if case.recorded or (case.everyday and case.how == "analyze")]
+    assert {rule for case in cases for rule in case.rules} >= set(rule_ids())
 
 
 def test_every_program_is_of_a_case() -> None:

@@ -8,8 +8,8 @@ from perfscope.analyzers.consequences import FRAMEWORK_SUBJECT, causes_first
 from perfscope.model.finding import Finding
 
 
-def finding(subject: str) -> Finding:
-    return Finding(subject=subject, title="", severity="low", basis="measured", advice="")
+def finding(subject: str, cost_ns: int | None = None) -> Finding:
+    return Finding(subject=subject, title="", severity="low", basis="measured", advice="", cost_ns=cost_ns)
 
 
 def order(*pairs: tuple[str, str]) -> list[str]:
@@ -35,3 +35,16 @@ def test_a_late_rank_comes_after_reductions_that_need_not_be() -> None:
 def test_without_a_consequence_the_order_is_that_of_the_costs() -> None:
     assert order(("host_sync", "x"), ("single_requests", "x")) == ["host_sync", "single_requests"]
     assert order() == []
+
+
+@pytest.mark.parametrize("cause", ["expert_imbalance", "link_contention", "nvlink_stall", "small_collectives"])
+@pytest.mark.parametrize(("cost_ns", "first"), [(50, True), (49, False)])
+def test_the_cause_of_slow_transfers_is_first_if_it_is_half_of_what_is_exposed(
+    cause: str, cost_ns: int, first: bool
+) -> None:
+    found = [("exposed_communication", finding("all_reduce", 100)), (cause, finding("x", cost_ns))]
+    assert next(rule for rule, _ in causes_first(found, lambda pair: pair)) == (cause if first else found[0][0])
+
+
+def test_slow_links_add_no_work_of_the_framework() -> None:
+    assert order(("host_bound", FRAMEWORK_SUBJECT), ("nvlink_stall", "x")) == ["host_bound", "nvlink_stall"]

@@ -51,6 +51,11 @@ def outcome_of(builder: MemoryBuilder, counters: AllocatorCounters | None = None
     return judge(RULE, trace)
 
 
+def test_blocks_of_unknown_category_are_named_by_their_line() -> None:
+    (finding,) = outcome_of(holding(9 * GIB)).findings
+    assert finding.advice.startswith("Most is held by blocks of train.py:12 (9.00 GiB). ")
+
+
 def test_nine_tenths_of_the_device_are_nearly_full() -> None:
     (finding,) = outcome_of(holding(9 * GIB)).findings
     assert finding.severity == "medium"

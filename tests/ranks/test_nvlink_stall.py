@@ -199,6 +199,20 @@ def test_the_limit_is_twice_the_ideal_and_four_times_with_ll(core: float, kernel
     assert outcome_of(job_with_core(core, kernel=kernel)).status == status
 
 
+@pytest.mark.parametrize(("fullest", "status"), [(ELEMENTS, "flagged"), (4 * ELEMENTS, "clean")])
+def test_an_uneven_all_to_all_is_held_to_the_bytes_of_its_fullest_rank(fullest: int, status: str) -> None:
+    traces = []
+    for rank in range(8):
+        build = TraceBuilder(rank=rank, path=f"rank{rank}.json")
+        build.device(0, H100)
+        build.step(0, 0, 20_000)
+        received = fullest if rank == 3 else (8 * ELEMENTS - fullest) // 7
+        collective(build, 1_000, 2_500, operation="all_to_allv", kernel="ncclDevKernel_SendRecv(ncclDevComm*)",
+                   elements=ELEMENTS, received=received, ranks=range(8))  # fmt: skip
+        traces.append(named(build.build(), world=8))
+    assert outcome_of(traces).status == status
+
+
 def test_waiting_for_a_late_rank_is_no_stall() -> None:
     assert outcome_of(job_with_core(1_100, late=15_000)).status == "clean"
 

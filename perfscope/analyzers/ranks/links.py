@@ -286,7 +286,7 @@ def of_job(ranks: RankSet) -> tuple[list[Call] | None, str]:
     calls: list[Call] = []
     for collective in ranks.matching.matched:
         side = collective.sides[collective.last]
-        message = collective.message_bytes
+        message = round((collective.message_bytes or 0) * _fullest(collective))
         if not message or side.kernel == MISSING:
             continue
         if not collective.complete or not (collective.named or not ranks.job.missing):
@@ -316,6 +316,15 @@ def of_job(ranks: RankSet) -> tuple[list[Call] | None, str]:
             )
         )
     return (calls, "") if calls else (None, why)
+
+
+def _fullest(collective: Matched) -> float:
+    """Return what the fullest rank receives, relative to the mean; 1.0 if the amounts are equal or unknown."""
+    received = [side.received for side in collective.sides.values()]
+    known = [count for count in received if count is not None]
+    if collective.operation != "all_to_all" or len(known) < len(received) or not sum(known):
+        return 1.0
+    return max(known) * len(known) / sum(known)
 
 
 def stalled(calls: Sequence[Call], limit: float, limit_ll: float) -> Iterator[Call]:

@@ -278,9 +278,13 @@ def _next(holders: PeakHolders) -> str:
             f" No optimizer state was held yet: Adam adds up to {format_bytes(2 * parameters)} in its first step "
             f"(twice the {format_bytes(parameters)} of the parameters), and gradients as much as the parameters."
         )
-    largest = next((holder for holder in holders.by_category if holder.name is not None and holder.blocks), None)
-    most = "" if largest is None else f"Most is held as {(largest.name or '').replace('_', ' ')} " \
-        f"({format_bytes(largest.bytes)}). "  # fmt: skip
+    largest = next(iter(holders.by_category), None)
+    line = next((holder for holder in holders.by_line if holder.line is not None), None)
+    most = ""
+    if largest is not None and largest.name is not None and largest.blocks:
+        most = f"Most is held as {largest.name.replace('_', ' ')} ({format_bytes(largest.bytes)}). "
+    elif line is not None and line is holders.by_line[0]:
+        most = f"Most is held by blocks of {short_line(line.line)} ({format_bytes(line.bytes)}). "
     return f"{most}{ADVICE}.{more}"
 
 

@@ -13,7 +13,8 @@ How it is found:
     bytes, not latency, dominate its ideal, and if less than a fifth of it overlaps computing or another communication
     (`link_contention`) on the rank that came last, because overlapping work takes links, memory bandwidth and SMs. It
     stalls if it takes more than twice the ideal; with protocol LL, which sends a flag with every word and reaches at
-    most half the peak, more than four times. NVLS is compared with the bytes it sends, (1 + 1/n) of the message.
+    most half the peak, more than four times. NVLS is compared with the bytes it sends, (1 + 1/n) of the message, and
+    an uneven all-to-all with those of the rank that receives most.
 
     Ranks are assumed to be in nodes of eight (0-7, 8-15, ...), because hosts are not read from traces. `--topology`
     overrides this, and may name other links and the network between nodes. With a network, groups that span nodes are

@@ -238,7 +238,7 @@ def _of_processes(process_set: ProcessSet) -> Iterator[Finding]:
 def _sides(trace: Trace, device: StepAccount, member: int, waits: Mapping[int, Wait]) -> Iterator[Side]:
     """Yield each kind of collective on the device, with its parts."""
     members = _by_kind(trace, device, _collective_of(trace))
-    for finding in _findings(trace, device):
+    for finding in _findings(trace, device, compared=True):
         kind = finding.subject
         yield Side(
             finding=finding,
@@ -276,7 +276,8 @@ def _without_device(trace: Trace) -> list[Finding]:
     return []
 
 
-def _findings(trace: Trace, device: StepAccount) -> Iterator[Finding]:
+def _findings(trace: Trace, device: StepAccount, *, compared: bool = False) -> Iterator[Finding]:
+    """Yield one finding per kind of collective on the device. ``compared``: its waits for other ranks are known."""
     from perfscope.analyzers.hlo.program import where_of
     from perfscope.analyzers.programs import communication_instructions
 
@@ -298,7 +299,7 @@ def _findings(trace: Trace, device: StepAccount) -> Iterator[Finding]:
             + (ALONE if alone else ""),
             **timed_cost(trace, cost, device.whole_ns),
             covers_ns={"exposed_communication": cost},
-            advice=(FIRST_COMPARE if alone and _waits(trace, device, members) else "")
+            advice=(FIRST_COMPARE if alone and not compared and _waits(trace, device, members) else "")
             + (_advice(trace, kind, members) if instruction is None else _xla_advice(instruction)),
             where=Where(
                 file=line.file,
