@@ -49,6 +49,7 @@ def test_the_search_is_bounded(steps: int, line: int | None) -> None:
         ("jit(f)/transpose(jvp(experts))/mul", ("experts",), "backward", "mul"),
         ("jit(f)/jit(main)/jvp(Net)/layer_0/dot_general", ("Net", "layer_0"), "forward", "dot_general"),
         ("jit(f)/transpose(jvp(jit(attn)))/while/body/closed_call/mul", ("attn",), "backward", "mul"),
+        ("jit(f)/jvp()/while/body/eval_jaxpr/mlp/dot_general", ("mlp",), "forward", "dot_general"),
         ("jit(f)/jvp()/while", (), "forward", "while"),
         ("jit(f)/jvp()/while/cond/lt", (), "forward", "lt"),
         ("jit(f)/jit(main)/jvp(while)/body/mlp/tanh", ("mlp",), "forward", "tanh"),

@@ -22,9 +22,10 @@ from perfscope.model.trace import Trace
 CONTROL = frozenset({"while", "conditional", "call", "async-start"})
 """Opcodes that run the computations they call, one instruction after another."""
 
-_PLUMBING = frozenset(
-    {"", "main", "while", "body", "cond", "closed_call", "checkpoint", "rematted_computation", "remat2", "remat"}
-)
+_PLUMBING = frozenset((
+    "", "main", "while", "body", "cond", "closed_call", "eval_jaxpr", "checkpoint", "rematted_computation", "remat2",
+    "remat",
+))  # fmt: skip
 """Parts of an op's path that come from JAX's transformations."""
 
 _WRAPPER = re.compile(r"^(jvp|transpose|vmap|pmap|custom_jvp_call|custom_vjp_call|shard_map|remat)\((.*)\)$")

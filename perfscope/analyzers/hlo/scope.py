@@ -36,8 +36,9 @@ _FUNCTIONS = frozenset({"jit", "pjit", "xla_call"})
 """Functions whose content is the name of a function, not a scope."""
 _STRUCTURE = frozenset(
     {
-        "while", "cond", "scan", "closed_call", "core_closed_call", "core_call", "checkpoint", "rematted_computation",
-        "remat", "remat2", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "pjit", "shard_map",
+        "while", "cond", "scan", "closed_call", "core_closed_call", "core_call", "eval_jaxpr", "checkpoint",
+        "rematted_computation", "remat", "remat2", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr",
+        "pjit", "shard_map",
     }
 )  # fmt: skip
 """Segments that JAX adds for control flow and transformations."""
