@@ -27,12 +27,13 @@ from perfscope.analyzers.thresholds import Threshold, constants, thresholds_in
 from perfscope.dashboards.report.compare.comparison import compare
 from perfscope.dashboards.report.json_schema import report_schema
 from perfscope.model import severity
-from perfscope.model.documents import comparison, trials
+from perfscope.model.documents import comparison
 from perfscope.model.plugins import named
 from perfscope.model.trace import MEMORY_TABLES, RECORDED, recording_words
 from perfscope.model.trace.tables import TABLES
 from perfscope.plugins.ahead.sweep import document as sweep
 from perfscope.plugins.parity import document as parity
+from perfscope.plugins.trials import document as trials
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,13 +17,12 @@ COMMANDS: dict[str, str] = {
     "run": "perfscope.commands.run:run",
     "runs": "perfscope.commands.runs:runs",
     "serve": "perfscope.commands.serve:serve",
-    "try": "perfscope.commands.try_:try_",
 }
 
 TASKS: dict[str, tuple[str, ...]] = {
     "Capture": ("run", "runs", "doctor"),
     "Analyze": ("analyze", "query", "serve", "rules", "explain"),
-    "Fix": ("try",),
+    "Fix": (),
     "Compare": ("compare",),
     "Compile for a machine that is not here": (),
     "Share": ("report",),

@@ -109,6 +109,9 @@ class Sides:
 SIDES = "perfscope.sides"
 """Key of ``Context.meta``: a plug-in's function that returns the ``Sides`` for BASE and HEAD as the user wrote them."""
 
+IN_PLACE_OF_RULES = "perfscope.in-place-of-rules"
+"""Key of ``Context.meta``: what `perfscope rules` shows in place of the list, a function like `rules` of a plug-in."""
+
 
 # Requirements that several verbs have for their arguments.
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter_ns
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from perfscope.model.errors import UsageError
 
@@ -74,12 +74,10 @@ class Message:
     are sampled, and nothing else."""
     child: bool = False
     """Whether the program started the process that reads this: it captures if no process before it has steps."""
-    trial: bool = False
-    """Whether this is a launch of `perfscope try`, whose processes report the results of the next two fields."""
-    interventions: tuple[str, ...] = ()
-    """Names of interventions that are applied to the program."""
-    record_steps: int = 0
-    """Steps whose values are recorded, to compare them with those of another launch."""
+    companion: str = ""
+    """Class of a plug-in that works in the processes, too (`perfscope.profiler.session.recorders.Companion`)."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the companion, as JSON values."""
 
     def dump(self) -> str:
         """As JSON text."""
@@ -103,9 +101,8 @@ def load_message(text: str) -> Message:
         tree=raw.get("tree"),
         worker_of=raw.get("worker_of"),
         child=raw.get("child", False),
-        trial=raw.get("trial", False),
-        interventions=tuple(raw.get("interventions", ())),
-        record_steps=raw.get("record_steps", 0),
+        companion=raw.get("companion", ""),
+        settings=raw.get("settings", {}),
     )
 
 

@@ -104,6 +104,8 @@ class Plugin(NamedTuple):
     """Name in the address -> page of the dashboard (`perfscope.dashboards.web.pages`)."""
     works: Mapping[str, str] = _NOTHING
     """Kind -> module that prepares data of a page in a child of the server (`dashboards/web/server/works.py`)."""
+    documents: Mapping[str, str] = _NOTHING
+    """Name in the schema (``perfscope.NAME/1``) of JSON documents that are no recordings -> module that reads them."""
     scale_out: str = ""
     """Module that reads files at URLs and works on clusters, with the functions of `plugins/scale_out/remote.py`."""
 

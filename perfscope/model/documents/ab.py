@@ -9,9 +9,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from perfscope.model.documents.trial_report import ProcessTrial
 from perfscope.model.errors import DataError, UsageError
 from perfscope.model.files import json_bytes, write_atomically
 from perfscope.model.untrusted_text import MASK, scrub_command
@@ -63,8 +62,8 @@ class Launch:
     """Hardware and software of the launch, by an allow-list."""
     machine: Mapping[str, float] = field(default_factory=dict)
     """Counters of the machine before, while and after it ran (`ab_machine`)."""
-    trials: tuple[ProcessTrial, ...] = ()
-    """Reports of the processes of a `perfscope try` launch."""
+    reports: tuple[Any, ...] = ()
+    """Reports of the companion that a plug-in has in the processes (`perfscope.profiler.ab.launch.Changes`)."""
     problem: str | None = None
 
     def times_ns(self) -> tuple[float, ...]:
@@ -101,55 +100,6 @@ def pairs_of(launches: Sequence[Launch], phase: Phase) -> tuple[Pair, ...]:
             swap = phase != "calibrate" and first.arm == "head"
             result[first.pair] = (second, first) if swap else (first, second)
     return tuple(result[pair] for pair in sorted(result))
-
-
-# Interventions instead of commits: the changes of each arm, and the results of its launches.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """An intervention as it is shown (`perfscope.profiler.interventions`)."""
-
-    name: str
-    title: str
-    family: str
-    """Only one intervention of a family can be in effect."""
-    answers: tuple[str, ...]
-    may_change: str
-    code: str
-    signs: tuple[str, ...] = ()
-    """Signs in the baseline's launches that, like the findings of rules, are a reason for this intervention."""
-    by_mean: bool = False
-    """Whether it moves time between steps, so that only the mean of all steps shows the gain."""
-    unfit: str | None = None
-    """Why it cannot help this program."""
-
-
-Stop = Literal["not applicable", "not applied", "rejected", "failed", "not reached"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """The launches of one arm against another. ``base``, ``head``: interventions in effect."""
-
-    candidate: Candidate
-    base: tuple[str, ...] = ()
-    head: tuple[str, ...] = ()
-    first: Launch | None = None
-    """The launch whose values were recorded, with empty caches of compilers; none of its times count."""
-    pairs: Pairs | None = None
-    stop: Stop | None = None
-    """Why there are no pairs."""
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unchanged:
-    """Launches of the unchanged program: two that recorded values, and pairs for the calibration."""
-
-    first: Launch
-    second: Launch
-    calibration: tuple[Pair, ...] = ()
 
 
 # An A/B on disk: its plan, and one line per launch, written when it ends. An interrupted A/B resumes there.

@@ -16,12 +16,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from perfscope.model.capture import VARIABLE, CaptureOptions, Message
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.ab import Arm, Launch, Phase
 from perfscope.model.documents.run import Process
-from perfscope.model.documents.trial_report import read_reports
 from perfscope.model.errors import DataError, NotStartedError
 from perfscope.profiler import bootstrap
 from perfscope.profiler.ab import record_child
@@ -126,11 +126,16 @@ class ArmFolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """Changes to the program in a launch of `perfscope try`. ``record_steps``: steps whose values are recorded."""
+    """Changes that a plug-in makes to the program in a launch."""
 
-    interventions: tuple[str, ...] = ()
+    companion: str
+    """Class that works in the processes (`perfscope.profiler.session.recorders.Companion`)."""
+    settings: Mapping[str, Any]
+    """Settings of the companion, as JSON values."""
+    read: Callable[[Path], tuple[Any, ...]]
+    """Function that reads the companions' reports from the folder of the launch; it may raise ``DataError``."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    record_steps: int = 0
+    """Variables of the program's environment."""
 
 
 def launch_once(
@@ -152,7 +157,7 @@ def launch_once(
 
     A failure of the program is in ``Launch.problem``; ``NotStartedError`` only if it cannot be started. Its process
     group is terminated with it, also on an interrupt. ``changed``: files that differ between the arms, relative to the
-    top. ``changes``: changes to the program, for `perfscope try`.
+    top. ``changes``: changes of a plug-in to the program.
     """
     run = Path(tempfile.mkdtemp(prefix="perfscope-launch-"))
     try:
@@ -163,9 +168,8 @@ def launch_once(
             follow=target.command,
             checkout=None if checkout is None else str(checkout),
             tree=None if changed is None else str(arm_folder.root),
-            trial=changes is not None,
-            interventions=() if changes is None else changes.interventions,
-            record_steps=0 if changes is None else changes.record_steps,
+            companion="" if changes is None else changes.companion,
+            settings={} if changes is None else changes.settings,
         )
         variables = {**({} if changes is None else changes.variables), **_variables(message)}
         began, clock = time.time(), time.monotonic()
@@ -179,6 +183,7 @@ def launch_once(
             seconds=round(time.monotonic() - clock, 3),
             code=code,
         )
+        ended = replace(ended, reports=() if changes is None else changes.read(run))
         launch, corrupt = _with_reports(ended, run, changed)
         problem = _problem(launch, corrupt, log, timeout_s)
         return launch if problem is None else replace(launch, problem=problem)
@@ -198,7 +203,6 @@ def _with_reports(launch: Launch, run: Path, changed: frozenset[str] | None) -> 
         exact=_exact(stepping),
         environment=_environment(process),
         strays=process_state.read_strays(run),
-        trials=read_reports(run),
         changed_loaded=None if changed is None else len(changed & process_state.read_loaded(run)),
         **asdict(merge_ranks(processes)),
     )

@@ -1,4 +1,4 @@
-"""Recorders of plug-ins: what runs in all steps of the user's program in place of a profile."""
+"""Work of plug-ins in the user's program: recorders of all steps in place of a profile, and companions of a launch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from perfscope.model.capture import CaptureOptions
+from perfscope.model.capture import CaptureOptions, Message
 from perfscope.model.documents.run import Capture
 from perfscope.model.plugins import load
 from perfscope.profiler.session.passes import Framework
@@ -29,6 +29,24 @@ class Recorder(Protocol):
 
     def save(self, directory: Path, run: Path, *, last: bool) -> list[Capture]:
         """Write the records to the folder of the process; entries for the manifest, relative to ``run``."""
+
+
+class Companion(Protocol):
+    """Changes or records the program in a launch that only times its steps; made with the message of the launch."""
+
+    def attach(self, framework: Framework) -> None:
+        """Work on the framework right after its import, before further code of the program."""
+
+    def step(self, number: int) -> None:
+        """Step ``number`` is about to begin."""
+
+    def save(self) -> None:
+        """Write a report to the folder of the launch."""
+
+
+def load_companion(message: Message) -> Companion | None:
+    """The companion that the message names."""
+    return load(message.companion)(message) if message.companion else None
 
 
 def load_recorders(options: CaptureOptions, finder: Callable[[], StepFinder]) -> list[Recorder]:

@@ -23,10 +23,9 @@ from perfscope.profiler.sampling.capture import StackCapture
 from perfscope.profiler.session import annotate, children, process_state
 from perfscope.profiler.session.pass_runner import PassRunner
 from perfscope.profiler.session.passes import SETTLING_STEPS, Framework, Pass, first_step
-from perfscope.profiler.session.recorders import Recorder, load_recorders
+from perfscope.profiler.session.recorders import Recorder, load_companion, load_recorders
 from perfscope.profiler.session.step_counters import StepCounting
 from perfscope.profiler.session.steps import Source, StepFinder
-from perfscope.profiler.session.trial import ProcessInterventions
 from perfscope.profiler.torch.compile_log import TorchCompileCapture
 from perfscope.profiler.torch.hooks import Hooks
 from perfscope.profiler.torch.memory import MemoryRecorder
@@ -100,7 +99,7 @@ class Session:
         self._counting = StepCounting(wanted=profiles)
         self._stacks = StackCapture(message, lambda: self._counting.cores.read(traced=True), lambda: self.stepping)
         self._facts = ProgramFacts()
-        self._trial = ProcessInterventions(message) if message.trial else None
+        self._companion = load_companion(message)
         self._finder = StepFinder(self.options, self, self._forget)
         self._process: Process | None = None
         self._source: str | None = None
@@ -127,7 +126,7 @@ class Session:
     def may_follow(self) -> bool:
         """Whether a process that this one starts may capture in its place."""
         message, options = self.message, self.options
-        plain = not (message.trial or message.recording or options.times_only or options.recorders)
+        plain = not (message.companion or message.recording or options.times_only or options.recorders)
         return plain and not self.stepping
 
     def listen(self, framework: Framework) -> None:
@@ -135,8 +134,8 @@ class Session:
         try:
             process_state.mark_attached(self._run)
             self.frameworks.append(framework)
-            if self._trial is not None:
-                self._trial.attach(framework)
+            if self._companion is not None:
+                self._companion.attach(framework)
             if framework == "jax":
                 self._jax = JaxSession(self.options, self._run, lambda: self._number if self._running else None)
                 self._jax.attach(
@@ -246,8 +245,8 @@ class Session:
         """Step ``number`` is about to begin: start a pass if one is due. Ends with the clock."""
         try:
             self._number = number
-            if self._trial is not None:
-                self._trial.step(number)
+            if self._companion is not None:
+                self._companion.step(number)
             compilations = 0 if self._compile is None else self._compile.compilations
             self._compiles, self._compiled = compilations > self._compiled, compilations
             if self._passes.active is None and self._passes.to_come and number >= self._first:
@@ -360,8 +359,8 @@ class Session:
                 self._passes.delay = f"the program took {self._ended} steps ({self._source}) and ended before"
                 self._place()
             self._process = process_state.finish_ab_launch(self.message, self._process)
-            if self._trial is not None:
-                self._trial.save()
+            if self._companion is not None:
+                self._companion.save()
             self._write(last=True)
             self._silence()
         except Exception as error:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -204,3 +204,22 @@ def _tokens_of(*given: Any) -> tuple[int, int] | None:
         if isinstance(value, torch.Tensor) and value.dim() == 2 and value.dtype in (torch.int64, torch.int32):
             return int(value.shape[0]), int(value.shape[1])
     return None
+
+
+def torch_tensors(output: Any) -> Iterator[Any]:
+    """The tensors of an output: in tuples, lists, mappings, and objects with fields such as in transformers."""
+    import torch
+
+    if isinstance(output, torch.Tensor):
+        if output.is_floating_point():
+            yield output
+        return
+    parts: Iterable[Any] = ()
+    if isinstance(output, dict):
+        parts = output.values()
+    elif isinstance(output, list | tuple):
+        parts = output
+    elif hasattr(output, "__dict__"):
+        parts = [value for value in vars(output).values() if isinstance(value, torch.Tensor)]
+    for part in parts:
+        yield from torch_tensors(part)

@@ -41,7 +41,6 @@ PAGES: dict[str, str] = {
     "compile": "perfscope.dashboards.web.pages.compile",
     "results": "perfscope.dashboards.web.pages.results",
     "compare": "perfscope.dashboards.web.pages.compare",
-    "tries": "perfscope.dashboards.web.pages.tries",
     "findings": "perfscope.dashboards.web.pages.findings",
     "runs": "perfscope.dashboards.web.pages.runs",
 }
@@ -50,7 +49,7 @@ FIRST_AFTER_PLUGINS = "findings"
 
 PAGE_KEYS: dict[str, str] = {
     "overview": "o", "timeline": "t", "kernels": "k", "flame": "f", "roofline": "r", "memory": "m", "ranks": "a",
-    "graph": "g", "compile": "c", "results": "e", "compare": "d", "tries": "y",
+    "graph": "g", "compile": "c", "results": "e", "compare": "d",
     "findings": "i", "runs": "u",
 }  # fmt: skip
 """Page -> the key that opens it after ``g``; `assets/keys.js` reads these from the menu."""

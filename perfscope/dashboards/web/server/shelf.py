@@ -17,6 +17,7 @@ from perfscope.analyzers.configuration import find_configuration
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.ab import PROFILED_FOLDER
 from perfscope.model.errors import UsageError
+from perfscope.model.plugins import named
 
 KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 """Form of a key: never a path, never hidden."""
@@ -25,7 +26,9 @@ MOST_FILES = 20_000
 """Most files of a folder whose changes are noticed; a larger folder does not hold the traces of a job."""
 
 LOOKED_AT = 4096
-"""Bytes at the start of a file that are searched for a comparison's schema, its first key."""
+"""Bytes at the start of a file that are searched for a document's schema, its first key."""
+COMPARISON = "compare"
+"""`document_name` of ``perfscope compare --json``."""
 _SCHEMA = re.compile(rb'"schema"\s*:\s*"perfscope\.(\w+)/')
 
 Kind = Literal["run", "file", "folder"]
@@ -134,7 +137,7 @@ class Shelf:
 
     def _found(self) -> Iterator[Item]:
         for path in self._places:
-            if not path.exists() or is_comparison(path) or is_comparison(path / "result.json") or is_try(path):
+            if not path.exists() or is_document(path) or document_name(path / "result.json") == COMPARISON:
                 continue
             if path.is_dir() and (run_folders.is_run(path) or run_folders.is_compiled(path)):
                 yield _item(path.resolve(), "run")
@@ -151,30 +154,26 @@ def _item(path: Path, kind: Kind) -> Item:
     return Item(key=key_of(path), title=path.name, path=path, kind=kind)
 
 
-def is_comparison(path: Path) -> bool:
-    """Whether a file is the document of a comparison (``perfscope compare --json``) and not a trace."""
-    return _named(path) == b"compare"
+def is_document(path: Path) -> bool:
+    """Whether a file is a comparison or a document of a plug-in, and not a trace."""
+    return document_name(path) in {COMPARISON, *named("documents")}
 
 
-def is_try(path: Path) -> bool:
-    """Whether a file is the document of ``perfscope try`` and not a trace."""
-    return _named(path) == b"try"
-
-
-def _named(path: Path) -> bytes | None:
+def document_name(path: Path) -> str:
+    """``try`` of a JSON file whose schema is ``perfscope.try/1``; ``""`` for any other file."""
     if path.suffix != ".json" or not path.is_file():
-        return None
+        return ""
     try:
         return _schema(path, path.stat().st_mtime_ns)
     except OSError:
-        return None
+        return ""
 
 
 @lru_cache(maxsize=1024)
-def _schema(path: Path, changed_ns: int) -> bytes | None:
+def _schema(path: Path, changed_ns: int) -> str:
     with path.open("rb") as stream:
         found = _SCHEMA.search(stream.read(LOOKED_AT))
-    return None if found is None else found[1]
+    return "" if found is None else found[1].decode()
 
 
 @lru_cache(maxsize=4096)

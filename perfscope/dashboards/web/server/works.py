@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Protocol
 
 from msgspec import Struct
 
-from perfscope.dashboards.web.server.shelf import Item, Shelf, is_comparison, is_try, key_of
-from perfscope.model.documents.trials import FILE as TRY_FILE
+from perfscope.dashboards.web.server.shelf import COMPARISON, Item, Shelf, document_name, key_of
 from perfscope.model.plugins import load, named
 
 APART = "~"
@@ -126,22 +125,20 @@ def stored(shelf: Shelf) -> tuple[Stored, ...]:
     """Comparisons in the paths that the server was started with, newest first."""
     return tuple(
         Stored(title=file.parent.name if file.name == RESULT_FILE else file.name, path=file)
-        for file in _documents(shelf, is_comparison, RESULT_FILE, "ab-*")
+        for file in documents(shelf, COMPARISON, RESULT_FILE, "ab-*")
     )
 
 
-def tries(shelf: Shelf) -> tuple[Path, ...]:
-    """Documents of ``perfscope try`` in the paths that the server was started with, newest first."""
-    return _documents(shelf, is_try, TRY_FILE, "try-*")
+def documents(shelf: Shelf, kind: str, name: str, folders: str) -> tuple[Path, ...]:
+    """Documents of a kind (`shelf.document_name`) in the paths of the shelf, newest first.
 
-
-def _documents(shelf: Shelf, is_one: Callable[[Path], bool], name: str, folders: str) -> tuple[Path, ...]:
-    """Documents with these names, in a folder or in its ``folders``."""
+    In a folder they are files ``name``, in it or in its ``folders`` (a pattern).
+    """
     result: dict[Path, float] = {}
     for path in shelf.places:
         files = [path / name, *path.glob(f"{folders}/{name}")] if path.is_dir() else [path]
         for file in files:
-            if is_one(file) and file.resolve().is_relative_to(path.resolve()):
+            if document_name(file) == kind and file.resolve().is_relative_to(path.resolve()):
                 result[file] = file.stat().st_mtime
     return tuple(sorted(result, key=lambda file: -result[file])[:MOST_STORED])
 

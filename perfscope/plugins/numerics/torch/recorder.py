@@ -28,8 +28,8 @@ from perfscope.plugins.numerics.torch.ops import OpResult, OpWatch, made_nonfini
 from perfscope.plugins.numerics.torch.statistics import HALF, counts, extremes, plain
 from perfscope.profiler.patching import Undo, wrap
 from perfscope.profiler.session.process_state import why_no_structure
-from perfscope.profiler.session.results import torch_tensors
 from perfscope.profiler.torch import compat
+from perfscope.profiler.torch.module_calls import torch_tensors
 from perfscope.profiler.torch.op_graph.capture import insert_lowest, remove_mode
 from perfscope.profiler.torch.op_graph.frames import Frames
 from perfscope.profiler.torch.op_graph.recorder import ModuleStack
