@@ -40,7 +40,8 @@ def declared(name: str) -> Plugin:
 def homes(plugin: Plugin) -> set[str]:
     """All names that a declaration holds."""
     found = {plugin.report, plugin.scale_out} - {""}
-    for kind in ("commands", "results", "readers", "interventions", "exports", "names", "pages", "works"):
+    kinds = ("commands", "results", "readers", "interventions", "exports", "names", "pages", "works", "documents")
+    for kind in kinds:
         found |= set(getattr(plugin, kind).values())
     found |= {home.module for home in plugin.rules.values()}
     found |= {checks.find for checks in plugin.checks.values()}
