@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -183,55 +182,3 @@ def test_the_example_of_the_page_works_as_a_package(installed: Path) -> None:
     report = perfscope("analyze", fixture, path=installed)
     assert re.search(r"0 of \d+ steps over 100 ms, the slowest ", report.stdout)
     assert '"budget": [' in perfscope("analyze", fixture, "--format", "json", path=installed).stdout
-
-
-# The core without them.
-
-
-@pytest.fixture(scope="module")
-def emptied(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the repository whose ``perfscope/plugins`` is empty, and without the tests of plug-ins."""
-    copy = tmp_path_factory.mktemp("emptied")
-    away = shutil.ignore_patterns("__pycache__")
-    for name in ("perfscope", "tests", "docs"):
-        shutil.copytree(REPOSITORY / name, copy / name, ignore=away)
-    for name in ("fixtures", "benchmarks"):
-        (copy / name).symlink_to(REPOSITORY / name)
-    for name in ("pyproject.toml", "README.md", "CHANGELOG.md", "Makefile", "action.yml"):
-        if (REPOSITORY / name).exists():
-            shutil.copy(REPOSITORY / name, copy)
-    shutil.rmtree(copy / "perfscope" / "plugins")
-    shutil.rmtree(copy / "tests" / "plugins")
-    return copy
-
-
-RUN_MODULE = """
-import runpy, sys
-sys.meta_path[:] = [one for one in sys.meta_path if "__editable__" not in getattr(one, "__module__", "")]
-sys.argv[:] = sys.argv[1:]
-runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-"""
-"""``python -m``, but without the finder of an editable installation, which knows the plug-ins of the checkout."""
-
-
-def in_emptied(copy: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(copy)}
-    start = ["-c", RUN_MODULE, *arguments[1:]] if arguments[0] == "-m" else arguments
-    return subprocess.run([sys.executable, *start], cwd=copy, env=environment, capture_output=True, text=True)
-
-
-def test_without_plug_ins_the_core_starts_and_analyzes(emptied: Path) -> None:
-    where = in_emptied(emptied, "-c", "import perfscope; print(perfscope.__file__)")
-    assert where.stdout.strip() == str(emptied / "perfscope" / "__init__.py")
-    shown = in_emptied(emptied, "-m", "perfscope", "--help")
-    assert (shown.returncode, shown.stderr) == (0, "")
-    assert "--numerics" not in in_emptied(emptied, "-m", "perfscope", "run", "--help").stdout
-    done = in_emptied(emptied, "-m", "perfscope", "analyze", "fixtures/cpu-attention-naive", "--format", "json")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert '"outcomes"' in done.stdout
-
-
-@pytest.mark.slow
-def test_without_plug_ins_the_tests_of_the_core_are_collected(emptied: Path) -> None:
-    done = in_emptied(emptied, "-m", "pytest", "--collect-only", "-q", "--ignore=tests/house")
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr

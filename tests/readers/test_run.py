@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfscope.__main__ import run as perfscope
 from perfscope.analyzers.engine import judge
 from perfscope.analyzers.memory.categories import memory_timelines
 from perfscope.analyzers.ranks.sets import rank_sets
@@ -324,13 +323,6 @@ def test_jax(artifact: str | None, reason: str | None, said: str) -> None:
     process = Process(rank=0, directory="rank00000", captures=(hlo,))
     assert said in why_no_step(run_of(level="default"), process)
     assert "jax.jit" in why_no_step(run_of(level="default"), process)
-
-
-def test_the_command_says_it_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = make(tmp_path / "run", TORCH, options={"level": "light"})
-    assert perfscope(["advise", "memory", str(path)]) == 4
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line.startswith(f"perfscope: {path}: the run has no op graph of a step: it was recorded with --level light")
 
 
 def test_a_run_that_has_one_is_not_asked(tmp_path: Path) -> None:

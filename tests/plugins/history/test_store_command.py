@@ -149,3 +149,14 @@ def test_a_store_among_runs_is_no_trace(capsys: pytest.CaptureFixture[str]) -> N
     said(capsys, "import", "perfscope-runs")
     capsys.readouterr()
     assert run(["analyze", "perfscope-runs"]) == 0
+
+
+@pytest.mark.parametrize("arguments", [["baseline"], ["store"], ["help", "baseline"]])
+def test_a_group_alone_shows_its_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == 0
+    assert f"Usage: perfscope {arguments[-1]}" in capsys.readouterr().out
+
+
+def test_a_typo_gets_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["baseline", "lst"]) == 2
+    assert "list" in capsys.readouterr().err.lower().partition("did you mean")[2]

@@ -1,0 +1,125 @@
+"""A copy of the repository whose ``perfscope/plugins`` is empty: the core starts, analyzes and passes its tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+QUICK: dict[str, tuple[str, ...]] = {
+    "ab": ("test_machine.py", "test_runner.py"),
+    "ahead": ("test_targets.py",),
+    "commands": ("test_cli.py", "test_rules.py", "test_configuration.py"),
+    "compare": ("test_comparison.py", "test_verdict.py"),
+    "critical_path": ("test_path.py",),
+    "devices": ("test_target.py",),
+    "engine": ("test_engine.py",),
+    "hlo": ("test_cost_ops.py",),
+    "memory": ("test_timeline.py",),
+    "model": ("test_trace.py",),
+    "ops": ("test_fusion.py",),
+    "plans": ("test_time.py",),
+    "predict": ("test_operation_time.py",),
+    "programs": ("test_saving.py",),
+    "query": ("test_query.py",),
+    "ranks": ("test_straggler.py",),
+    "readers": ("test_load.py", "test_run.py"),
+    "readers/nsys": ("test_tables.py",),
+    "readers/torch_log": ("test_records.py",),
+    "readers/xspace": ("test_events.py",),
+    "report": ("test_json.py", "test_sections.py"),
+    "session": ("test_passes.py", "test_run_folder.py"),
+    "sets": ("test_slim.py",),
+    "sweep": ("test_front.py",),
+    "time": ("test_account.py",),
+    "torch_compile": ("test_summary.py",),
+    "web": ("test_views.py", "test_works.py"),
+}
+"""Folder of tests -> files that take seconds and need no framework."""
+LONG = {
+    "accuracy": "labelled cases",
+    "browser": "a browser",
+    "calibration": "a corpus",
+    "faults": "a process for each fault",
+    "field": "libraries of others",
+    "fuzz": "mutated files of every reader, of plug-ins too",
+    "gpu": "the capture of each workload",
+    "growth": "measured time and memory",
+    "jax_capture": "jax",
+    "nsys": "processes under a profiler",
+    "torch_capture": "torch",
+    "warm": "interpreters with torch and jax",
+    "workloads": "torch",
+    "workloads/jax": "jax",
+}
+"""Folder of tests -> what its tests wait for; they run in the slow test."""
+
+WITHOUT_CHECKOUT = """import sys
+sys.meta_path[:] = [one for one in sys.meta_path if "__editable__" not in getattr(one, "__module__", "")]
+"""
+"""``sitecustomize`` of the copy: the finder of an editable installation would find the plug-ins of the checkout."""
+
+
+@pytest.fixture(scope="module")
+def emptied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the repository whose ``perfscope/plugins`` is empty, and without the tests of plug-ins."""
+    copy = tmp_path_factory.mktemp("emptied")
+    away = shutil.ignore_patterns("__pycache__", "plugins")
+    for name in ("perfscope", "tests", "docs"):
+        shutil.copytree(REPOSITORY / name, copy / name, ignore=away)
+    (copy / "perfscope" / "plugins").mkdir()
+    for name in ("fixtures", "benchmarks"):
+        (copy / name).symlink_to(REPOSITORY / name)
+    for name in ("pyproject.toml", "README.md", "CHANGELOG.md", "Makefile", "action.yml"):
+        if (REPOSITORY / name).exists():
+            shutil.copy(REPOSITORY / name, copy)
+    (copy / "sitecustomize.py").write_text(WITHOUT_CHECKOUT)
+    return copy
+
+
+def in_emptied(copy: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in the copy, where `perfscope` is that of the copy."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment["PYTHONPATH"] = str(copy)
+    return subprocess.run([sys.executable, *arguments], cwd=copy, env=environment, capture_output=True, text=True)
+
+
+def assert_passes(copy: Path, *arguments: str) -> None:
+    done = in_emptied(copy, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *arguments)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+def test_without_plug_ins_the_core_starts_and_analyzes(emptied: Path) -> None:
+    where = in_emptied(emptied, "-c", "import perfscope; print(perfscope.__file__)")
+    assert where.stdout.strip() == str(emptied / "perfscope" / "__init__.py")
+    shown = in_emptied(emptied, "-m", "perfscope", "--help")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "--numerics" not in in_emptied(emptied, "-m", "perfscope", "run", "--help").stdout
+    done = in_emptied(emptied, "-m", "perfscope", "analyze", "fixtures/cpu-attention-naive", "--format", "json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert '"outcomes"' in done.stdout
+
+
+def test_each_folder_of_tests_is_quick_or_long() -> None:
+    folders = {
+        path.parent.relative_to(REPOSITORY / "tests").as_posix() for path in REPOSITORY.glob("tests/**/test_*.py")
+    }
+    core = {folder for folder in folders if folder != "house" and not folder.startswith("plugins")}
+    assert core - QUICK.keys() - LONG.keys() == set()
+
+
+def test_without_plug_ins_the_quick_tests_of_each_folder_pass(emptied: Path) -> None:
+    files = {folder: [f"tests/{folder}/{name}" for name in names] for folder, names in QUICK.items()}
+    there = {folder: names for folder, names in files.items() if (emptied / "tests" / folder).is_dir()}
+    assert_passes(emptied, *(name for names in there.values() for name in names))
+
+
+@pytest.mark.slow
+def test_without_plug_ins_the_everyday_tests_of_the_core_pass(emptied: Path) -> None:
+    assert_passes(emptied, "tests", "--ignore=tests/house")
