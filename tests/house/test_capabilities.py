@@ -11,9 +11,9 @@ from tests.conftest import REPOSITORY
 from tests.house.test_architecture import statements
 
 CAPABILITIES = frozenset(
-    {"critical_path", "memory", "ops", "plans", "predict", "programs", "ranks", "time", "torch_compile"},
+    {"compare", "critical_path", "memory", "ops", "plans", "predict", "programs", "ranks", "time", "torch_compile"},
 )
-USERS = CAPABILITIES | {"sections"}
+USERS = CAPABILITIES - {"compare"} | {"sections"}
 """Packages of ``perfscope/analyzers`` that are held to it."""
 
 EXCEPTIONS: dict[str, frozenset[str]] = {
@@ -98,6 +98,7 @@ def test_reaching_into_a_capability_is_found(tmp_path: Path) -> None:
         "memory/growth.py": "from perfscope.analyzers.memory.owners import own\nfrom perfscope.analyzers import hlo\n",
         "../plugins/advice/__init__.py": "",
         "../plugins/advice/rules/leak.py": "from perfscope.analyzers.time.gaps import hidden\n",
+        "../plugins/advice/verdict.py": "from perfscope.analyzers.compare.runs.comparison import kind_of\n",
     }
     for name, text in files.items():
         path = tmp_path / "perfscope" / "analyzers" / name
@@ -105,5 +106,5 @@ def test_reaching_into_a_capability_is_found(tmp_path: Path) -> None:
         path.write_text(text)
     assert reached_into(tmp_path) == {
         "memory": frozenset({"time.steps", "time.gaps"}),
-        "plugins/advice": frozenset({"time.gaps"}),
+        "plugins/advice": frozenset({"compare.runs.comparison", "time.gaps"}),
     }

@@ -138,7 +138,7 @@ def end(folders: dict[Arm, Path], method: dict[str, Any], directory: Path, outpu
     """Compare the compiled programs, write the document to every output, show it; return the exit code."""
     from msgspec.structs import replace
 
-    from perfscope.analyzers.compare.runs.comparison import compare
+    from perfscope.analyzers.compare import compare
     from perfscope.analyzers.readers.load import load
     from perfscope.dashboards.report.compare import json
     from perfscope.model.untrusted_text import sanitize_value

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from perfscope.analyzers.compare.statistics.verdict import STEP_LEAST
+from perfscope.analyzers.compare import STEP_LEAST
 from perfscope.dashboards.report.blocks import (
     Axis,
     Badge,

@@ -9,10 +9,17 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from perfscope.analyzers.compare.runs.comparison import STEP_TIME, kind_of, timed_name
-from perfscope.analyzers.compare.runs.run_sets import SOFTWARE, counted, environment_of
-from perfscope.analyzers.compare.runs.structure import Structure, structure
-from perfscope.analyzers.compare.statistics.estimators import location
+from perfscope.analyzers.compare import (
+    SOFTWARE,
+    STEP_TIME,
+    Structure,
+    counted,
+    environment_of,
+    kind_of,
+    location,
+    structure,
+    timed_name,
+)
 from perfscope.analyzers.engine import Analysis, analyze
 from perfscope.analyzers.readers.load import load_path, resolve
 from perfscope.analyzers.savings import step_time

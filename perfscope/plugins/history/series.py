@@ -15,8 +15,7 @@ from typing import Literal
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.compare.statistics import estimators
-from perfscope.analyzers.compare.statistics.verdict import LEAST, STEP_LEAST, Least
+from perfscope.analyzers.compare import LEAST, STEP_LEAST, Least, two_sided_p
 from perfscope.plugins.history.stored_run import StoredMetric, StoredRun
 
 WINDOW = 30
@@ -152,7 +151,7 @@ def _step(before: np.ndarray, after: np.ndarray) -> tuple[float, float]:
     if within <= 0:
         return change, 1.0 if change == 0 else 0.0
     error = math.sqrt(within / freedom * (1 / before.size + 1 / after.size))
-    return change, estimators.two_sided_p(change / error, freedom)
+    return change, two_sided_p(change / error, freedom)
 
 
 def _checked(series: Sequence[float]) -> np.ndarray:

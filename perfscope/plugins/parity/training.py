@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from msgspec import Struct, to_builtins
 
-from perfscope.analyzers.compare.statistics.estimators import two_sided_p
+from perfscope.analyzers.compare import two_sided_p
 from perfscope.model.documents import run_folders
 from perfscope.model.errors import DataError
 from perfscope.plugins.numerics import StepValues, load_numerics

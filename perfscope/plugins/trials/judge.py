@@ -12,9 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import msgspec
 from msgspec import Struct
 
-from perfscope.analyzers.compare.ab.judge import AbJudge
-from perfscope.analyzers.compare.statistics.estimators import MEAN
-from perfscope.analyzers.compare.statistics.verdict import MetricResult
+from perfscope.analyzers.compare import MEAN, AbJudge, MetricResult
 from perfscope.analyzers.engine import Analysis
 from perfscope.model.documents.ab import Launch, Pairs
 from perfscope.plugins.trials.attempts import Attempt, Candidate, Unchanged
