@@ -105,7 +105,7 @@ class Plugin(NamedTuple):
     works: Mapping[str, str] = _NOTHING
     """Kind -> module that prepares data of a page in a child of the server (`dashboards/web/server/works.py`)."""
     documents: Mapping[str, str] = _NOTHING
-    """Name in the schema (``perfscope.NAME/1``) of JSON documents that are no recordings -> module that reads them."""
+    """Name in the schema (``perfscope.NAME/1``) of JSON documents besides recordings -> module that reads them."""
     scale_out: str = ""
     """Module that reads files at URLs and works on clusters, with the functions of `plugins/scale_out/remote.py`."""
 

@@ -107,7 +107,7 @@ def facts_of(launch: Launch) -> Facts:
 
 
 def changes_of(names: Sequence[str], variables: Mapping[str, str], *, record_steps: int) -> Changes:
-    """What a launch with these interventions changes; ``record_steps``: steps whose values are recorded."""
+    """Return the changes of a launch with these interventions; ``record_steps``: steps whose values are recorded."""
     return Changes(
         companion="perfscope.plugins.trials.process:ProcessInterventions",
         settings={"interventions": list(names), "record_steps": record_steps},
