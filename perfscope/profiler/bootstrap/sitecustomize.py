@@ -231,7 +231,7 @@ if VARIABLE in os.environ and __name__ == "sitecustomize":
         _times_only = _message["options"]["times_only"]
         _awaited = ("torch", "jax", MARKS) if _times_only else ("torch", "jax")
         if not (
-            _message["follow"] or _message["worker_of"] or _message["trial"] or _message["recording"] or _times_only
+            _message["follow"] or _message["worker_of"] or _message["companion"] or _message["recording"] or _times_only
         ):
             _pass_on(_text)
         sys.meta_path[:0] = [_WaitForFramework(_text, name) for name in _awaited]
