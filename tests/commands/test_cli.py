@@ -258,6 +258,7 @@ def test_the_module_can_be_run(tmp_path: Path) -> None:
         ("perfscope analyze 2026", ["20260101-000000-train-aaaa"]),
         ("perfscope compare latest go", ["good"]),
         ("perfscope compare lat", ["latest"]),
+        ("perfscope compare com", ["commits"]),
         ("perfscope serve lat", ["latest"]),
         ("perfscope runs --delete go", ["good"]),
     ],
@@ -268,9 +269,14 @@ def test_a_shell_completes(words: str, expected: list[str], tmp_path: Path, monk
     (run / "run.json").write_text("{}")
     (run / ".tags").write_text("good")
     monkeypatch.chdir(tmp_path)
+    assert completed(words) == expected
+
+
+def completed(words: str) -> list[str]:
+    """What a shell offers after these words."""
     _, *args, incomplete = words.split()
     completion = ShellComplete(group.cli, {}, "perfscope", "_PERFSCOPE_COMPLETE")
-    assert [item.value for item in completion.get_completions(args, incomplete) if item.type == "plain"] == expected
+    return [item.value for item in completion.get_completions(args, incomplete) if item.type == "plain"]
 
 
 @pytest.mark.parametrize(

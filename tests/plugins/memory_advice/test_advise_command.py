@@ -16,7 +16,6 @@ from perfscope.plugins.memory_advice.step_model import StepModel
 from perfscope.plugins.memory_advice.step_model_torch import torch_step_model
 from tests.build import TraceBuilder
 from tests.plugins.memory_advice.steps import layers
-from tests.readers.test_run import TORCH, make
 
 
 class Reader(ModuleType):
@@ -127,10 +126,3 @@ def test_a_trace_without_a_step_is_missing_data(tmp_path: Path, capsys: pytest.C
 def test_the_trace_itself_is_not_written_over(path: Path) -> None:
     assert run(["advise", "memory", str(path), "--html", str(path)]) == 2
     assert path.read_text() == "STEP 6"
-
-
-def test_a_run_without_an_op_graph_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = make(tmp_path / "run", TORCH, options={"level": "light"})
-    assert run(["advise", "memory", str(path)]) == 4
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line.startswith(f"perfscope: {path}: the run has no op graph of a step: it was recorded with --level light")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from perfscope.__main__ import run
 from perfscope.analyzers.memory.categories import memory_timelines
 from perfscope.analyzers.ops.op_times import op_times
 from perfscope.model.finding import AbstainError
@@ -26,6 +27,7 @@ from perfscope.plugins.memory_advice.wording import code_for
 from tests.build import EVERYTHING, TraceBuilder
 from tests.graphs import GraphBuilder
 from tests.plugins.memory_advice.recorded import Step, recorded, recorded_net, trace_of
+from tests.readers.test_run import TORCH, make
 
 
 def products(count: int = 12, **more: object) -> GraphBuilder:
@@ -399,3 +401,10 @@ def test_what_is_recorded_differs_by_policy(steps: dict[str, Step]) -> None:
     none, full, selective = (steps[name].peak_bytes for name in POLICY)
     assert full < 0.75 * none
     assert full < 0.9 * selective < 0.9 * none
+
+
+def test_a_run_without_an_op_graph_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = make(tmp_path / "run", TORCH, options={"level": "light"})
+    assert run(["advise", "memory", str(path)]) == 4
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith(f"perfscope: {path}: the run has no op graph of a step: it was recorded with --level light")

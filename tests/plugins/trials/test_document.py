@@ -90,7 +90,7 @@ def test_an_intervention_that_was_not_launched_has_no_results() -> None:
 
 def test_a_judge_rejects_only_what_differs() -> None:
     judge = TrialJudge(pairs=6, least=0.02)
-    base, other, silent = (launch(trials=(trial,)) for trial in (report(1.0), report(2.0), report()))
+    base, other, silent = (launch(reports=(trial,)) for trial in (report(1.0), report(2.0), report()))
     assert judge.rejects(base, base) is None
     assert judge.rejects(base, silent) is None, "it is shown as not compared"
     assert "loss differs" in (judge.rejects(base, other) or "")
@@ -132,7 +132,7 @@ def test_garbage_collection_in_steps_is_a_sign_from_two_percent_on() -> None:
     program = unchanged(3.0)
     for share, shown in ((0.019, {}), (0.021, {GARBAGE_COLLECTION: Promise(findings=1, ns=210_000)})):
         trial = replace(report(3.0), gc_ns_per_step=round(share * 1e7))
-        second = replace(program.second, trials=(trial,))
+        second = replace(program.second, reports=(trial,))
         assert signs(replace(program, second=second), ()) == shown
     seen = signs(program, ("debug-off",))
     assert answered(candidate("debug-off"), seen) == (("debug-off",), None)
