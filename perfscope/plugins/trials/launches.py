@@ -276,7 +276,7 @@ class Trials:
         if rejected is not None:
             return replace(made, stop="rejected", reason=rejected)
         for launch in (unchanged.second, first, *(one for pair in unchanged.calibration for one in pair)):
-            state.add(replace(launch, trials=()))
+            state.add(replace(launch, reports=()))
         try:
             run = self._run(state, base, head)
             judge = Timed(self._judge.of(candidate), until)
