@@ -24,6 +24,7 @@ from perfscope.analyzers.query.frames import DERIVED
 from perfscope.analyzers.registry import rule_homes
 from perfscope.analyzers.results import labels_of, result_table, table_names
 from perfscope.analyzers.thresholds import Threshold, constants, thresholds_in
+from perfscope.commands.symptoms import SYMPTOMS
 from perfscope.dashboards.report.compare.comparison import compare
 from perfscope.dashboards.report.json_schema import report_schema
 from perfscope.model import severity
@@ -255,6 +256,31 @@ def _unit(unit: str) -> str:
     return {"ns": ", ns", "bytes": ", B"}.get(unit, "")
 
 
+def symptoms_page() -> str:
+    """The symptoms and their answers as Markdown."""
+    lines = [
+        GENERATED,
+        "# I see ...",
+        "Symptoms, each with the part of the report that shows it. `perfscope explain GPU is idle` prints "
+        "the answers too.",
+    ]
+    for symptom in SYMPTOMS:
+        rules = ", ".join(f"[`{rule}`](rules/{rule}.md)" for rule in symptom.rules)
+        lines += [
+            f"## {symptom.question}",
+            symptom.look,
+            *([f"Rules: {rules}."] if rules else []),
+            f"```sh\n{symptom.command}\n```",
+            f"**Fix.** {_linked(symptom.fix)}",
+        ]
+    return "\n\n".join(lines) + "\n"
+
+
+def _linked(text: str) -> str:
+    """The pages that a text names, as links."""
+    return re.sub(r"docs/([a-z-]+)\.md", r"[\1](\1.md)", text)
+
+
 def pages() -> dict[str, str]:
     """Every generated page: path below docs/ -> content."""
     rules = []
@@ -269,6 +295,7 @@ def pages() -> dict[str, str]:
         "rules/README.md": rule_list(rules),
         "model.md": model_page(),
         "query.md": query_page(),
+        "symptoms.md": symptoms_page(),
         "example-regression.md": example_page(),
         "report-schema.json": json.dumps(
             report_schema({name: result_table(name) for name in table_names()}), indent=2, ensure_ascii=False

@@ -1,15 +1,17 @@
-"""``perfscope explain``: one rule's page."""
+"""``perfscope explain``: a rule's page, its findings in a run, and the answer to a symptom."""
 
 from __future__ import annotations
 
 import inspect
 import re
+import sys
 from typing import TYPE_CHECKING
 
 import click
 
 from perfscope.commands.completion import complete_rules
-from perfscope.commands.options import show, verbose_option
+from perfscope.commands.options import screen, show, verbose_option
+from perfscope.model.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,13 +28,73 @@ NO_NEEDS = "nothing in every case; it uses the recorded data, and abstains with 
 
 
 @click.command()
-@click.argument("rule_id", metavar="RULE", shell_complete=complete_rules)
+@click.argument("words", nargs=-1, metavar="[RULE [RUN] | QUESTION]", shell_complete=complete_rules)
 @verbose_option
-def explain(rule_id: str, verbose: bool) -> int:
-    """Explain a rule: its finding, cost and fix, its needs, and its decision."""
-    from perfscope.analyzers.registry import load_rule
+def explain(words: tuple[str, ...], verbose: bool) -> int:
+    """Explain a rule, its findings in a run, or a symptom.
 
-    show_page(load_rule(rule_id))
+    `perfscope explain host_sync` has the rule's finding, cost, fix and decision, `perfscope explain host_sync latest`
+    its findings in a run, with their lines. In your own words, as in `perfscope explain GPU is idle`, it answers
+    a question; without words it lists the known questions.
+    """
+    from perfscope.analyzers.registry import load_rule, rule_ids
+    from perfscope.commands.symptoms import SYMPTOMS, is_asked
+
+    if not words:
+        show(*(f"- {symptom.question}" for symptom in SYMPTOMS), "", "`perfscope explain WORDS` answers one of them.")
+    elif words[0].replace("-", "_") in rule_ids():
+        if len(words) > 2:
+            raise UsageError("explain RULE RUN: give one run")
+        if len(words) == 2:
+            return show_findings(words[0].replace("-", "_"), words[1])
+        show_page(load_rule(words[0]))
+    elif len(words) == 1 and not is_asked(words[0]):
+        load_rule(words[0])  # the error names similar rules
+    else:
+        return show_symptoms(" ".join(words))
+    return 0
+
+
+def show_symptoms(question: str) -> int:
+    """Print the answers to a question; ``UsageError`` if none fits."""
+    from rich.text import Text
+
+    from perfscope.commands.symptoms import find_symptoms
+
+    found = find_symptoms(question)
+    if not found:
+        raise UsageError(
+            f"{question}: no rule and no known question; `perfscope rules` and `perfscope explain` list them"
+        )
+    for symptom in found:
+        rules = [f"Rules: {', '.join(symptom.rules)} (`perfscope explain RULE`)"] if symptom.rules else []
+        lines = (f"Look at: {symptom.look}", *rules, f"Run: {symptom.command}", f"Fix: {symptom.fix}", "")
+        show(Text(symptom.question, style="bold"), *lines)
+    return 0
+
+
+def show_findings(rule_id: str, run: str) -> int:
+    """Print the findings of a rule in a run, each with its lines, and how to verify a fix."""
+    from perfscope.analyzers.configuration import find_configuration
+    from perfscope.analyzers.judge import judge_paths
+    from perfscope.dashboards.report.renderers.text import finding_detail, finding_text
+    from perfscope.dashboards.report.renderers.values import finding_words
+    from perfscope.dashboards.report.sections.findings import finding_blocks
+
+    analysis = judge_paths([run], configuration=find_configuration()).analysis
+    blocks = [block for block in finding_blocks(analysis) if block.rule == rule_id]
+    outcome = next((outcome for outcome in analysis.outcomes if outcome.rule == rule_id), None)
+    if not blocks:
+        why = "" if outcome is None or outcome.reason is None else f": {outcome.reason}"
+        status = "not evaluated" if outcome is None or outcome.status != "clean" else "clean"
+        show(f"{rule_id} is {status} in {run}{why}")
+        return 0
+    width = screen(sys.stdout)["width"]
+    for number, block in enumerate(blocks, 1):
+        words = finding_words(block)
+        parts = finding_text(words, width, widths=(0, 0), number=number, code=not words.around)
+        show(*parts, *finding_detail(words, block.evidence, width))
+    show("To verify a fix: `perfscope run` the program again, then `perfscope compare BEFORE AFTER`.")
     return 0
 
 

@@ -6,11 +6,16 @@ import json
 import sys
 from types import ModuleType
 
+import click
 import pytest
 
 from perfscope.__main__ import run
 from perfscope.analyzers import registry
 from perfscope.commands.explain import paragraphs
+from perfscope.commands.group import cli
+from perfscope.commands.symptoms import SYMPTOMS
+
+EVERY_RULE = frozenset(registry.rule_ids())
 
 DOC = """The host waits for the device.
 
@@ -81,6 +86,42 @@ def test_the_real_rules_have_a_page_each(monkeypatch: pytest.MonkeyPatch, capsys
 def test_a_rule_that_is_misspelled(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["explain", name]) == 2
     assert capsys.readouterr() == ("", f"perfscope: {name}: unknown rule; did you mean host_wait?\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "first"),
+    [
+        ("my GPU is idle", "My GPU is idle or its utilization is low"),
+        ("why did it recompile?", "torch.compile recompiles again and again"),
+        ("OOM", "CUDA out of memory (OOM)"),
+        ("FSDP is slow", "Distributed training does not scale (DDP, FSDP are slow)"),
+        ("JAX's first step is slow", "JAX's first step is slow, or startup takes minutes"),
+        ("TPU input-bound", "A TPU is input-bound"),
+        ("no steps found", "No steps were found"),
+        ("what does saving mean", "What does 'saves up to' mean?"),
+        ("does it send anything anywhere", "Does perfscope send anything anywhere?"),
+        ("loss becomes NaN", "The loss is NaN"),
+        ("it hangs in nccl", "The job hangs in NCCL"),
+        ("memory grows", "Memory grows until the program dies"),
+    ],
+)
+def test_a_question_in_the_users_words(words: str, first: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["explain", *words.split()]) == 0
+    shown = capsys.readouterr().out
+    assert shown.splitlines()[0] == first
+    assert "\nRun: perfscope " in shown
+
+
+def test_a_question_that_no_page_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["explain", "weather", "tomorrow"]) == 2
+    assert "`perfscope explain` list them" in capsys.readouterr().err
+    assert run(["explain"]) == 0
+    assert capsys.readouterr().out.count("\n- ") == len(SYMPTOMS) - 1
+
+
+def test_rules_and_commands_of_the_answers_exist() -> None:
+    assert {rule for symptom in SYMPTOMS for rule in symptom.rules} <= EVERY_RULE
+    assert {symptom.command.split()[1] for symptom in SYMPTOMS} <= {*cli.list_commands(click.Context(cli))}
 
 
 def test_paragraphs_are_filled_and_code_and_lists_keep_their_lines() -> None:

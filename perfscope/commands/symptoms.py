@@ -1,0 +1,291 @@
+"""Symptoms in the words of users, and the answer to each: `perfscope explain WORDS`, and the page docs/symptoms.md."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+
+class Symptom(Struct, frozen=True, kw_only=True):
+    """A question of a user and its answer."""
+
+    question: str
+    """As a user would type it."""
+    look: str
+    """The part of the report that shows it, with its meaning."""
+    rules: tuple[str, ...] = ()
+    """Rules that judge it."""
+    command: str
+    fix: str
+    """The usual remedy."""
+
+
+SYMPTOMS = (
+    Symptom(
+        question="My GPU is idle or its utilization is low",
+        look="The bar *Where the step goes* names each cause of idle time: waiting for input, launching, other host "
+        "work, other ranks, a core. `nvidia-smi` counts a device as busy while any kernel runs; the bar counts "
+        "time.",
+        rules=("input_stall", "launch_bound", "host_bound", "host_sync", "unexplained_idle"),
+        command="perfscope run train.py",
+        fix="Fix the first finding: workers for the loader, values read every N steps, a compiled step or a CUDA "
+        "graph.",
+    ),
+    Symptom(
+        question="Training got slower over time",
+        look="`step_growth` compares the steps of the whole run without a profiler and names the op or line that grew.",
+        rules=("step_growth", "memory_leak", "slow_steps"),
+        command="perfscope run train.py",
+        fix="Detach what is kept between steps (losses, logged tensors), bound caches and lists.",
+    ),
+    Symptom(
+        question="Some steps are much slower than others",
+        look="`slow_steps` names the call that the slow steps have and the others have not: saving, evaluation, a "
+        "new epoch.",
+        rules=("slow_steps", "recompilation", "dynamic_shape_churn"),
+        command="perfscope run train.py",
+        fix="Keep workers (`persistent_workers=True`), save in another thread, pad inputs to a few sizes.",
+    ),
+    Symptom(
+        question="torch.compile recompiles again and again",
+        look="The *Compile* section has each recompilation with the guard that failed and the line of the program.",
+        rules=("dynamic_shape_churn", "recompilation", "eager_fallback"),
+        command="perfscope run train.py",
+        fix="`mark_dynamic` on the size that changes, tensors in place of Python numbers, modules out of the "
+        "guarded code.",
+    ),
+    Symptom(
+        question="torch.compile does not make it faster",
+        look="Graph breaks and functions that fell back to eager mode, each with its line, and the step's bar: a "
+        "compiled graph does not help where the step waits for input or for the host.",
+        rules=("graph_break", "eager_fallback", "launch_bound"),
+        command="perfscope run train.py",
+        fix="Remove the breaks in the order of the report; `perfscope try train.py` measures the compiled step.",
+    ),
+    Symptom(
+        question="JAX's first step is slow, or startup takes minutes",
+        look="The *Compile* section splits compile time into tracing, lowering and compiling, by function.",
+        rules=("compile_time", "warmup_compile"),
+        command="perfscope run train.py",
+        fix="`jax.lax.scan` over equal layers, no constants of many MiB in the traced function, a persistent cache "
+        "(`jax_compilation_cache_dir`).",
+    ),
+    Symptom(
+        question="JAX compiles in every step",
+        look="`recompilation` names the function and what differed: shape, dtype, weak type, sharding, a new "
+        "`jax.jit`.",
+        rules=("recompilation", "unjitted_step"),
+        command="perfscope run train.py",
+        fix="Make the jitted function once, outside of the loop; pad to fixed shapes; keep arrays on one sharding.",
+    ),
+    Symptom(
+        question="JAX code runs op by op",
+        look="`unjitted_step` counts operations outside of jit and names the function to compile.",
+        rules=("unjitted_step", "launch_bound"),
+        command="perfscope run train.py",
+        fix="`jax.jit` around the whole step, with `donate_argnums` for the state.",
+    ),
+    Symptom(
+        question="CUDA out of memory (OOM)",
+        look="The *Memory* section: the peak by category and by line, what the allocator holds unused, what grows.",
+        rules=("oom_near", "peak_owner", "memory_fragmentation", "memory_leak", "missing_remat"),
+        command="perfscope run --level deep train.py",
+        fix="Free the owner of the peak first; `perfscope advise memory` simulates checkpointing policies.",
+    ),
+    Symptom(
+        question="Memory grows until the program dies",
+        look="`memory_leak` names the line that allocated what stays, step by step.",
+        rules=("memory_leak", "step_growth"),
+        command="perfscope run train.py",
+        fix="`loss.detach()` before it is kept, clear lists, `zero_grad(set_to_none=True)`.",
+    ),
+    Symptom(
+        question="The data loader is the bottleneck",
+        look="`input_stall` has the wait per step, the function of the dataset with most of it, and how busy the "
+        "workers are.",
+        rules=("input_stall",),
+        command="perfscope run train.py",
+        fix="Workers while they are busy and cores are left; otherwise a cheaper transform, or data prepared once.",
+    ),
+    Symptom(
+        question="A TPU is input-bound",
+        look="In a profile of xprof: *waiting for input* in the bar, and the infeed ops.",
+        rules=("input_stall", "host_bound"),
+        command="perfscope analyze plugins/profile/RUN",
+        fix="Prefetch to the device (`flax.jax_utils.prefetch_to_device`, Grain workers), tokenize once before "
+        "training.",
+    ),
+    Symptom(
+        question="Distributed training does not scale (DDP, FSDP are slow)",
+        look="*exposed communication* in the bar, then the table of ranks: who came late, and which links are slow.",
+        rules=("exposed_communication", "straggler", "small_collectives", "nvlink_stall", "link_contention"),
+        command="perfscope run torchrun --nproc-per-node 8 train.py",
+        fix="By its cause: the late rank's own work, `no_sync` while accumulating, larger buckets, prefetch of FSDP.",
+    ),
+    Symptom(
+        question="One rank is slower than the others",
+        look="`straggler` names the rank and what it does more of; `rank_divergence` names other work.",
+        rules=("straggler", "rank_divergence", "expert_imbalance"),
+        command="perfscope analyze RUN",
+        fix="Balance lengths and experts; look for another program on that machine.",
+    ),
+    Symptom(
+        question="The job hangs in NCCL",
+        look="`hung_collective` reads NCCL's flight recorder: which collective, which ranks came, which never did.",
+        rules=("hung_collective",),
+        command="perfscope analyze nccl_trace_rank_*",
+        fix="Start with TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1; look at the rank that "
+        "is missing.",
+    ),
+    Symptom(
+        question="The loss is NaN",
+        look="`nonfinite` names the first op whose output is not finite while its inputs are, with its line.",
+        rules=("nonfinite", "unstable_scale", "low_precision_accumulation"),
+        command="perfscope run --numerics train.py",
+        fix="Compute that op in float32, or clamp its input; lower the loss scale.",
+    ),
+    Symptom(
+        question="How far from the hardware's peak am I (MFU)?",
+        look="*Roofline* and the MFU tile: modelled FLOPs over measured time; kernels by distance from their limit.",
+        rules=("full_precision_matmul", "unfused_attention", "unfused_ops"),
+        command="perfscope analyze RUN",
+        fix="bf16 for products, a fused attention, fusion of the elementwise ops around products.",
+    ),
+    Symptom(
+        question="Attention is slow",
+        look="`unfused_attention` finds attention that is written out, in eager, compiled and XLA programs.",
+        rules=("unfused_attention", "recomputed_prefix"),
+        command="perfscope run train.py",
+        fix="`scaled_dot_product_attention`, `flex_attention`, or `jax.nn.dot_product_attention`.",
+    ),
+    Symptom(
+        question="Generation is slow: few tokens per second",
+        look="The time per token: launches, reads of values, the cache. `recomputed_prefix`: no cache at all.",
+        rules=("launch_bound", "recomputed_prefix", "data_movement", "single_requests"),
+        command="perfscope run generate.py",
+        fix="A static cache with a compiled step or CUDA graphs; no `.item()` per token; requests in batches.",
+    ),
+    Symptom(
+        question="Too many small kernels",
+        look="`small_kernels` and `launch_bound`: the mean kernel against the price of a launch.",
+        rules=("small_kernels", "launch_bound", "unfused_ops", "unfused_optimizer"),
+        command="perfscope run train.py",
+        fix="`torch.compile`, a fused or foreach optimizer, CUDA graphs, larger batches.",
+    ),
+    Symptom(
+        question="No steps were found",
+        look="The message names what perfscope listened for. A step is an optimizer's step, a call of a jitted "
+        "function or of a model, `perfscope.step()`, or a range named like a step.",
+        command="perfscope run --whole program.py",
+        fix="`perfscope.step()` at the end of the loop's body, or `--step-annotation NAME`.",
+    ),
+    Symptom(
+        question="The program starts other processes and nothing is captured",
+        look="Processes are followed while the program has no steps itself: `mp.spawn`, `subprocess`, pools, "
+        "launchers.",
+        command="perfscope run --follow program.py",
+        fix="`--follow` follows all of them.",
+    ),
+    Symptom(
+        question="What does 'saves up to' mean?",
+        look="An upper bound of what the fix takes from a step without a profiler. *measured*: that time was "
+        "recorded; *modelled*: computed from sizes and peaks; *structural*: the program shows it, no time is "
+        "known.",
+        command="perfscope try train.py",
+        fix="`try` runs the program with and without the fix, in turns, and measures the saving.",
+    ),
+    Symptom(
+        question="The profiled steps are slower than my training",
+        look="Recording slows the host. The step time of a report is that of steps without a profiler, and savings "
+        "are scaled to it; the note under the report has the ratio.",
+        command="perfscope run --level light train.py",
+        fix="`--level light` records only the timing pass.",
+    ),
+    Symptom(
+        question="The numbers change from run to run",
+        look="The first line shows whether other programs took cores, and how much steps differ.",
+        rules=("slow_steps",),
+        command="perfscope compare commits BASE HEAD -- train.py",
+        fix="Compare launches in turns, not two runs: their interval includes the noise of the machine.",
+    ),
+    Symptom(
+        question="Did my change make it slower?",
+        look="The headline has the difference, its certainty, and the op, line or cause that changed.",
+        command="perfscope compare RUN_BEFORE RUN_AFTER",
+        fix="`perfscope compare commits` settles it with launches in turns; docs/ci.md puts it on pull requests.",
+    ),
+    Symptom(
+        question="Is my JAX port the same as the PyTorch model?",
+        look="`parity` runs both on the same weights and inputs and names the first layer that differs beyond "
+        "rounding.",
+        command="perfscope parity torch_model.py:model jax_model.py:model",
+        fix="The line of that layer; --weights maps the parameters.",
+    ),
+    Symptom(
+        question="Will it fit, and how fast would it be, on hardware that I do not have?",
+        look="`compile` compiles the program for the target and models its time and memory, as ranges.",
+        rules=("oom_near", "missing_remat"),
+        command="perfscope compile --target h100 train.py",
+        fix="`perfscope setup h100` installs the compiler once.",
+    ),
+    Symptom(
+        question="I have a trace from Nsight Systems, torch.profiler, xprof or Perfetto",
+        look="`analyze` reads them as they are, several ranks together; docs/inputs.md lists the formats.",
+        command="perfscope analyze trace.json.gz",
+        fix="The report's end names what the recording lacks and the command that records it.",
+    ),
+    Symptom(
+        question="Does perfscope send anything anywhere?",
+        look="No. It opens no connection but those that you ask for: a store, a pull request, `setup`, `serve` on "
+        "this machine.",
+        command="perfscope doctor",
+        fix="docs/security.md has what is read, what is scrubbed, and what a run keeps.",
+    ),
+    Symptom(
+        question="What does profiling cost, and does it change my program?",
+        look="A few steps are recorded; the others run with a sampler below 1 % of the time. Results are the same to"
+        " the bit.",
+        command="perfscope run --level light train.py",
+        fix="docs/capture.md has the measured cost of each pass.",
+    ),
+)
+
+_COMMON = frozenset(
+    re.findall(
+        r"\w+",
+        "a all am and are as at be by do does for from has have how i if in is it its me my no not of on or so than "
+        "that the to too up what when where which why will with",
+    )
+)
+LEAST = 0.5
+"""Share of the words of a question that a symptom must have, counted by their rarity."""
+
+
+def find_symptoms(words: str, most: int = 3) -> tuple[Symptom, ...]:
+    """Return the symptoms that best fit a question in the user's words, best first; empty if none does."""
+    asked = _stems(words)
+    if not asked:
+        return ()
+    known = [(symptom, _stems(symptom.question), _stems(" ".join((symptom.look, symptom.fix)))) for symptom in SYMPTOMS]
+    weight = {word: 1 / (1 + sum(word in first | rest for _, first, rest in known)) for word in asked}
+    whole = sum(weight.values())
+
+    def fit(first: set[str], rest: set[str]) -> float:
+        return sum(weight[word] * (1.0 if word in first else 0.4) for word in asked & (first | rest)) / whole
+
+    scored = [(fit(first, rest), symptom) for symptom, first, rest in known]
+    best = max(score for score, _ in scored)
+    ordered = sorted(scored, key=lambda item: -item[0])
+    return tuple(symptom for score, symptom in ordered[:most] if score >= max(LEAST * best, LEAST / 2))
+
+
+def is_asked(word: str) -> bool:
+    """Whether a known question has this word."""
+    return any(_stems(word) & _stems(symptom.question) for symptom in SYMPTOMS)
+
+
+def _stems(text: str) -> set[str]:
+    words: Sequence[str] = re.findall(r"[a-z0-9]+", text.lower())
+    return {re.sub(r"(ing|es|ed|s|e)$", "", word) or word for word in words if word not in _COMMON}
