@@ -23,7 +23,8 @@ class SourceFiles:
         """``working_folder``: that of the beginning; a program that moves later does not rename its files."""
         self._workloads = folder_prefix(OURS / "workloads")
         self._stdlib = tuple({folder_prefix(sysconfig.get_paths()[key]) for key in ("stdlib", "platstdlib")})
-        packages = [*site.getsitepackages(), site.getusersitepackages()]
+        added = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+        packages = dict.fromkeys((*site.getsitepackages(), site.getusersitepackages(), *added))
         self._packages = tuple(map(folder_prefix, packages))
         frameworks = [Path(folder, name) for folder in self._packages for name in FRAMEWORK_PACKAGES]
         self._hidden = tuple(map(folder_prefix, (*hidden, *frameworks, OURS)))

@@ -99,6 +99,32 @@ def test_without_an_accelerator_op_time_and_the_host_between_count():
     assert "on the host between its ops" in finding.detail
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "words"),
+    [
+        ("RMSprop", "torch.optim.RMSprop(params, ..., foreach=True)"),
+        ("Lion", "torch._foreach_mul_"),
+        ("SGD", "fused=True"),
+    ],
+)
+def test_the_fix_is_one_that_the_class_has(optimizer: str, words: str):
+    (finding,) = outcome(trained(ADAM * 4, optimizer=optimizer, gap_us=1)).findings
+    assert words in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "words"), [("Adadelta", "torch.compile(optimizer.step)"), ("Adam", "fused=True")]
+)
+def test_lists_are_no_fix_on_a_cpu(optimizer: str, words: str):
+    t = TraceBuilder(recorded=frozenset({"host_ops", "steps"}))
+    t.step(0, 0, 1000)
+    t.annotation(f"Optimizer.step#{optimizer}.step", 0, 200)
+    for number, name in enumerate(ADAM * 2):
+        t.op(f"aten::{name}", 10 * number, 10 * number + 6)
+    (finding,) = outcome(t.build()).findings
+    assert words in finding.advice
+
+
 def test_abstains_without_an_optimizer_step_and_without_host_ops():
     inference = TraceBuilder()
     inference.op("aten::mul_", 0, 5)

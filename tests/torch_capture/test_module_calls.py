@@ -83,6 +83,24 @@ def test_a_loop_that_bound_the_call_before_is_seen(found: tuple[Recorder, Hooks]
     assert recorder.begun == list(range(WARMUP, 9))
 
 
+def test_transforms_of_samples_are_not_the_model(found: tuple[Recorder, Hooks]) -> None:
+    """A loader calls a module once per sample, the program its model once per batch."""
+    recorder, _ = found
+    scale, net = torch.nn.Identity(), torch.nn.Linear(4, 4)
+
+    class Samples(torch.utils.data.Dataset[torch.Tensor]):
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return scale(torch.full((4,), float(index)))
+
+    with torch.no_grad():
+        for batch in torch.utils.data.DataLoader(Samples(), batch_size=8):
+            net(batch)
+    assert recorder.source == "calls of Linear"
+
+
 def test_modules_that_are_called_once_or_twice_are_no_loop(found: tuple[Recorder, Hooks]) -> None:
     recorder, _ = found
     encoder, denoiser, decoder = torch.nn.Linear(4, 4), net(), torch.nn.Tanh()

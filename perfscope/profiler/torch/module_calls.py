@@ -13,6 +13,7 @@ its begin to its end.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import weakref
@@ -101,7 +102,7 @@ class ModuleCalls:
         if self._inside.depth == 0:
             if self._tell is not None:
                 self._tell(module, output, sys._getframe(1))
-            self._called(module)
+            self._called(module, sys._getframe(1))
 
     def _called_alone(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(module: Any, *arguments: Any, **named: Any) -> Any:
@@ -112,13 +113,15 @@ class ModuleCalls:
                 return output
             finally:
                 if not compat.is_compiling():
-                    self._called(module)
+                    self._called(module, sys._getframe(1))
 
         return call
 
-    def _called(self, module: Any) -> None:
+    def _called(self, module: Any, frame: FrameType) -> None:
         import torch
 
+        if _loads_data(frame):
+            return
         known, calls = self._calls.get(id(module), (None, 0))
         calls = 1 if known is None or known() is not module else calls + 1
         self._calls[id(module)] = (weakref.ref(module), calls)
@@ -188,6 +191,18 @@ class ModuleCalls:
             return run_thread
 
         self._single.append(wrap(threading.Thread, "run", run))
+
+
+_LOADING = f"torch{os.sep}utils{os.sep}data{os.sep}"
+
+
+def _loads_data(frame: FrameType | None) -> bool:
+    """Whether a data loader is on the stack: it calls modules of torchvision once per sample."""
+    while frame is not None:
+        if _LOADING in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _code_of(thread: threading.Thread) -> Any:

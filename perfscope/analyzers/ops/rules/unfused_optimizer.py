@@ -77,6 +77,9 @@ FEWEST_UPDATES = 8
 HAVE_FUSED = frozenset({"Adagrad", "Adam", "AdamW", "SGD"})
 """torch.optim classes with ``fused=True`` (torch 2.13)."""
 
+HAVE_FOREACH = frozenset({"ASGD", "Adadelta", "Adafactor", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop"})
+"""torch.optim classes with ``foreach=True`` and without ``fused`` (torch 2.13)."""
+
 
 MOST_OF_THE_STEP = 0.5
 """Minimum share of the time of the step's ops in update ops. An optimizer that mostly multiplies matrices (Shampoo,
@@ -196,9 +199,16 @@ def _advice(optimizer: str, loop: bool, where: Situation | None = None) -> str:
     if optimizer in HAVE_FUSED:
         also = " Use `foreach=True` where a parameter or device has no fused kernel." if loop else ""
         return f"Construct it as `torch.optim.{optimizer}(params, ..., fused=True)`.{also}"
+    if where is not None and where.device == "cpu":
+        return (
+            "Compile the update: `update = torch.compile(optimizer.step)`, and call `update()` in place of "
+            "`optimizer.step()`. On a CPU, list ops (`foreach=True`) take as long as a loop."
+        )
+    if optimizer in HAVE_FOREACH:
+        return f"Construct it as `torch.optim.{optimizer}(params, ..., foreach=True)`."
     return (
-        f"Construct it as `{optimizer}(params, ..., foreach=True)` if it is a class of torch.optim. In an optimizer of "
-        "your own, call `torch._foreach_mul_` and the like over lists, or compile the step with `torch.compile`."
+        "Call `torch._foreach_mul_` and the like over lists of parameters in place of a loop, or compile the step: "
+        "`torch.compile(optimizer.step)`."
     )
 
 
