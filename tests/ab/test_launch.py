@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -14,7 +15,16 @@ import pytest
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.ab import Launch
 from perfscope.model.errors import DataError, NotStartedError
-from perfscope.profiler.ab.launch import TIMED_OUT, ArmFolder, launch_once, profile_once, run_build
+from perfscope.profiler.ab.launch import (
+    FOLDER,
+    TIMED_OUT,
+    UNLOCKED_S,
+    ArmFolder,
+    launch_once,
+    profile_once,
+    run_build,
+    scratch_folder,
+)
 from perfscope.profiler.launch.program import Target
 from tests import warm
 from tests.ab.repositories import PROGRAM, sleeps
@@ -34,6 +44,26 @@ def launched(folder: Path, program: str, *arguments: str, **more: object) -> Lau
     place = ArmFolder(root=folder, folder=folder)
     held: dict[str, object] = {"arm": "base", "phase": "measure", "pair": 0, "slot": 0, "log": folder / "log", **more}
     return launch_once(Target(arguments=("train.py", *arguments)), place, **held)  # type: ignore[arg-type]
+
+
+def test_folders_of_killed_launches_are_removed_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left, running, new, other = (tmp_path / f"{name}1" for name in (FOLDER, f"{FOLDER}a", f"{FOLDER}b", "other-"))
+    old = time.time() - UNLOCKED_S - 10
+    for folder in (left, running, new, other):
+        folder.mkdir()
+        (folder / "times.json").write_text("{}")
+    (tmp_path / f"{FOLDER}link").symlink_to(other)
+    with run_folders.alive(running):
+        for folder in (left, running, other):
+            os.utime(folder, (old, old))
+        with scratch_folder() as made:
+            assert run_folders.is_alive(made)
+            assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+                [running.name, new.name, other.name, made.name, f"{FOLDER}link"]
+            )
+    assert not made.exists()
+    assert (other / "times.json").exists()
 
 
 def test_a_program_without_a_framework_is_timed_by_its_own_marks(tmp_path: Path) -> None:

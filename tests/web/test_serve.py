@@ -133,6 +133,15 @@ def test_requests_of_no_page_are_refused_in_a_line(
     assert not caplog.records
 
 
+def test_deep_json_to_a_callback_is_refused_in_a_line(tmp_path: Path) -> None:
+    from perfscope.dashboards.web.wsgi import application
+
+    client = application(_environment(tmp_path)).test_client()
+    headers = {"Host": "127.0.0.1", "Authorization": f"Bearer {TOKEN}"}
+    answer = client.post(f"/{_CALLBACK}", data=b"[" * 100_000, content_type="application/json", headers=headers)
+    assert (answer.status_code, answer.data) == (400, b"perfscope: no such callback\n")
+
+
 def test_an_error_of_our_own_is_one_line_in_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,7 +122,10 @@ def _answer_errors(app: Dash, base_path: str) -> None:
     def refuse_unknown_callback() -> ResponseReturnValue | None:
         if request.method != "POST" or request.path != f"{base_path}_dash-update-component":
             return None
-        body = request.get_json(silent=True)
+        try:
+            body = request.get_json(silent=True)
+        except RecursionError:  # `silent` covers only invalid JSON
+            body = None
         output = body.get("output") if isinstance(body, dict) else None
         known = isinstance(output, str) and output in app.callback_map
         return None if known else ("perfscope: no such callback\n", HTTPStatus.BAD_REQUEST)

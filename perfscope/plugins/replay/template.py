@@ -56,7 +56,7 @@ def fits(parameter, given, strictly):
 def overload(namespace, name):
     """The overload that the recorded inputs are of, and all of them by parameter."""
     packet = getattr(getattr(torch.ops, namespace), name, None)
-    if packet is None:
+    if not hasattr(packet, "overloads"):  # missing, an attribute of Python, or an operator that takes functions
         raise SystemExit(f"this torch has no op {OP}; --import the package that registers it")
     overloads = [getattr(packet, each) for each in packet.overloads()]
     for strictly, beyond in itertools.product((True, False), range(8)):  # a newer torch may have more parameters
@@ -159,7 +159,11 @@ def main():
     for package in options.packages:
         importlib.import_module(package)
     with torch.no_grad():
-        call, chosen = prepare(options.device)
+        try:
+            call, chosen = prepare(options.device)
+        except (RuntimeError, MemoryError) as error:
+            said = (str(error) or type(error).__name__).splitlines()[0]
+            raise SystemExit(f"the inputs of {OP} cannot be made on {options.device}: {said}")
         try:
             times_us(call, options.device, 5)
         except Exception as error:

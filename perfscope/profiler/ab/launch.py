@@ -5,15 +5,17 @@ It runs without a profiler. The session inside (`session.py`, ``times_only``) fi
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
+import stat
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -138,6 +140,34 @@ class Changes:
     """Variables of the program's environment."""
 
 
+FOLDER = "perfscope-launch-"
+"""Prefix of the folders of launches."""
+UNLOCKED_S = 60.0
+"""Age from which a folder without a lock is left over; a new folder is locked right after it was made."""
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Make a folder for one launch, locked while it is used, and remove it; also those of killed processes."""
+    remove_left(Path(tempfile.gettempdir()))
+    folder = Path(tempfile.mkdtemp(prefix=FOLDER))
+    try:
+        with run_folders.alive(folder):
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_left(parent: Path) -> None:
+    """Remove the user's folders of launches in ``parent`` whose process was killed."""
+    for folder in parent.glob(f"{FOLDER}*"):
+        with contextlib.suppress(OSError):
+            found = folder.lstat()
+            ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+            if ours and time.time() - found.st_mtime > UNLOCKED_S and run_folders.liveness(folder) is False:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
 def launch_once(
     target: Target,
     arm_folder: ArmFolder,
@@ -159,8 +189,7 @@ def launch_once(
     group is terminated with it, also on an interrupt. ``changed``: files that differ between the arms, relative to the
     top. ``changes``: changes of a plug-in to the program.
     """
-    run = Path(tempfile.mkdtemp(prefix="perfscope-launch-"))
-    try:
+    with scratch_folder() as run:
         message = Message(
             directory=str(run),
             options=CaptureOptions(level="light", quiet=True, times_only=True, step_annotation=step_annotation),
@@ -187,8 +216,6 @@ def launch_once(
         launch, corrupt = _with_reports(ended, run, changed)
         problem = _problem(launch, corrupt, log, timeout_s)
         return launch if problem is None else replace(launch, problem=problem)
-    finally:
-        shutil.rmtree(run, ignore_errors=True)
 
 
 def _with_reports(launch: Launch, run: Path, changed: frozenset[str] | None) -> tuple[Launch, tuple[str, ...]]:
@@ -393,8 +420,8 @@ def profile_once(
     ``Launch.run`` is the folder's name; missing recordings are listed in ``Launch.problem``. ``NotStartedError`` only
     if Python itself cannot be started.
     """
-    with tempfile.TemporaryDirectory(prefix="perfscope-launch-") as scratch:
-        answer = Path(scratch) / "run"
+    with scratch_folder() as scratch:
+        answer = scratch / "run"
         order = record_child.Order(
             arguments=target.arguments,
             module=target.module,

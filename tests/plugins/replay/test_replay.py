@@ -130,6 +130,23 @@ def test_an_op_that_torch_does_not_know_needs_its_package(tmp_path: Path) -> Non
     assert done.stderr.strip() == "this torch has no op vllm::moe_forward; --import the package that registers it"
 
 
+@pytest.mark.parametrize(
+    ("op", "shapes", "said"),
+    [
+        ("aten::__class__", [[8, 16]], "this torch has no op aten::__class__"),
+        ("higher_order::cond", [[8, 16]], "this torch has no op higher_order::cond"),
+        ("aten::relu", [[1024, 1024, 1024, 1024]], "the inputs of aten::relu cannot be made on cpu"),
+    ],
+)
+def test_inputs_that_cannot_be_made_end_in_one_line(tmp_path: Path, op: str, shapes: list[Any], said: str) -> None:
+    path = tmp_path / "bench.py"
+    path.write_text(replay_script(recorded(op, shapes, [F], [""]), op))
+    done = warm.run([sys.executable, path, "--device", "cpu"], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(said)
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_device_time_is_what_is_recorded_where_there_is_some() -> None:
     builder = TraceBuilder()
     builder.op("aten::mm", 0, 100, external_id=1, shapes="[[8,8],[8,8]]", dtypes='["float","float"]')
