@@ -16,10 +16,11 @@ from tests.conftest import REPOSITORY
 PROGRAMS = Path(__file__).parent / "programs"
 
 RECORDED = frozenset({
-    "anomaly_left_on", "bfloat16_weights", "checked_layers", "compiled_generate", "ddp_accumulate", "ddp_lengths",
-    "generate_concat", "halo_exchange", "handwritten_attention", "jax_eager_diffusion", "jax_gathered_constraint",
-    "jax_no_donation", "jax_pipeline", "jax_print_callback", "jax_promoted_to_f32", "jax_replicated_work",
-    "jax_weak_state", "lora_merged_each_call", "masked_entropy", "no_cache", "numpy_doubles", "prices_in_float16",
+    "anomaly_left_on", "bfloat16_weights", "checked_layers", "collect_each_step", "compiled_generate",
+    "ddp_accumulate", "ddp_lengths", "generate_concat", "halo_exchange", "handwritten_attention",
+    "jax_eager_diffusion", "jax_gathered_constraint", "jax_no_donation", "jax_pipeline", "jax_print_callback",
+    "jax_promoted_to_f32", "jax_replicated_work", "jax_weak_state", "large_vocabulary",
+    "lora_merged_each_call", "masked_entropy", "no_cache", "numpy_doubles", "prices_in_float16",
     "rank_in_compiled_step", "replay_buffer", "running_metric", "save_often", "single_requests", "slow_dataset",
     "validate_with_grad", "varying_lengths",
 })  # fmt: skip
@@ -48,7 +49,9 @@ class AdviceCase:
     needs: tuple[str, ...] = ()
     """Packages without which the case is left out."""
     rules: tuple[str, ...] = ()
-    """Rules of which each is the right first finding; empty: a control, or ``says`` alone is the answer."""
+    """Rules of which each is the right first finding; in everyday cases it is the first of them. Empty: a control, or
+    ``says`` alone is the answer.
+    """
     line: tuple[str, ...] = ()
     """Texts of lines, one of which must be named; empty: no line is required."""
     file: str = ""

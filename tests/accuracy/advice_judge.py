@@ -99,8 +99,22 @@ def judge(case: AdviceCase, folder: Path) -> Judged:
 
 
 def judge_recorded(case: AdviceCase) -> tuple[Verdict, str]:
-    """Verdict on the recording of a case in fixtures/advice, and why."""
-    return verdict_of(case, _said(REPOSITORY / "fixtures" / "advice" / Path(case.program).stem, ""))
+    """Verdict on the recording of a case in fixtures/advice, and why. Right only with the first rule of the case."""
+    return of_first_rule(case, _said(REPOSITORY / "fixtures" / "advice" / Path(case.program).stem, ""))
+
+
+def judge_file(case: AdviceCase, folder: Path) -> tuple[Verdict, str]:
+    """Verdict on a file or on a recording that is written into a folder. Right only with the first rule of the case."""
+    return of_first_rule(case, report_of(case, folder))
+
+
+def of_first_rule(case: AdviceCase, said: Said) -> tuple[Verdict, str]:
+    """Verdict on a report, in which the first rule of the case is before its other rules."""
+    verdict, why = verdict_of(case, said)
+    first = next((block.rule for block in said.findings if block.rule in case.rules), None)
+    if verdict == "right" and case.rules and first != case.rules[0]:
+        return "partly", f"{first} is before {case.rules[0]}"
+    return verdict, why
 
 
 def report_of(case: AdviceCase, folder: Path) -> Said:

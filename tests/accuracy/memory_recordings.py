@@ -1,4 +1,4 @@
-"""Recordings of device memory: snapshots of a simulated allocator, and a compiled program on a smaller device.
+"""Recordings of memory: snapshots of a simulated allocator, and compiled programs.
 
 The docstring of each function describes its defect.
 """
@@ -64,6 +64,29 @@ def no_checkpoints(folder: Path) -> Path:
     return into
 
 
+CONSTANT = """HloModule jit_train_step, is_scheduled=true
+
+ENTRY %main (weights: f32[1600,32], rows: s32[64,1]) -> f32[64,32] {
+  %weights = f32[1600,32]{1,0} parameter(0), metadata={op_name="weights"}
+  %rows = s32[64,1]{1,0} parameter(1), metadata={op_name="rows"}
+  %images = f32[6000,1600]{1,0} constant({...})
+  %batch = f32[64,1600]{1,0} gather(%images, %rows), offset_dims={1}, collapsed_slice_dims={0}, \
+start_index_map={0}, index_vector_dim=1, slice_sizes={1,1600}, \
+metadata={op_name="jit(train_step)/gather" source_file="train.py" source_line=14}
+  ROOT %dot = f32[64,32]{1,0} dot(%batch, %weights), lhs_contracting_dims={1}, rhs_contracting_dims={0}, \
+metadata={op_name="jit(train_step)/dot_general" source_file="train.py" source_line=15}
+}
+"""
+
+
+def data_set_as_constant(folder: Path) -> Path:
+    """A jitted step closes over its training set, which XLA compiles into the program."""
+    path = folder / "data_set_as_constant.txt"
+    path.write_text(CONSTANT, encoding="utf-8")
+    return path
+
+
 MEMORIES: dict[str, Callable[[Path], Path]] = {
-    function.__name__: function for function in (batch_too_large, ever_longer_prompts, no_checkpoints)
+    function.__name__: function
+    for function in (batch_too_large, ever_longer_prompts, no_checkpoints, data_set_as_constant)
 }

@@ -287,11 +287,38 @@ def busy_gpu(folder: Path) -> Path:
     return trace.save(folder / "busy_gpu.json")
 
 
+def python_between_launches(folder: Path) -> Path:
+    """Kernels of 30 us, and 55 us of dispatch from launch to launch: neither small kernels nor long gaps."""
+    trace = Kineto()
+    for start in steps(trace):
+        for number in range(180):
+            at = start + 55 * number
+            trace.launched("aten::addmm", at, "ampere_bf16_s16816gemm_bf16_64x64", at + 12, 30, op_cost=52, cost=8)
+    return trace.save(folder / "python_between_launches.json")
+
+
+def offload_without_overlap(folder: Path) -> Path:
+    """Activations go to pinned memory and come back on the stream that computes."""
+    trace = Kineto()
+    for start in steps(trace):
+        host, end = start + 10, start + 22
+        for kind, name in (("DtoH", "Device -> Pinned"), ("HtoD", "Pinned -> Device")):
+            end = gemms(trace, host, end, 12, 280)
+            trace.launched(
+                "aten::copy_", host + 250, f"Memcpy {kind} ({name})", end, 1_500, call="cudaMemcpyAsync",
+                category="gpu_memcpy", bytes=80_000_000,
+            )  # fmt: skip
+            host, end = host + 280, end + 1_501
+        gemms(trace, host, end, 1, 150)
+    return trace.save(folder / "offload_without_overlap.json")
+
+
 GPU: dict[str, Callable[[Path], Path]] = {
     function.__name__: function
     for function in (
         overlapping_kernels, burst_after_the_steps, host_runs_ahead, no_device_activity, badly_joined,
         reads_between_layers, loader_without_workers, pageable_copies, launch_bound_decode, compiler_in_the_step,
-        exposed_all_reduce, deep_ep_dispatch, all_to_all_of_experts, busy_gpu,
+        exposed_all_reduce, deep_ep_dispatch, all_to_all_of_experts, python_between_launches,
+        offload_without_overlap, busy_gpu,
     )
 }  # fmt: skip

@@ -11,6 +11,7 @@ import pytest
 from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.readers.load import load_all
 from perfscope.dashboards.report.renderers.text import NARROWEST
+from perfscope.dashboards.report.renderers.values import first_sentence
 from perfscope.dashboards.report.text import FIRST_FINDINGS, SCREEN, render
 from perfscope.model.finding import Excerpt, Finding, Outcome, Where
 from tests.report.analyses import HOSTILE_NAMES, MS, analysis, device, hostile, source
@@ -148,3 +149,16 @@ def test_the_first_screen_of_real_recordings_fits_a_small_terminal(corpus: Path,
         shown = min(FIRST_FINDINGS, len(judged.findings()))
         assert len(re.findall(r"^  \d\. ", screen, re.MULTILINE)) == shown
         assert len(re.findall("Fix: |Fix at |To see more: ", screen)) == shown
+
+
+@pytest.mark.parametrize(
+    ("paragraph", "first"),
+    [
+        ("Free it (`gc.collect(); gc.freeze()`). Then measure.", "Free it (`gc.collect(); gc.freeze()`)"),
+        ("Set `a`; then run.", "Set `a`"),
+        ("Open the file `model.py", "Open the file `model.py"),
+        ("Close it.", "Close it"),
+    ],
+)
+def test_a_fix_is_cut_after_a_sentence_and_not_inside_backticks(paragraph: str, first: str) -> None:
+    assert first_sentence(paragraph) == first

@@ -79,6 +79,17 @@ CODE_INDENT = 40
 """Columns of indentation that are kept of a line of code."""
 
 
+def first_sentence(paragraph: str) -> str:
+    """Return the first sentence or clause of a paragraph without its end mark; text in backticks stays whole."""
+    quotes, begin = 0, 0
+    for match in SENTENCE_END.finditer(paragraph):
+        quotes += paragraph.count("`", begin, match.start())
+        begin = match.start()
+        if quotes % 2 == 0:
+            return paragraph[:begin].rstrip(".:;")
+    return paragraph.rstrip(".:;")
+
+
 def shown(value: Value, head: Head) -> str:
     """A cell as text, cut to its column's limit."""
     if isinstance(value, Badge):
@@ -353,7 +364,7 @@ def finding_words(block: FindingBlock) -> FindingWords:
         place=tuple((what, sanitize(name, TEXT_LIMIT)) for what, name in places if name),
         detail=sanitize(_detail(finding), TEXT_LIMIT),
         advice=advice,
-        fix=shorten(SENTENCE_END.split(paragraph, maxsplit=1)[0].rstrip(".:;"), FIX_LIMIT),
+        fix=shorten(first_sentence(paragraph), FIX_LIMIT),
         lead=_lead(finding),
         code=code,
         around=around,
