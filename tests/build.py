@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from perfscope.model.documents.stacks import SampledLoader
@@ -19,6 +21,16 @@ EVERYTHING = frozenset(
         "shapes", "autograd", "memory", "collectives", "steps",
     }
 )  # fmt: skip
+
+Record = TypeVar("Record")
+
+
+def replace(record: Record, **values: Any) -> Record:
+    """Return a copy of a data class or a Struct with other values."""
+    if isinstance(record, msgspec.Struct):
+        return msgspec.structs.replace(record, **values)
+    copy: Record = dataclasses.replace(record, **values)  # type: ignore[type-var]
+    return copy
 
 
 @dataclass

@@ -6,21 +6,16 @@ integer ns since the epoch, as the log has them; ``CompileLog.clock_offset_ns`` 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Literal
 
-FUSION_FILE, FUSION_SCHEMA = "fusion.jsonl", "perfscope.fusion/1"
-STEPS_FILE, STEPS_SCHEMA = "steps.json", "perfscope.compile_steps/1"
-"""Files next to the log of a process of a run: refusals of the scheduler, and the steps that compiled."""
+from msgspec import Struct, field
 
 Direction = Literal["forward", "backward", "inference"]
 CacheResult = Literal["hit", "miss", "bypass"]
 KernelBackend = Literal["triton", "cpp", "extern", "other"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CodeLine:
+class CodeLine(Struct, frozen=True, kw_only=True):
     """A line of Python."""
 
     file: str
@@ -33,8 +28,7 @@ class CodeLine:
     """The text of the line, if the log has it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
+class Phase(Struct, frozen=True, kw_only=True):
     """One timed part of the compiler's work (a chromium event): dynamo, AOT autograd, inductor, code generation."""
 
     name: str
@@ -48,8 +42,7 @@ class Phase:
     """Index in ``CompileLog.phases`` of the innermost one around it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compile:
+class Compile(Struct, frozen=True, kw_only=True):
     """One compilation of one frame: all its attempts (dynamo starts again after a graph break)."""
 
     compile_id: str
@@ -66,11 +59,11 @@ class Compile:
     """Time of dynamo and its backend for this frame, from the log's metrics; backward not included."""
     backward_ns: int | None = None
     """Compiling the backward graph, often later and in the first backward."""
-    seconds_by_phase: Mapping[str, float] = field(default_factory=dict)
+    seconds_by_phase: dict[str, float] = field(default_factory=dict)
     """As the metrics name them: ``backend_compile``, ``inductor_compile``, ``code_gen``, ``triton_compile`` ..."""
-    caches: Mapping[str, CacheResult] = field(default_factory=dict)
+    caches: dict[str, CacheResult] = field(default_factory=dict)
     """By cache: ``fx_graph``, ``fx_graph_backward``, ``aotautograd``."""
-    cache_reasons: Mapping[str, str] = field(default_factory=dict)
+    cache_reasons: dict[str, str] = field(default_factory=dict)
     """Why a cache was bypassed, or what differed, in torch's words."""
     guards: int | None = None
     graph_ops: int | None = None
@@ -80,7 +73,7 @@ class Compile:
     restart_reasons: tuple[str, ...] = ()
     has_code: bool | None = None
     """False: the frame runs in eager mode."""
-    symbols: Mapping[str, str] = field(default_factory=dict)
+    symbols: dict[str, str] = field(default_factory=dict)
     """Dynamic sizes: symbol to where it comes from, ``s27`` to ``L['x'].size()[0]``."""
     traced_graphs: int = 0
     """Graphs that dynamo handed to the backend in all attempts: 0 if the frame has nothing to compile."""
@@ -94,8 +87,7 @@ class Compile:
     """Hash of the shapes, strides and dtypes of the results of each call."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphBreak:
+class GraphBreak(Struct, frozen=True, kw_only=True):
     """Where dynamo ended a graph, and why."""
 
     compile_id: str
@@ -113,8 +105,7 @@ class GraphBreak:
     time_ns: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recompile:
+class Recompile(Struct, frozen=True, kw_only=True):
     """A frame that was compiled before and whose guards failed."""
 
     compile_id: str
@@ -128,8 +119,7 @@ class Recompile:
     time_ns: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphNode:
+class GraphNode(Struct, frozen=True, kw_only=True):
     """One op of a graph after inductor's passes on it."""
 
     name: str
@@ -142,12 +132,16 @@ class GraphNode:
     place: CodeLine | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Graph:
+class Graph(Struct, frozen=True, kw_only=True):
     """A graph that inductor compiled."""
 
+    name: str
+    """As it appears in a trace: ``triton_poi_fused_add_relu_0``, ``cpp_fused_mul_relu_0``, ``extern_kernels.mm``."""
+    backend: KernelBackend
     compile_id: str
     direction: Direction
+    calls: int = 1
+    """Times the output code calls it."""
     nodes: tuple[GraphNode, ...]
     recomputed: tuple[str, ...] = ()
     """Backward graphs: nodes that the forward computes as well (inductor's partitioner chose not to save them)."""
@@ -159,8 +153,7 @@ class Graph:
     """False: AOT autograd's graph, before inductor's passes; the log has no later one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompiledKernel:
+class CompiledKernel(Struct, frozen=True, kw_only=True):
     """One kernel or library call of inductor's output code.
 
     Where inductor numbers its calls (provenance since 2.9) there is one for each call, so a name may come more than
@@ -187,8 +180,7 @@ class CompiledKernel:
     """Triton's time to compile it, where logged."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FusionRefusal:
+class FusionRefusal(Struct, frozen=True, kw_only=True):
     """Two neighbours that inductor's scheduler did not fuse."""
 
     compile_id: str | None
@@ -210,8 +202,7 @@ class FusionRefusal:
     """Rounds of the scheduler with this refusal; repeats are merged."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepSpan:
+class StepSpan(Struct, frozen=True, kw_only=True):
     """From the first to the last record of a step in which something was compiled (`perfscope run`)."""
 
     step: int | None
@@ -220,8 +211,7 @@ class StepSpan:
     end_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompileLog:
+class CompileLog(Struct, frozen=True, kw_only=True):
     """The log of one process."""
 
     path: str
@@ -239,9 +229,9 @@ class CompileLog:
     """Records of the file that were understood."""
     corrupt: int = 0
     """Records that were corrupt and left out."""
-    unknown: Mapping[str, int] = field(default_factory=dict)
+    unknown: dict[str, int] = field(default_factory=dict)
     """Kinds of records this reader does not know, and how many."""
-    left_out: Mapping[str, int] = field(default_factory=dict)
+    left_out: dict[str, int] = field(default_factory=dict)
     """Kind -> number of other records outside of the model: phases without an end, records beyond a limit."""
     has_refusals: bool = False
     """Whether refusals were logged at all: TORCH_TRACE alone does not hold them."""

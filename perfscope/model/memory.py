@@ -92,45 +92,52 @@ class SourceLine(Struct, frozen=True, kw_only=True):
     function: str | None = None
 
 
-class MemoryTimeline(Struct, frozen=True, kw_only=True):
-    """Blocks of one memory. Sums are exact: the curve is that of the blocks, without ``held_before``."""
+class RecordedMemory(Struct, frozen=True, kw_only=True):
+    """One memory and its recording."""
 
     space: Space
+    """program: what a compiled program will need."""
     label: str
-    """Such as ``cuda:0``, ``host``, ``jit_train_step``."""
-    ordinal: int | None
+    """Such as cuda:0, host or jit_train_step."""
     known_from: str
-    """Such as ``allocator events of torch.profiler``, ``CUDA memory snapshot``, ``XLA buffer assignment``."""
+    """Such as CUDA memory snapshot."""
     axis: Axis
+    """Unit of positions: ns, events or instructions."""
     basis: Basis
-    """``measured`` for the events of an allocator, ``modelled`` for the needs of a program."""
+    """measured: events of an allocator; modelled: needs of a program."""
     first: int
     last: int
-    """First and last position of the recording; every block lies in [first, last + 1)."""
+    """First and last position; the same: one moment was recorded."""
+    unseen_bytes: int = 0
+    """Bytes held when the recording began, with unknown owner; a part of the peak without category."""
+    unmatched: int = 0
+    """Events without a block: a free of an unknown block, a second allocation of an address in use."""
+    of_driver: bool = False
+    """Blocks are what an allocator took from the driver, and not what tensors lie in."""
+    notes: tuple[str, ...] = ()
+    """Notes for the reader, one sentence each."""
+
+
+class MemoryTimeline(RecordedMemory, frozen=True, kw_only=True):
+    """Blocks of one memory, in [first, last + 1). Sums are exact: the curve is that of the blocks."""
+
+    ordinal: int | None
     blocks: Rows
     """Rows of table ``BLOCKS``, by start."""
     texts: Sequence[str] = ()
     """Texts by code, for the blocks' text columns."""
     lines: tuple[SourceLine, ...] = ()
-    unseen_bytes: int = 0
-    """Held when the recording began and not among the blocks: known as a sum only."""
     reserved: Curve | None = None
     """Memory that the allocator held from the driver; at least the memory of its blocks."""
     capacity_bytes: int | None = None
     """Memory of the device, where recorded."""
     out_of_memory: tuple[int, ...] = ()
     """Positions at which an allocation failed."""
-    unmatched: int = 0
-    """Events without a block: a free of an unknown block, a second allocation of an address in use."""
     detail: bool = False
     """Recorded in `Trace.detail`: ``op`` and ``frame`` of the blocks are rows of that trace."""
-    of_driver: bool = False
-    """Whether the blocks are those that a framework's allocator took from the driver, not those of tensors."""
     sums_only: bool = False
     """Whether the events have neither blocks nor totals: sums over time are exact, but owners and the memory from
     before the recording are unknown."""
-    notes: tuple[str, ...] = ()
-    """Notes for the reader, one sentence each."""
 
     def of(self, trace: Trace) -> Trace:
         """The trace that ``op`` and ``frame`` of the blocks are rows of: ``trace``, or its detail recording."""

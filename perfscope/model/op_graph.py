@@ -6,7 +6,7 @@ Written by the structure pass of ``perfscope run`` (``profiler/torch/op_graph/``
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 OP_GRAPH_SCHEMA = "perfscope.op_graph/1"
@@ -56,11 +56,18 @@ class GraphOp:
     """Why an accelerator would stall the host here (``item``, ``nonzero``, ``bool``, ``check`` ...), else None."""
     recompute: bool = False
     """True for a forward op that activation checkpointing runs again (phase ``backward``)."""
-    checkpoint: tuple[str, int] | None = None
-    """File and line of the user's call of the innermost checkpoint around the op; of a recomputed op, that of its
-    forward pass. None: no checkpoint, or an older recording."""
+    checkpoint_file: str | None = None
+    """File of the user's call of the innermost checkpoint around the op; of a recomputed op, that of its forward pass.
+    None: no checkpoint, or an older recording."""
+    checkpoint_line: int | None = None
     checks: bool = False
     """True if it checks the arguments of a distribution of ``torch.distributions``; False in older recordings."""
+
+    @property
+    def checkpoint(self) -> tuple[str, int] | None:
+        """File and line of that call."""
+        file, line = self.checkpoint_file, self.checkpoint_line
+        return None if file is None or line is None else (file, line)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +101,11 @@ class OpGraph:
     """By id. None: the recording is older and has none."""
     truncated: bool = False
     """True if the op limit was reached and the step's tail is missing."""
+
+
+OP_COLUMNS = tuple(field.name for field in fields(GraphOp) if field.name != "index")
+TENSOR_COLUMNS = tuple(field.name for field in fields(GraphTensor))
+"""Columns of the file: the fields of the records, with texts as numbers of the document's ``strings``."""
 
 
 def taken_over(graph: OpGraph, storages: tuple[GraphStorage, ...]) -> set[int]:

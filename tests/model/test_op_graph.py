@@ -17,7 +17,7 @@ from perfscope.analyzers.readers.op_graph import read_op_graph
 from perfscope.model.errors import DataError
 from perfscope.model.op_flops import CONVOLUTIONS, FORMULAS, PRODUCTS
 from perfscope.model.op_graph import GraphOp, GraphStorage, GraphTensor, OpGraph, taken_over
-from perfscope.profiler.torch.op_graph.capture import OP_COLUMNS, OpTable
+from perfscope.profiler.torch.op_graph.capture import OpTable
 from tests.graphs import GraphBuilder
 from tests.readers.refusals import refused
 
@@ -107,7 +107,7 @@ def test_an_older_recording_does_not_say_what_was_freed(tmp_path: Path, document
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"born": [None]}, "zip() argument 2 is shorter"),
+        ({"born": [None]}, "different length"),
         ({"bytes": [32], "born": [None], "died": [None]}, "no such storage: 1"),
         ({"died": [None, 1]}, "storage 1: freed before op 1, made by op 1, of 3 ops"),
         ({"died": [None, 4]}, "storage 1: freed before op 4"),
@@ -129,11 +129,6 @@ def test_the_same_graph_gives_the_same_bytes(tmp_path: Path) -> None:
     for name in ("a.json.gz", "b.json.gz"):
         table().save(tmp_path / name)
     assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
-
-
-def test_columns_are_the_fields_of_an_op() -> None:
-    fields = set(GraphOp.__dataclass_fields__) - {"index", "checkpoint"} | {"checkpoint_file", "checkpoint_line"}
-    assert sorted(OP_COLUMNS) == sorted(fields)
 
 
 def test_the_call_of_a_checkpoint_comes_back_and_older_recordings_have_none(tmp_path: Path) -> None:
@@ -188,9 +183,9 @@ def test_other_files(tmp_path: Path, content: bytes) -> None:
         (lambda d: d["ops"]["inputs"].__setitem__(0, [-1]), "int"),
         (lambda d: d["ops"]["name"].__setitem__(0, 99), "no such string: 99"),
         (lambda d: d["ops"]["file"].__setitem__(0, 99), "no such string: 99"),
-        (lambda d: d["ops"]["phase"].__setitem__(0, d["ops"]["name"][0]), "no such phase"),
+        (lambda d: d["ops"]["phase"].__setitem__(0, d["ops"]["name"][0]), "phase"),
         (lambda d: d["ops"]["line"].pop(), "different length"),
-        (lambda d: d["tensors"]["bytes"].pop(), "zip"),
+        (lambda d: d["tensors"]["bytes"].pop(), "different length"),
         (lambda d: d["ops"].pop("view"), "view"),
         (lambda d: d.__setitem__("step", -1), "step"),
     ],

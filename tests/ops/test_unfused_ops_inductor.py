@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ from perfscope.model.compile_log import (
 )
 from perfscope.model.finding import Finding, Outcome
 from perfscope.model.trace import Trace
-from tests.build import TraceBuilder
+from tests.build import TraceBuilder, replace
 from tests.torch_compile.logs import compiled, log_trace
 
 RULE = load_rule("unfused_ops")

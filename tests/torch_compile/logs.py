@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from perfscope.model.compile_log import CodeLine, Compile, CompileLog, GraphBreak, Phase, Recompile, StepSpan
 from perfscope.model.trace import Source, Trace
-from tests.build import EVERYTHING, TraceBuilder
+from tests.build import EVERYTHING, TraceBuilder, replace
 
 SECOND = 10**9
 AFTER_TRACE_S = 1000.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from perfscope.analyzers.registry import load_rule
 from perfscope.model.compile_log import CodeLine, CompileLog, Graph, GraphNode
 from perfscope.model.finding import Outcome
 from perfscope.model.trace import RECORDED, Trace
-from tests.build import TraceBuilder
+from tests.build import TraceBuilder, replace
 from tests.torch_compile.logs import SECOND, START, compiled, log_trace, phase
 
 RULE = load_rule("compile_time")

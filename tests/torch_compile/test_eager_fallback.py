@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from perfscope.analyzers.engine import judge
 from perfscope.analyzers.registry import load_rule
 from perfscope.model.compile_log import CodeLine, CompileLog, GraphBreak
 from perfscope.model.trace import RECORDED, Trace
-from tests.build import EVERYTHING, TraceBuilder
+from tests.build import EVERYTHING, TraceBuilder, replace
 from tests.torch_compile.logs import (
     CPU,
     MODEL_FRAME,

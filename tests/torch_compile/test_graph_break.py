@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from perfscope.analyzers.engine import judge
 from perfscope.analyzers.registry import load_rule
 from perfscope.model.compile_log import CodeLine, CompileLog
 from perfscope.model.trace import RECORDED, CallKind
-from tests.build import EVERYTHING, TraceBuilder
+from tests.build import EVERYTHING, TraceBuilder, replace
 from tests.torch_compile.logs import (
     AFTER_TRACE_S,
     CPU,

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from perfscope.analyzers.readers.load import load
 from perfscope.model.compile_log import CompileLog, Graph, GraphNode, Recompile
 from perfscope.model.finding import Outcome
 from perfscope.model.trace import RECORDED, Trace
-from tests.build import EVERYTHING, TraceBuilder
+from tests.build import EVERYTHING, TraceBuilder, replace
 from tests.torch_compile.logs import MODEL, SECOND, START, compiled, log_trace
 
 OPS = ("aten.mm.default", "aten.relu.default")

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from perfscope.model.finding import AbstainError, Finding, Once, Outcome
 from perfscope.model.jax_log import CompileEvent, CompileKind
 from perfscope.model.torch_plan import LoadedPlan
 from perfscope.model.trace import RECORDED, Source, Trace
-from tests.build import EVERYTHING, TraceBuilder
+from tests.build import EVERYTHING, TraceBuilder, replace
 from tests.torch_compile.logs import (
     AFTER_TRACE_S,
     CPU,

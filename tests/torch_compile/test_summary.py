@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,7 +37,7 @@ from perfscope.model.compile_log import (
 )
 from perfscope.model.intervals import union
 from perfscope.model.trace import Trace
-from tests.build import TraceBuilder
+from tests.build import TraceBuilder, replace
 from tests.conftest import corpus_files
 from tests.torch_compile.logs import (
     AFTER_TRACE_S,

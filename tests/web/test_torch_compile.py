@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from perfscope.dashboards.web.views import compile as compile_page
 from perfscope.dashboards.web.views.compile import REST
 from perfscope.model.compile_log import CodeLine, CompileLog, Graph, GraphBreak, GraphNode, Recompile
 from perfscope.model.jax_log import CompileEvent
-from tests.build import TraceBuilder
+from tests.build import TraceBuilder, replace
 from tests.conftest import REPOSITORY, corpus_files
 from tests.torch_compile.logs import MODEL, SECOND, compiled, log_trace, phase
 from tests.web.views import view_of

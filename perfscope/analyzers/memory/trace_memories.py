@@ -16,8 +16,7 @@ from perfscope.analyzers.memory.holders import Holder, PeakHolders, memory_holde
 from perfscope.analyzers.memory.phases import asking_op
 from perfscope.analyzers.memory.picture import MemoryPicture, memory_picture
 from perfscope.analyzers.time import step_windows
-from perfscope.model.finding import Basis
-from perfscope.model.memory import Axis, KnownBy, MemoryPhase, MemoryTimeline, SourceLine, Space
+from perfscope.model.memory import KnownBy, MemoryPhase, MemoryTimeline, RecordedMemory, SourceLine
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.trace.tables import MemoryCategory
 
@@ -97,23 +96,10 @@ class Growing(Struct, frozen=True, kw_only=True):
     """Until the device is full."""
 
 
-class Memory(Struct, frozen=True, kw_only=True):
+class Memory(RecordedMemory, frozen=True, kw_only=True):
     """One memory of one trace."""
 
     rank: int | None
-    space: Space
-    """program: what a compiled program will need."""
-    label: str
-    known_from: str
-    """Such as CUDA memory snapshot."""
-    axis: Axis
-    """Unit of positions: ns, events or instructions."""
-    basis: Basis
-    of_driver: bool
-    """Blocks are what an allocator took from the driver, and not what tensors lie in."""
-    first: int
-    last: int
-    """First and last position; the same: one moment was recorded."""
     peak_bytes: int
     rounded_peak_bytes: int | None
     """Peak in use in blocks of the allocator, which rounds sizes up (`torch.cuda.max_memory_allocated`), if
@@ -130,8 +116,6 @@ class Memory(Struct, frozen=True, kw_only=True):
     """Most bytes first; with unseen_bytes it sums to the peak, exactly."""
     by_module: Holders
     by_line: Holders
-    unseen_bytes: int
-    """Bytes held when the recording began, with unknown owner; a part of the peak without category."""
     reserved: Reserved | None
     capacity_bytes: int | None
     """Memory of the device."""
@@ -139,11 +123,8 @@ class Memory(Struct, frozen=True, kw_only=True):
     """Number of failed allocations."""
     failed_bytes: int | None
     """Largest failed request, if recorded."""
-    unmatched: int
-    """Events that belong to no block."""
     growth: Growing | None
     """null: too few steps to tell growth from chance."""
-    notes: tuple[str, ...]
     picture: MemoryPicture | None
 
     @property
@@ -181,15 +162,8 @@ def _memory(trace: Trace, peak: PeakHolders) -> Memory:
     fragmentation, growth = fragmentation_of(trace, timeline), growth_of(trace, timeline)
     failures = () if fragmentation is None else fragmentation.failures
     return Memory(
+        **{name: getattr(timeline, name) for name in RecordedMemory.__struct_fields__},
         rank=trace.source.rank,
-        space=timeline.space,
-        label=timeline.label,
-        known_from=timeline.known_from,
-        axis=timeline.axis,
-        basis=timeline.basis,
-        of_driver=timeline.of_driver,
-        first=timeline.first,
-        last=timeline.last,
         peak_bytes=peak.bytes,
         rounded_peak_bytes=_rounded_peak(timeline, fragmentation),
         peak_position=peak.position,
@@ -200,13 +174,11 @@ def _memory(trace: Trace, peak: PeakHolders) -> Memory:
         by_category=_categories(trace, peak),
         by_module=_holders(peak.by_module),
         by_line=_holders(peak.by_line),
-        unseen_bytes=peak.unseen_bytes,
         reserved=_reserved(peak, fragmentation),
         # memory from before the recording takes an unknown part of the device
         capacity_bytes=None if timeline.sums_only else timeline.capacity_bytes,
         out_of_memory=len(timeline.out_of_memory),
         failed_bytes=max((failure.failed_bytes for failure in failures if failure.failed_bytes), default=None),
-        unmatched=timeline.unmatched,
         growth=None
         if growth is None or not growth.by_trend
         else Growing(
@@ -215,7 +187,6 @@ def _memory(trace: Trace, peak: PeakHolders) -> Memory:
             bytes_per_step=growth.slope_bytes,
             steps_left=steps_until_full(growth.timeline, growth.slope_bytes) if growth.growing else None,
         ),
-        notes=timeline.notes,
         picture=memory_picture(trace, timeline) if timeline.first != timeline.last else None,
     )
 

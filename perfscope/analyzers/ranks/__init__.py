@@ -9,7 +9,16 @@ from perfscope.analyzers.ranks.links import Samples, link_counters
 from perfscope.analyzers.ranks.matching import SAME, Clocks, Matched, PairKind, kinds_of
 from perfscope.analyzers.ranks.peers import peers
 from perfscope.analyzers.ranks.rank_work import rank_work
-from perfscope.analyzers.ranks.sets import TOLD_NS, CollectiveKind, RankGroup, RankSet, RankTotal, rank_sets, table_of
+from perfscope.analyzers.ranks.sets import (
+    TOLD_NS,
+    CollectiveKind,
+    RankGroup,
+    RankSet,
+    RankShare,
+    RankTotal,
+    rank_sets,
+    table_of,
+)
 from perfscope.analyzers.ranks.waits import OWN_NAMES, compute_intervals
 
 __all__ = [
@@ -24,6 +33,7 @@ __all__ = [
     "PairKind",
     "RankGroup",
     "RankSet",
+    "RankShare",
     "RankTotal",
     "Samples",
     "compute_intervals",

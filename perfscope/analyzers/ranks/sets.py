@@ -262,17 +262,22 @@ class CollectiveKind(Struct, frozen=True, kw_only=True):
         return sum(self.wait_ns.values()) // max(1, len(self.wait_ns))
 
 
-class RankTotal(Struct, frozen=True, kw_only=True):
-    """Time of a rank in matched collectives; ``wait_ns + core_ns = duration_ns``."""
+class RankShare(Struct, frozen=True, kw_only=True):
+    """Time of a rank in collectives."""
 
     rank: int
-    collectives: int
     wait_ns: int
-    core_ns: int
+    """How long it waited for the last rank, ns."""
     duration_ns: int
-    """``wait_ns`` + ``core_ns``."""
     exposed_ns: int | None
-    """None if the collectives ran on the host."""
+    """Part of the duration while nothing else ran on its device, ns; null: not known."""
+
+
+class RankTotal(RankShare, frozen=True, kw_only=True):
+    """Time of a rank in all matched collectives; ``wait_ns + core_ns = duration_ns``."""
+
+    collectives: int
+    core_ns: int
     last: int
     """Number of collectives at which it arrived last."""
 

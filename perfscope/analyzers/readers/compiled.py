@@ -23,8 +23,7 @@ from perfscope.analyzers.readers.hlo import proto
 from perfscope.analyzers.readers.hlo.program import join_programs
 from perfscope.analyzers.readers.op_graph import read_op_graph
 from perfscope.analyzers.readers.torch_log import breaks
-from perfscope.analyzers.readers.torch_log.unit import Unit
-from perfscope.model.compile_log import CodeLine, GraphBreak
+from perfscope.model.compile_log import CodeLine, Compile, GraphBreak
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.compile_manifest import Compiled, load
 from perfscope.model.documents.torch_plan import read_plan
@@ -153,8 +152,8 @@ def _graph_break(plan_break: PlanBreak) -> tuple[str | None, GraphBreak]:
     place = (
         None if plan_line is None else CodeLine(file=plan_line.file, line=plan_line.line, function=plan_line.function)
     )
-    unit = Unit(compile_id=plan_break.compile_id, function=plan_break.function, place=place)
-    return plan_break.function, breaks.parse_break(plan_break.text, unit)
+    frame = Compile(compile_id=plan_break.compile_id, function=plan_break.function, place=place)
+    return plan_break.function, breaks.parse_break(plan_break.text, frame)
 
 
 def _not_covered(plan: TorchPlan) -> list[str]:

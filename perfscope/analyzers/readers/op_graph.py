@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, TypeVar
 
 import msgspec
 
 from perfscope.model.documents.bounded_json import read_document
 from perfscope.model.errors import DataError
-from perfscope.model.op_graph import OP_GRAPH_SCHEMA, GraphOp, GraphStorage, GraphTensor, OpGraph, Phase
+from perfscope.model.op_graph import OP_GRAPH_SCHEMA, GraphOp, GraphStorage, GraphTensor, OpGraph
 
 MAX_BYTES = 1 << 30
 """Maximum decompressed bytes. The capture stops at 200,000 ops, which take tens of MB."""
@@ -19,40 +20,16 @@ _WHAT = "an op graph of perfscope"
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class _Tensors(msgspec.Struct, frozen=True):
-    storage: list[Count]
-    shape: list[list[Count]]
-    dtype: list[Count]
-    device: list[Count]
-    bytes: list[Count]
+Cell = Count | bool | list[Count] | None
+Table = dict[str, list[Cell]]
+"""Columns of a table of the file by name."""
 
+_TEXTS = frozenset({
+    "name", "phase", "module", "file", "function", "host_read", "checkpoint_file", "dtype", "device",
+})  # fmt: skip
+"""Columns of texts, which are numbers of ``strings`` in the file."""
 
-class _Ops(msgspec.Struct, frozen=True):
-    name: list[Count]
-    phase: list[Count]
-    inputs: list[list[Count]]
-    outputs: list[list[Count]]
-    mutated: list[list[Count]]
-    pointwise: list[bool]
-    reduction: list[bool]
-    view: list[bool]
-    flops: list[Count | None]
-    module: list[Count]
-    file: list[Count | None]
-    line: list[Count | None]
-    function: list[Count | None]
-    sequence: list[Count | None]
-    recompute: list[bool]
-    host_read: list[Count | None]
-    checkpoint_file: list[Count | None] | None = None
-    checkpoint_line: list[Count | None] | None = None
-    checks: list[bool] | None = None
-
-
-class _Storages(msgspec.Struct, frozen=True):
-    bytes: list[Count]
-    born: list[Count | None]
-    died: list[Count | None]
+Record = TypeVar("Record", GraphOp, GraphTensor, GraphStorage)
 
 
 class _Document(msgspec.Struct, frozen=True):
@@ -60,11 +37,11 @@ class _Document(msgspec.Struct, frozen=True):
     device: str
     truncated: bool
     strings: list[str]
-    tensors: _Tensors
-    ops: _Ops
+    tensors: Table
+    ops: Table
     live_out: list[Count]
     parameters: list[Count]
-    storages: _Storages | None = None
+    storages: Table | None = None
 
 
 def read_op_graph(path: Path) -> OpGraph:
@@ -75,97 +52,56 @@ def read_op_graph(path: Path) -> OpGraph:
     document = read_document(path, _Document, OP_GRAPH_SCHEMA, what=_WHAT, most_bytes=MAX_BYTES)
     try:
         return _graph(document)
-    except ValueError as error:
+    except (ValueError, msgspec.ValidationError) as error:
         raise DataError(f"{path}: not {_WHAT}: {error}") from error
 
 
 def _graph(document: _Document) -> OpGraph:
-    texts, rows = document.strings, document.tensors
-    tensors = tuple(
-        GraphTensor(
-            storage=storage,
-            shape=tuple(shape),
-            dtype=_at(texts, dtype),
-            device=_at(texts, device),
-            bytes=size,
-        )
-        for storage, shape, dtype, device, size in zip(
-            rows.storage, rows.shape, rows.dtype, rows.device, rows.bytes, strict=True
-        )
-    )
+    texts = document.strings
+    ops = tuple(_rows(document.ops, GraphOp, texts))
+    tensors = tuple(_rows(document.tensors, GraphTensor, texts))
+    for op in ops:
+        used = max((*op.inputs, *op.outputs, *op.mutated), default=-1)
+        if used >= len(tensors):
+            raise ValueError(f"no such tensor: {used}")
+    storages = None if document.storages is None else tuple(_rows(document.storages, GraphStorage, texts))
+    if storages is not None:
+        _check_storages(storages, tensors, len(ops))
     return OpGraph(
         step=document.step,
         device=document.device,
-        ops=tuple(_ops(document.ops, texts, len(tensors))),
+        ops=ops,
         tensors=tensors,
         live_out=frozenset(document.live_out),
         parameters=frozenset(document.parameters),
-        storages=None if document.storages is None else _storages(document.storages, document),
+        storages=storages,
         truncated=document.truncated,
     )
 
 
-def _storages(rows: _Storages, document: _Document) -> tuple[GraphStorage, ...]:
-    ops, count = len(document.ops.name), len(rows.bytes)
-    if document.tensors.storage and max(document.tensors.storage) >= count:
-        raise ValueError(f"no such storage: {max(document.tensors.storage)}")
-    storages = []
-    for index, (size, born, died) in enumerate(zip(rows.bytes, rows.born, rows.died, strict=True)):
+def _check_storages(storages: Sequence[GraphStorage], tensors: Sequence[GraphTensor], ops: int) -> None:
+    last = max((tensor.storage for tensor in tensors), default=-1)
+    if last >= len(storages):
+        raise ValueError(f"no such storage: {last}")
+    for index, storage in enumerate(storages):
+        born, died = storage.born, storage.died
         if max(born or 0, died or 0) > ops or (born is not None and died is not None and died <= born):
             raise ValueError(f"storage {index}: freed before op {died}, made by op {born}, of {ops} ops")
-        storages.append(GraphStorage(bytes=size, born=born, died=died))
-    return tuple(storages)
 
 
-def _ops(ops: _Ops, texts: Sequence[str], tensors: int) -> Iterator[GraphOp]:
-    columns = [column for name in ops.__struct_fields__ if (column := getattr(ops, name)) is not None]
+def _rows(table: Table, record: type[Record], texts: Sequence[str]) -> Iterator[Record]:
+    """Yield the records of a table. ``ValueError`` and ``ValidationError``: they do not fit the declared fields."""
+    declared = [field.name for field in fields(record) if field.name in table]
+    columns = [[_text(texts, code) for code in table[name]] if name in _TEXTS else table[name] for name in declared]
     if len({len(column) for column in columns}) > 1:
         raise ValueError("columns of different length")
-    for index in range(len(ops.name)):
-        phase = _at(texts, ops.phase[index])
-        if phase not in get_args(Phase):
-            raise ValueError(f"op {index}: no such phase: {phase[:40]!r}")
-        yield GraphOp(
-            index=index,
-            name=_at(texts, ops.name[index]),
-            phase=phase,  # type: ignore[arg-type]
-            inputs=_indices(ops.inputs[index], tensors),
-            outputs=_indices(ops.outputs[index], tensors),
-            mutated=_indices(ops.mutated[index], tensors),
-            pointwise=ops.pointwise[index],
-            reduction=ops.reduction[index],
-            view=ops.view[index],
-            flops=ops.flops[index],
-            module=_at(texts, ops.module[index]),
-            file=_text(texts, ops.file[index]),
-            line=ops.line[index],
-            function=_text(texts, ops.function[index]),
-            sequence=ops.sequence[index],
-            host_read=_text(texts, ops.host_read[index]),
-            recompute=ops.recompute[index],
-            checkpoint=_checkpoint(ops, texts, index),
-            checks=ops.checks is not None and ops.checks[index],
-        )
+    for index, row in enumerate(zip(*columns, strict=True)):
+        yield msgspec.convert({"index": index, **dict(zip(declared, row, strict=True))}, record)
 
 
-def _checkpoint(ops: _Ops, texts: Sequence[str], index: int) -> tuple[str, int] | None:
-    if ops.checkpoint_file is None or ops.checkpoint_line is None:
+def _text(texts: Sequence[str], code: Cell) -> str | None:
+    if code is None:
         return None
-    file, line = _text(texts, ops.checkpoint_file[index]), ops.checkpoint_line[index]
-    return None if file is None or line is None else (file, line)
-
-
-def _indices(indices: Sequence[int], tensors: int) -> tuple[int, ...]:
-    if indices and max(indices) >= tensors:
-        raise ValueError(f"no such tensor: {max(indices)}")
-    return tuple(indices)
-
-
-def _at(texts: Sequence[str], code: int) -> str:
-    if code >= len(texts):
+    if not isinstance(code, int) or code >= len(texts):
         raise ValueError(f"no such string: {code}")
     return texts[code]
-
-
-def _text(texts: Sequence[str], code: int | None) -> str | None:
-    return None if code is None else _at(texts, code)

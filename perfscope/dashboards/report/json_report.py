@@ -23,7 +23,7 @@ from perfscope.analyzers.ops import Achieved, TopWork, Utilization, WorkRow
 from perfscope.analyzers.plans import Work
 from perfscope.analyzers.predict import Calibration, Estimate, InstructionError, Parts, Row
 from perfscope.analyzers.programs import LeastTime, Program
-from perfscope.analyzers.ranks import CollectiveKind, PairKind
+from perfscope.analyzers.ranks import CollectiveKind, PairKind, RankShare
 from perfscope.analyzers.results import result_homes
 from perfscope.analyzers.savings import step_time
 from perfscope.analyzers.sections.compile import CompileSection
@@ -75,21 +75,11 @@ def _device_doubts(analysis: Analysis) -> tuple[str, ...]:
     return tuple(doubt.text for doubt in analysis.doubts)
 
 
-class RankShare(Struct, frozen=True):
-    """Collectives of one kind on one rank. Keys of a JSON object are texts, so ranks are in a list."""
-
-    rank: int
-    wait_ns: int
-    """How long it waited for the last rank, ns."""
-    duration_ns: int
-    exposed_ns: int | None
-    """Part of the duration while nothing else ran on its device, ns; null: not known."""
-
-
 def _by_rank(kind: CollectiveKind) -> list[RankShare]:
-    """One for each rank of the group."""
+    """One for each rank of the group. Keys of a JSON object are texts, so ranks are in a list."""
     return [
-        RankShare(rank, wait, kind.duration_ns[rank], kind.exposed_ns.get(rank)) for rank, wait in kind.wait_ns.items()
+        RankShare(rank=rank, wait_ns=wait, duration_ns=kind.duration_ns[rank], exposed_ns=kind.exposed_ns.get(rank))
+        for rank, wait in kind.wait_ns.items()
     ]
 
 

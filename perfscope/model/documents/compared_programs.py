@@ -6,16 +6,25 @@ from typing import Annotated
 
 import msgspec
 
-from perfscope.model.documents.bounded_json import MANY, SOME, Count, Texts, Value
+from perfscope.model.documents.bounded_json import MANY, SOME, Count, Number, Texts, Value
 
 Whole = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
-class ProgramAmount(Value, frozen=True, kw_only=True):
-    """A metric of a program, or a row's part of it, on both sides."""
+class MetricSides(Value, frozen=True, kw_only=True):
+    """A metric on both sides."""
 
     name: str
     unit: str
+    """``ns``, ``bytes``, ``FLOP``, ``count`` or ``text``."""
+    base: Number | str | None
+    """Median of the launches' values; null: there is none."""
+    head: Number | str | None
+
+
+class ProgramAmount(MetricSides, frozen=True, kw_only=True):
+    """A metric of a program, or a row's part of it, on both sides."""
+
     base: Whole
     head: Whole
 

@@ -26,7 +26,7 @@ from perfscope.model.documents.bounded_json import (
     schema_of,
 )
 from perfscope.model.documents.compared_findings import Carried, Change, FindingChange
-from perfscope.model.documents.compared_programs import ProgramDifference
+from perfscope.model.documents.compared_programs import MetricSides, ProgramDifference
 from perfscope.model.errors import DataError
 
 __all__ = ["Carried", "Change", "FindingChange"]
@@ -63,18 +63,12 @@ class Place(Value, frozen=True, kw_only=True):
     head: Number
 
 
-class MetricValues(Value, frozen=True, kw_only=True):
+class MetricValues(MetricSides, frozen=True, kw_only=True):
     """One metric of head against base. ``effect`` and its interval are relative: 0.03 is 3 % more than the base."""
 
-    name: str
-    unit: str
-    """``ns``, ``bytes``, ``FLOP``, ``count`` or ``text``."""
     verdict: Verdict
     known: str
     """How the verdict is known, such as ``paired launches``."""
-    base: Number | str | None
-    """Median of the launches' values; null: there is none."""
-    head: Number | str | None
     better: str = "lower"
     effect: Number | None = None
     low: Number | None = None
@@ -123,11 +117,9 @@ class CausePart(Value, frozen=True, kw_only=True):
     head_names: Texts = ()
 
 
-class CauseMetric(Value, frozen=True, kw_only=True):
+class CauseMetric(MetricSides, frozen=True, kw_only=True):
     """A cause's part of an exact metric."""
 
-    name: str
-    unit: str
     base: Number | None
     head: Number | None
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -150,7 +151,7 @@ class TraceBuilder:
             )
         log = self.attached.get("compile_log")
         if log is not None:
-            self.attached["compile_log"] = replace(log, path=log.path.replace(copy, shown))
+            self.attached["compile_log"] = msgspec.structs.replace(log, path=log.path.replace(copy, shown))
 
     def build(self, **attached: Any) -> Trace:
         """The trace. ``attached``: other fields of ``Trace``, such as ``hlo`` or ``compile_log``."""

@@ -21,8 +21,13 @@ from time import time_ns
 from typing import Any, BinaryIO
 
 from perfscope.model.capture import CaptureOptions, Level
-from perfscope.model.compile_log import FUSION_FILE, FUSION_SCHEMA, STEPS_FILE, STEPS_SCHEMA
-from perfscope.model.documents.run import Capture
+from perfscope.model.documents.run import (
+    COMPILE_STEPS_FILE,
+    COMPILE_STEPS_SCHEMA,
+    FUSION_FILE,
+    FUSION_SCHEMA,
+    Capture,
+)
 from perfscope.model.files import json_bytes, write_atomically
 from perfscope.profiler.session.steps import Source
 from perfscope.profiler.torch import compat
@@ -493,7 +498,7 @@ class TorchCompileCapture:
         folder = directory / FOLDER
         if not (self._packed or (folder / TRACE_FILE).exists()):
             return [Capture(pass_name=PASS, tool=TOOL, state="missing", reason=trace.problem or "no file was made")]
-        self._save_steps(folder / STEPS_FILE, source)
+        self._save_steps(folder / COMPILE_STEPS_FILE, source)
         if last and not self._packed:
             self.stop()
             self._packed = pack_trace(folder) == PACKED_TRACE_FILE
@@ -563,7 +568,7 @@ class TorchCompileCapture:
         self._written = state
         keys = ("step", "start_ns", "end_ns", "records")
         document: dict[str, Any] = {
-            "schema": STEPS_SCHEMA,
+            "schema": COMPILE_STEPS_SCHEMA,
             "settings": list(self._settings.changed),
             "scheduled_graphs": self._fusion.graphs,
             "fusion_problem": self._fusion.problem,

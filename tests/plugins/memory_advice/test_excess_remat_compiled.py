@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from perfscope.model.finding import Outcome
 from perfscope.model.trace import RECORDED, Trace
 from perfscope.plugins.memory_advice.rules.excess_remat.compiled import compiled_bargain, graph_recompute
 from tests import warm
-from tests.build import TraceBuilder
+from tests.build import TraceBuilder, replace
 from tests.conftest import REPOSITORY
 from tests.memory.build import MemoryBuilder
 from tests.torch_compile.logs import compiled, log_trace

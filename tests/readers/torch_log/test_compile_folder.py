@@ -13,8 +13,8 @@ import pytest
 from perfscope.analyzers.readers.run import reader as reader
 from perfscope.analyzers.readers.run.logs import _Mark, _offset_ns, read_compile
 from perfscope.analyzers.readers.torch_log.fusion import read_fusion, with_kernels
-from perfscope.model.compile_log import FUSION_SCHEMA, CompiledKernel, CompileLog, FusionRefusal, StepSpan
-from perfscope.model.documents.run import Capture, Process, Run, dump
+from perfscope.model.compile_log import CompiledKernel, CompileLog, FusionRefusal, StepSpan
+from perfscope.model.documents.run import FUSION_SCHEMA, Capture, Process, Run, dump
 from perfscope.model.errors import DataError
 from perfscope.model.trace import TABLES, Rows
 

@@ -145,7 +145,7 @@ def check(trace: Trace) -> Iterable[Finding]:
 
 def _long(name: GrownName) -> bool:
     """Whether a variable grew over enough steps."""
-    return len(name.steps) >= LEAST_LOOKS and name.steps[-1] - name.steps[0] >= LEAST_RUN
+    return len(name.step) >= LEAST_LOOKS and name.step[-1] - name.step[0] >= LEAST_RUN
 
 
 def _with_name(finding: Finding, names: Sequence[GrownName], steps: int) -> Finding:
@@ -170,7 +170,7 @@ def _of_graph(name: GrownName) -> Finding:
     return Finding(
         subject="growth of a graph",
         title=fit_title(f"`{name.name}` {_KEEPS[name.kind, name.graphs]}", name.name),
-        detail=f"It holds {more} more after each step, from step {name.steps[0]:,} to step {name.steps[-1]:,}. The "
+        detail=f"It holds {more} more after each step, from step {name.step[0]:,} to step {name.step[-1]:,}. The "
         "backward pass frees a part of what a graph keeps; the memory of the process does not show the rest yet.",
         severity="low",
         basis="structural",

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from perfscope.analyzers.readers.torch_log.fusion import read_fusion, with_kernels
 from perfscope.analyzers.readers.torch_log.reader import read_log
-from perfscope.model.compile_log import FUSION_FILE, STEPS_FILE, STEPS_SCHEMA, CompileLog, StepSpan
+from perfscope.model.compile_log import CompileLog, StepSpan
 from perfscope.model.documents.bounded_json import read_document, read_lines
+from perfscope.model.documents.run import COMPILE_STEPS_FILE, COMPILE_STEPS_SCHEMA, FUSION_FILE
 from perfscope.model.errors import DataError
 from perfscope.model.jax_log import EVENTS_SCHEMA, SYNCS_SCHEMA, CompileEvent, HostRead
 from perfscope.model.trace import Rows
@@ -55,7 +56,11 @@ def read_compile(path: Path, steps: Rows | None) -> tuple[CompileLog, list[str]]
     watched = False
     try:
         written = read_document(
-            path.parent / STEPS_FILE, _Steps, STEPS_SCHEMA, what="the steps of a run", most_bytes=MAX_STEPS_BYTES
+            path.parent / COMPILE_STEPS_FILE,
+            _Steps,
+            COMPILE_STEPS_SCHEMA,
+            what="the steps of a run",
+            most_bytes=MAX_STEPS_BYTES,
         )
         watched = written.fusion_problem is None
         log = replace(

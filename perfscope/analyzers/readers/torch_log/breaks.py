@@ -23,7 +23,7 @@ from perfscope.analyzers.readers.torch_log.records import (
     places_of,
 )
 from perfscope.analyzers.readers.torch_log.unit import Unit
-from perfscope.model.compile_log import CodeLine, GraphBreak
+from perfscope.model.compile_log import CodeLine, Compile, GraphBreak
 
 _AT = re.compile(r"Graph break in user code at (.{1,4096}):(\d{1,9})\s*$", re.MULTILINE)
 _REASON = re.compile(r"^(?:Graph Break )?Reason: ?", re.MULTILINE)
@@ -66,7 +66,7 @@ _MADE_AT = re.compile(r"  # ([^#\n]{1,4096}?):(\d{1,9}) in ([\w<>.]{1,512})(?: \
 _COMPARED = re.compile(r"(?:[=!]=|\bis(?: not)?|\bin)\s*(?=[\[{(])")
 
 
-def parse_break(text: str, unit: Unit) -> GraphBreak:
+def parse_break(text: str, compilation: Compile) -> GraphBreak:
     """Return the break in a ``dynamo_graph_break_reason``."""
     match = _AT.search(text)
     reported = _reason_text(text)
@@ -74,12 +74,12 @@ def parse_break(text: str, unit: Unit) -> GraphBreak:
     stack = _user_stack(text)
     explained = _parts(first, "Explanation", 1)
     return GraphBreak(
-        compile_id=unit.compile_id,
+        compile_id=compilation.compile_id,
         reason=_headline(first),
         explanation=explained[0] if explained else None,
         hints=_parts(reported, "Hint", MAX_ITEMS),
         doc_id=doc_id(first),
-        place=_place(match, stack) or unit.place,
+        place=_place(match, stack) or compilation.place,
         stack=stack,
         skipped_frame=any(mark in text for mark in _SKIPS),
     )
@@ -87,21 +87,22 @@ def parse_break(text: str, unit: Unit) -> GraphBreak:
 
 def failure_break(unit: Unit) -> GraphBreak | None:
     """Return the break of a frame that failed without its own record: recompile limit, or a backend that raised."""
-    reason = unit.fail_reason or unit.fail_type
+    compilation = unit.compilation
+    reason = compilation.fail_reason or compilation.fail_type
     if unit.breaks or reason is None:
         return None
     text = unit.fail_text or ""
     explained = _parts(text, "Explanation", 1)
     return GraphBreak(
-        compile_id=unit.compile_id,
+        compile_id=compilation.compile_id,
         reason=reason,
         explanation=explained[0] if explained else None,
         hints=_parts(text, "Hint", MAX_ITEMS),
         doc_id=doc_id(text),
-        place=unit.fail_place or unit.place,
-        stack=unit.stack,
+        place=unit.fail_place or compilation.place,
+        stack=compilation.stack,
         skipped_frame=True,
-        time_ns=unit.start_ns,
+        time_ns=compilation.start_ns,
     )
 
 

@@ -24,8 +24,8 @@ from perfscope.analyzers.readers.torch_log.records import (
     decode,
     headline,
 )
-from perfscope.analyzers.readers.torch_log.unit import Unit
-from perfscope.model.compile_log import CacheResult, CodeLine, Phase
+from perfscope.analyzers.readers.torch_log.unit import Unit, unread
+from perfscope.model.compile_log import CacheResult, CodeLine, Compile, Phase
 
 MAX_EXECUTED = 100_000
 """Maximum number of graph calls whose order is kept."""
@@ -204,12 +204,14 @@ class Units(Struct):
         if compile_id is None:
             return None
         unit = self.latest.get(compile_id) or self.new(compile_id)
-        unit.attempt = max(unit.attempt, min(record.envelope.attempt or 0, MAX_COMPILES))
+        attempts = 1 + min(record.envelope.attempt or 0, MAX_COMPILES)
+        if attempts > unit.compilation.attempts:
+            unit.update(attempts=attempts)
         return unit
 
     def new(self, compile_id: str) -> Unit:
         """Start another compilation under this id."""
-        unit = Unit(clean(compile_id, 64))
+        unit = unread(clean(compile_id, 64))
         if len(self.all) >= MAX_COMPILES:  # It is filled, but not kept.
             self.beyond += 1
             return unit
@@ -223,7 +225,7 @@ class Units(Struct):
         if compile_id is None:
             return None
         before = self.latest.get(compile_id)
-        if before is not None and not record.envelope.attempt and (before.started or before.complete):
+        if before is not None and not record.envelope.attempt and (before.started or before.compilation.complete):
             self.new(compile_id)
         return self.of(record)
 
@@ -232,90 +234,97 @@ def end(units: Units, record: Record) -> Unit | None:
     """Return the compilation of a record with metrics: a new one if the known one already has metrics."""
     compile_id = record.compile_id
     before = units.latest.get(compile_id) if compile_id is not None else None
-    if compile_id is not None and before is not None and before.complete:
+    if compile_id is not None and before is not None and before.compilation.complete:
         units.new(compile_id)
     return units.of(record)
 
 
 def name_by_frame(units: list[Unit]) -> None:
     """Name compilations without a frame (recompile limit) after the last compilation of their frame."""
-    named: dict[str, Unit] = {}
+    named: dict[str, Compile] = {}
     for unit in units:
-        frame = unit.compile_id.rpartition("/")[0]
+        compilation = unit.compilation
+        frame = compilation.compile_id.rpartition("/")[0]
         before = named.get(frame)
-        if unit.function is not None:
-            named[frame] = unit
+        if compilation.function is not None:
+            named[frame] = compilation
         elif before is not None and frame:
-            unit.function, unit.place, unit.stack = before.function, before.place, unit.stack or before.stack
+            stack = compilation.stack or before.stack
+            unit.update(function=before.function, place=before.place, stack=stack)
 
 
 def start(unit: Unit, record: Record, strings: Strings, now_ns: int | None) -> None:
     """Apply ``dynamo_start``: the frame and its callers."""
     unit.started = True
-    unit.stack = strings.places(decode(record.body, _Start).stack)
-    if unit.stack:
-        unit.place = unit.stack[-1]
-        unit.function = unit.place.function
-    if unit.start_ns is None:
-        unit.start_ns = now_ns
+    stack = strings.places(decode(record.body, _Start).stack)
+    unit.update(stack=stack)
+    if stack:
+        unit.update(place=stack[-1], function=stack[-1].function)
+    if unit.compilation.start_ns is None:
+        unit.update(start_ns=now_ns)
 
 
 def metrics(unit: Unit, record: Record) -> str | None:
     """Apply ``compilation_metrics``: the result of the compilation. Return torch's version, if recorded."""
     reported = decode(record.body, _Metrics)
-    unit.complete = True
-    unit.function = clean(reported.co_name) if reported.co_name else unit.function
+    before = unit.compilation
+    function = clean(reported.co_name) if reported.co_name else before.function
+    place = before.place
     if reported.co_filename is not None and reported.co_firstlineno is not None:
-        unit.place = CodeLine(
-            file=clean(reported.co_filename, 4096), line=reported.co_firstlineno, function=unit.function
-        )
-    unit.guards = reported.guard_count if isinstance(reported.guard_count, int) else None
-    unit.graph_ops = reported.graph_op_count
-    unit.fail_type = clean(reported.fail_type, 200) if reported.fail_type else None
+        place = CodeLine(file=clean(reported.co_filename, 4096), line=reported.co_firstlineno, function=function)
     if reported.fail_reason:
-        unit.fail_reason = headline(reported.fail_reason)
+        unit.update(fail_reason=headline(reported.fail_reason))
         unit.fail_text = clean_block(reported.fail_reason)
     if reported.fail_user_frame_filename is not None and reported.fail_user_frame_lineno is not None:
         unit.fail_place = CodeLine(
             file=clean(reported.fail_user_frame_filename, 4096), line=reported.fail_user_frame_lineno
         )
-    unit.restart_reasons = tuple(headline(reason) for reason in (reported.restart_reasons or [])[:MAX_ITEMS])
     if reported.has_guarded_code is not None or reported.fail_type:
         # torch 2.8 reports true for skipped frames; a frame without guards has no code.
-        unit.has_code = bool(reported.has_guarded_code) and reported.guard_count is not None
-    unit.start_ns = _start_ns(reported) or unit.start_ns
+        unit.update(has_code=bool(reported.has_guarded_code) and reported.guard_count is not None)
     seconds = _seconds(record)
-    unit.seconds_by_phase.update(seconds)
     whole = seconds.get("entire_frame_compile")
     if whole is not None:
-        unit.duration_ns = round(whole * 1e9)
+        unit.update(duration_ns=round(whole * 1e9))
     elif reported.duration_us is not None and 0 <= reported.duration_us < 1e15:
-        unit.duration_ns = round(reported.duration_us * 1000)
+        unit.update(duration_ns=round(reported.duration_us * 1000))
+    unit.update(
+        complete=True,
+        function=function,
+        place=place,
+        guards=reported.guard_count if isinstance(reported.guard_count, int) else None,
+        graph_ops=reported.graph_op_count,
+        fail_type=clean(reported.fail_type, 200) if reported.fail_type else None,
+        restart_reasons=tuple(headline(reason) for reason in (reported.restart_reasons or [])[:MAX_ITEMS]),
+        start_ns=_start_ns(reported) or before.start_ns,
+        seconds_by_phase=before.seconds_by_phase | seconds,
+    )
     return clean(reported.pytorch_version, 100) if reported.pytorch_version else None
 
 
 def backward_metrics(unit: Unit, record: Record) -> None:
     """Apply ``bwd_compilation_metrics``: the backward graph, compiled when the first backward ran."""
     reported = decode(record.body, _Metrics)
-    if not unit.started and not unit.complete and not unit.sections:
+    before = unit.compilation
+    if not unit.started and not before.complete and not unit.sections:
         # torch 2.6 gives a frame up before it begins, and logs the metrics like those of a backward.
-        unit.complete, unit.has_code, unit.fail_reason = True, False, LIMIT_REACHED
-        unit.start_ns = _start_ns(reported) or unit.start_ns
+        start_ns = _start_ns(reported) or before.start_ns
+        unit.update(complete=True, has_code=False, fail_reason=LIMIT_REACHED, start_ns=start_ns)
         return
     seconds = _seconds(record)
-    for name, value in seconds.items():
-        unit.seconds_by_phase[f"backward.{name}"] = value
+    before.seconds_by_phase.update({f"backward.{name}": value for name, value in seconds.items()})
     whole = reported.duration_us / 1e6 if reported.duration_us is not None else seconds.get("backward_compile")
     whole = seconds.get("inductor_compile") if whole is None else whole
     if whole is not None and 0 <= whole < 1e9:
-        unit.backward_ns = (unit.backward_ns or 0) + round(whole * 1e9)
+        unit.update(backward_ns=(before.backward_ns or 0) + round(whole * 1e9))
 
 
 def symbol(unit: Unit, record: Record) -> None:
     """Apply ``create_symbol``: a dynamic size and its source."""
     reported = decode(record.body, _Symbol)
-    if reported.source and len(unit.symbols) < 16 * MAX_ITEMS:
-        unit.symbols[clean(reported.symbol, 64)] = clean(reported.source, 500)
+    symbols = unit.compilation.symbols
+    if reported.source and len(symbols) < 16 * MAX_ITEMS:
+        symbols[clean(reported.symbol, 64)] = clean(reported.source, 500)
 
 
 def clean_block(text: str) -> str:
@@ -367,9 +376,9 @@ def record_cache_answer(unit: Unit, record: Record) -> None:
         return
     if cache == "fx_graph" and unit.direction_of(unit.section) == "backward":
         cache = "fx_graph_backward"
-    unit.caches[cache] = result
+    unit.compilation.caches[cache] = result
     if result == "bypass" and reported.cache_bypass_reason:
-        unit.cache_reasons[cache] = clean(" ".join(reported.cache_bypass_reason.split()), 500)
+        unit.compilation.cache_reasons[cache] = clean(" ".join(reported.cache_bypass_reason.split()), 500)
 
 
 class _Output(msgspec.Struct):
@@ -404,13 +413,16 @@ def executed(record: Record) -> tuple[str | None, ...]:
 def schedule(unit: Unit, record: Record) -> None:
     """Record the collectives of a graph in the order of their calls, without waits."""
     names = [name for name in decode(record.payload(), list[str]) if "wait_tensor" not in name]
-    unit.schedule = (*unit.schedule, *(clean(name, 200) for name in names))[:MAX_COMPILES]
+    known = unit.compilation.schedule
+    unit.update(schedule=(*known, *(clean(name, 200) for name in names))[:MAX_COMPILES])
 
 
 def estimate(unit: Unit, record: Record) -> None:
     """Record inductor's estimate of a graph's time, and the results of its calls."""
     ops = decode(record.payload(), _Estimates).ops
     known = [op.estimated_runtime_ns for op in ops if op.estimated_runtime_ns is not None]
-    unit.estimated_ns = (unit.estimated_ns or 0.0) + sum(ns for ns in known if math.isfinite(ns) and ns >= 0)
+    before = unit.compilation
+    estimated_ns = (before.estimated_ns or 0.0) + sum(ns for ns in known if math.isfinite(ns) and ns >= 0)
     text = repr([[(output.shape, output.stride, output.dtype) for output in op.outputs] for op in ops])
-    unit.tensors = hashlib.sha256(f"{unit.tensors} {text}".encode()).hexdigest()[:16]
+    tensors = hashlib.sha256(f"{before.tensors} {text}".encode()).hexdigest()[:16]
+    unit.update(estimated_ns=estimated_ns, tensors=tensors)

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
-from perfscope.model.compile_log import FUSION_SCHEMA, CompiledKernel, Direction, FusionRefusal
+from perfscope.model.compile_log import CompiledKernel, Direction, FusionRefusal
 from perfscope.model.documents.bounded_json import read_lines
+from perfscope.model.documents.run import FUSION_SCHEMA
 
 MAX_BYTES = 256 << 20
 """Maximum bytes of a file: eight times the largest that is written."""

@@ -81,7 +81,7 @@ def build(unit: Unit, section: Section) -> Iterator[CompiledKernel]:
     known = {node.name: node for node in graph.nodes} if graph else {}
     direction = unit.direction_of(section)
     for group in gathered.values():
-        yield _kernel(unit.compile_id, direction, section, section.code, group, known)
+        yield _kernel(unit.compilation.compile_id, direction, section, section.code, group, known)
 
 
 def _kernel(

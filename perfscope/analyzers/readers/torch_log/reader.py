@@ -10,10 +10,10 @@ import mmap
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from perfscope.analyzers.readers.file_bytes import FILE_NAME, open_bytes
 from perfscope.analyzers.readers.torch_log import breaks, compiles, graph_text, kernels, records
@@ -30,7 +30,7 @@ from perfscope.analyzers.readers.torch_log.records import (
     clean,
     decode,
 )
-from perfscope.analyzers.readers.torch_log.unit import GraphText, Section, Unit
+from perfscope.analyzers.readers.torch_log.unit import GraphText, Section, Unit, unread
 from perfscope.analyzers.readers.torch_log.unit import parse as parse_code
 from perfscope.model.compile_log import CodeLine, CompileLog, Direction, Graph, GraphBreak, Recompile
 from perfscope.model.errors import DataError
@@ -183,7 +183,7 @@ class Collector:
         self.executed = (*self.executed, *compiles.executed(record))[: compiles.MAX_EXECUTED]
 
     def _traced(self, unit: Unit, record: Record) -> None:
-        unit.traced_graphs += 1
+        unit.update(traced_graphs=unit.compilation.traced_graphs + 1)
 
     def _aot(self, unit: Unit, record: Record) -> None:
         graph = self._graph(record)
@@ -238,12 +238,12 @@ class Collector:
     def _broke(self, record: Record) -> None:
         unit = self.units.of(record)
         if unit is None:
-            unit = Unit("")  # torch.export has no compile id.
+            unit = unread("")  # torch.export has no compile id.
         unit.breaks += 1
         if len(self.breaks) >= MAX_COMPILES:
             self.left_out["graph breaks beyond the limit"] += 1
             return
-        graph_break = breaks.parse_break(record.payload().decode("utf-8", "replace"), unit)
+        graph_break = breaks.parse_break(record.payload().decode("utf-8", "replace"), unit.compilation)
         self.breaks.append((unit, graph_break))
 
 
@@ -281,17 +281,17 @@ def _log(collector: Collector, path: str, records: int, corrupt: int) -> Compile
         path=path,
         rank=collector.rank,
         torch_version=collector.version,
-        compiles=tuple(unit.build() for unit in units),
+        compiles=tuple(unit.compilation for unit in units),
         executed=executed,
         breaks=(*_with_skips(collector.breaks), *unsaid),
         recompiles=tuple(
             Recompile(
-                compile_id=unit.compile_id,
-                function=unit.function,
-                place=unit.place,
+                compile_id=unit.compilation.compile_id,
+                function=unit.compilation.function,
+                place=unit.compilation.place,
                 reasons=reasons,
                 guard_place=guard_place,
-                time_ns=unit.start_ns,
+                time_ns=unit.compilation.start_ns,
             )
             for unit, reasons, guard_place in collector.recompiles
         ),
@@ -309,8 +309,8 @@ def _log(collector: Collector, path: str, records: int, corrupt: int) -> Compile
 def _with_skips(found: list[tuple[Unit, GraphBreak]]) -> Iterator[GraphBreak]:
     """Yield breaks with the start of their frame, and whether it was skipped, which the text lacks before torch 2.9."""
     for unit, graph_break in found:
-        skipped = graph_break.skipped_frame or unit.has_code is False
-        yield replace(graph_break, skipped_frame=skipped, time_ns=unit.start_ns)
+        skipped = graph_break.skipped_frame or unit.compilation.has_code is False
+        yield replace(graph_break, skipped_frame=skipped, time_ns=unit.compilation.start_ns)
 
 
 def _graphs(unit: Unit) -> Iterator[Graph]:
@@ -335,7 +335,7 @@ def _graphs(unit: Unit) -> Iterator[Graph]:
     twice = _twice(unit)
     for direction, graph, after_passes in found:
         yield Graph(
-            compile_id=unit.compile_id,
+            compile_id=unit.compilation.compile_id,
             direction=direction,
             nodes=graph.nodes,
             recomputed=tuple(node.name for node in graph.nodes if (node.name, node.op) in twice)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from perfscope.analyzers.readers.torch_log.records import MAX_ITEMS
-from perfscope.model.compile_log import CacheResult, CodeLine, Compile, Direction, GraphNode, KernelBackend
+from perfscope.model.compile_log import CodeLine, Compile, Direction, GraphNode, KernelBackend
 
 _AOT_ID = re.compile(r"# AOT ID: \['[^']*?_(forward|backward|inference)'\]")
 _DEFINED = re.compile(r"([A-Za-z_]\w{0,511}) = async_compile\.(\w{1,40})\((?:\s*'([\w.]{1,511})')?")
@@ -160,40 +162,22 @@ class Section(Struct):
 
 
 class Unit(Struct):
-    """One compilation of one frame."""
+    """State of one compilation of one frame."""
 
-    compile_id: str
-    function: str | None = None
-    place: CodeLine | None = None
-    stack: tuple[CodeLine, ...] = ()
-    attempt: int = 0
+    compilation: Compile
+    """As far as the log has been read; ``complete`` once its metrics were written."""
     started: bool = False
-    complete: bool = False
-    """Whether its metrics were written; a compilation that died has none."""
-    schedule: tuple[str, ...] = ()
-    estimated_ns: float | None = None
-    tensors: str | None = None
-    start_ns: int | None = None
-    duration_ns: int | None = None
-    backward_ns: int | None = None
-    seconds_by_phase: dict[str, float] = field(default_factory=dict)
-    caches: dict[str, CacheResult] = field(default_factory=dict)
-    cache_reasons: dict[str, str] = field(default_factory=dict)
-    guards: int | None = None
-    graph_ops: int | None = None
-    fail_type: str | None = None
-    fail_reason: str | None = None
     fail_text: str | None = None
     """Complete text of the failure, for the hints in it."""
     fail_place: CodeLine | None = None
-    restart_reasons: tuple[str, ...] = ()
-    has_code: bool | None = None
-    symbols: dict[str, str] = field(default_factory=dict)
-    traced_graphs: int = 0
     aot: dict[Direction, GraphText] = field(default_factory=dict)
     """AOT autograd's graphs, before inductor's passes."""
     sections: list[Section] = field(default_factory=list)
     breaks: int = 0
+
+    def update(self, **values: Any) -> None:
+        """Set fields of the compilation."""
+        self.compilation = replace(self.compilation, **values)
 
     @property
     def section(self) -> Section | None:
@@ -206,11 +190,7 @@ class Unit(Struct):
             return section.direction
         return "forward" if "forward" in self.aot else "inference"
 
-    @property
-    def attempts(self) -> int:
-        """Number of attempts, as in ``Compile``."""
-        return self.attempt + 1
 
-    def build(self) -> Compile:
-        """Return the compilation, as far as the log has it."""
-        return Compile(**{name: getattr(self, name) for name in Compile.__dataclass_fields__})
+def unread(compile_id: str) -> Unit:
+    """Return a compilation of which nothing has been read."""
+    return Unit(Compile(compile_id=compile_id, function=None, place=None, complete=False))

@@ -8,7 +8,6 @@ alternating lengths, as many pairs fall as rise. The size is the median slope of
 from __future__ import annotations
 
 import math
-from typing import Literal, cast
 
 import numpy as np
 from msgspec import Struct
@@ -16,11 +15,10 @@ from msgspec import Struct
 from perfscope.analyzers.time.host_activity import main_thread
 from perfscope.analyzers.time.samples import free_samples, sampled_lines
 from perfscope.analyzers.time.sites import CallSite
+from perfscope.model.documents.counters import HeldName
 from perfscope.model.finding import Where
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, Trace
-
-HeldKind = Literal["graph", "array", "container"]
 
 LEAST_STEPS = 40
 """Minimum number of steps without a profiler: with fewer a block has less than four steps, whose median is too often a
@@ -59,22 +57,8 @@ UNEVEN = 0.1
 # Variables of the program whose values grew over the run, as sampled by `perfscope run`.
 
 
-class GrownName(Struct, frozen=True, kw_only=True):
-    """A variable, and its measurements at each look."""
-
-    name: str
-    kind: HeldKind
-    """A tensor whose autograd graph grows; a tensor or array; a list, dict or another container."""
-    file: str
-    line: int | None
-    function: str
-    steps: tuple[int, ...]
-    sizes: tuple[int, ...]
-    """Nodes of the graph, bytes of the array, or elements of the container."""
-    bytes: tuple[int, ...]
-    """Bytes of its tensors and arrays, without memory kept by a graph."""
-    graphs: bool
-    """Whether its last content has an autograd graph."""
+class GrownName(HeldName):
+    """A variable, and its measurements at each look. ``bytes`` has the bytes of arrays too."""
 
     @property
     def keeps_graphs(self) -> bool:
@@ -84,12 +68,12 @@ class GrownName(Struct, frozen=True, kw_only=True):
     @property
     def bytes_per_step(self) -> float:
         """Mean growth per step in bytes, from the first look to the last."""
-        return (self.bytes[-1] - self.bytes[0]) / max(1, self.steps[-1] - self.steps[0])
+        return (self.bytes[-1] - self.bytes[0]) / max(1, self.step[-1] - self.step[0])
 
     @property
     def size_per_step(self) -> float:
-        """Mean growth of ``sizes`` per step, from the first look to the last."""
-        return (self.sizes[-1] - self.sizes[0]) / max(1, self.steps[-1] - self.steps[0])
+        """Mean growth of ``size`` per step, from the first look to the last."""
+        return (self.size[-1] - self.size[0]) / max(1, self.step[-1] - self.step[0])
 
     def where(self) -> Where:
         """Return the line that makes it grow."""
@@ -113,12 +97,12 @@ def grown_names(trace: Trace) -> tuple[GrownName, ...]:
         found.append(
             GrownName(
                 name=trace.text(int(rows["name"][first])),
-                kind=cast("HeldKind", trace.text(int(rows["kind"][first]))),
+                kind=trace.text(int(rows["kind"][first])),
                 file=trace.text(int(rows["file"][first])),
                 line=None if line == MISSING else line,
                 function=trace.text(int(rows["function"][first])),
-                steps=tuple(rows["step"][of_name].tolist()),
-                sizes=tuple(rows["size"][of_name].tolist()),
+                step=tuple(rows["step"][of_name].tolist()),
+                size=tuple(rows["size"][of_name].tolist()),
                 bytes=tuple(rows["bytes"][of_name].tolist()),
                 graphs=bool(rows["graphs"][of_name[-1]]),
             )

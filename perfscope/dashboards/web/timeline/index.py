@@ -21,9 +21,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct
 
-from perfscope.dashboards.web.timeline.lanes import CATEGORY_WORDS, Category, Events, Int32, Lane, UInt8
+from perfscope.dashboards.web.timeline.lanes import CATEGORY_WORDS, Category, Events, Int32, Lane
 from perfscope.model.errors import DataError
 from perfscope.model.intervals import Int64
 
@@ -54,17 +53,9 @@ MARGIN_PX = 4.0
 """Pixels by which a box may extend beyond the tile before it is cut."""
 
 
-class Index(Struct, frozen=True, kw_only=True):
-    """The index of one trace. Arrays over events are sorted by lane and start; ``*_at``: where parts begin (CSR)."""
+class Index(Events, frozen=True, kw_only=True):
+    """Events of one trace with their index; ``*_at``: where parts begin (CSR)."""
 
-    lanes: tuple[Lane, ...]
-    start: Int64
-    end: Int64
-    name: Int32
-    category: UInt8
-    table: UInt8
-    row: Int32
-    lane: Int32
     lane_at: Int64
     busy_start: Int64
     busy_end: Int64
@@ -74,9 +65,6 @@ class Index(Struct, frozen=True, kw_only=True):
     by_class: Int32
     """Rows of events by lane, class of duration and start."""
     class_at: Int64
-
-    def __len__(self) -> int:
-        return len(self.start)
 
     def span(self) -> tuple[int, int]:
         """First start and last end; (0, 0) without events."""
@@ -167,14 +155,7 @@ def build(events: Events) -> Index:
     class_key = events.lane.astype(np.int64) * CLASSES + step - exact
     by_class = np.argsort(class_key, kind="stable")
     return Index(
-        lanes=events.lanes,
-        start=events.start,
-        end=events.end,
-        name=events.name,
-        category=events.category,
-        table=events.table,
-        row=events.row,
-        lane=events.lane,
+        **{name: getattr(events, name) for name in Events.__struct_fields__},
         lane_at=np.searchsorted(events.lane, np.arange(count + 1)),
         busy_start=events.start[order],
         busy_end=events.end[order],

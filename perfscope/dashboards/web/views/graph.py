@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from msgspec import Struct
-
 from perfscope.dashboards.report.blocks import Column, FindingBlock
 from perfscope.dashboards.report.renderers.values import finding_words
 from perfscope.dashboards.report.summary import summarize
@@ -24,24 +22,14 @@ MOST_TRACES = 2
 """Most ranks whose graphs are drawn: all run one program, or one of two stages."""
 
 
-class _Edge(Struct, frozen=True):
-    """A value that passes from one node of a picture to another."""
-
-    subject: int
-    bytes: int | None
-    said: str
-    start: dict[str, Any]
-    end: dict[str, Any]
-
-
-COLUMNS: tuple[Column[_Edge], ...] = (
-    Column("picture", lambda row: row.subject, "count", key="subject", width=90),
-    Column("size", lambda row: row.bytes, "bytes", key="bytes", width=130),
-    Column("from", lambda row: row.start["name"], "code", key="from"),
-    Column("to", lambda row: row.end["name"], "code", key="to", width=260),
-    Column("what", lambda row: row.said, key="said", width=190),
-    Column("line (from)", lambda row: row.start["line"], "code", key="from_line", width=220),
-    Column("line (to)", lambda row: row.end["line"], "code", key="to_line", width=220),
+COLUMNS: tuple[Column[dict[str, Any]], ...] = (
+    Column("picture", lambda edge: edge["subject"], "count", key="subject", width=90),
+    Column("size", lambda edge: edge["bytes"], "bytes", key="bytes", width=130),
+    Column("from", lambda edge: edge["from"]["name"], "code", key="from"),
+    Column("to", lambda edge: edge["to"]["name"], "code", key="to", width=260),
+    Column("what", lambda edge: edge["said"], key="said", width=190),
+    Column("line (from)", lambda edge: edge["from"]["line"], "code", key="from_line", width=220),
+    Column("line (to)", lambda edge: edge["to"]["line"], "code", key="to_line", width=220),
 )
 
 
@@ -104,19 +92,20 @@ def _findings(subject: Subject, findings: Sequence[FindingBlock]) -> list[int]:
     return result
 
 
-def _edges(number: int, subject: dict[str, Any]) -> list[_Edge]:
+def _edges(number: int, subject: dict[str, Any]) -> list[dict[str, Any]]:
+    """The edges of a picture with their nodes, most bytes first."""
     nodes = subject["nodes"]
     edges = [
-        _Edge(
-            number + 1,
-            edge["bytes"],
-            edge["said"] or ("inside one kernel" if edge["bytes"] is None else ""),
-            nodes[edge["from"]],
-            nodes[edge["to"]],
-        )
+        {
+            "subject": number + 1,
+            "bytes": edge["bytes"],
+            "said": edge["said"] or ("inside one kernel" if edge["bytes"] is None else ""),
+            "from": nodes[edge["from"]],
+            "to": nodes[edge["to"]],
+        }
         for edge in subject["edges"]
     ]
-    return sorted(edges, key=lambda edge: -(edge.bytes or 0))
+    return sorted(edges, key=lambda edge: -(edge["bytes"] or 0))
 
 
 def _lacks(rows: list[dict[str, Any]], *, drawn: bool) -> list[str]:

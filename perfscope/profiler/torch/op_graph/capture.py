@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfscope.model.errors import PerfscopeError, UsageError
 from perfscope.model.files import json_bytes, write_atomically
-from perfscope.model.op_graph import OP_GRAPH_SCHEMA
+from perfscope.model.op_graph import OP_COLUMNS, OP_GRAPH_SCHEMA, TENSOR_COLUMNS
 from perfscope.profiler.patching import Undo, undo_all, wrap
 from perfscope.profiler.torch import compat
 
@@ -158,28 +158,6 @@ def remove_mode(mode: Any) -> None:
 # The op graph while it grows: columns of numbers, strings by number. Written as compact JSON.
 
 
-OP_COLUMNS = (
-    "name",
-    "phase",
-    "inputs",
-    "outputs",
-    "mutated",
-    "pointwise",
-    "reduction",
-    "view",
-    "flops",
-    "module",
-    "file",
-    "line",
-    "function",
-    "sequence",
-    "recompute",
-    "host_read",
-    "checkpoint_file",
-    "checkpoint_line",
-    "checks",
-)
-TENSOR_COLUMNS = ("storage", "shape", "dtype", "device", "bytes")
 Line = tuple[str | None, int | None, str | None]
 
 

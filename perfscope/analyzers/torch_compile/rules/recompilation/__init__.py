@@ -44,11 +44,11 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.ops import spans_within
 from perfscope.analyzers.time import REGION, removed_time, time_within
