@@ -249,7 +249,7 @@ def test_without_known_peaks_rates_are_shown_and_the_rest_is_said(tmp_path: Path
 def test_ranks_are_summed(tmp_path: Path) -> None:
     view = view_of("roofline", [_recorded(), _recorded()], tmp_path)
     dot = next(row for row in _rows(view, "instructions") if row["name"] == "dot")
-    assert (dot["ns"], dot["runs"]) == (600_000, 2)
+    assert (dot["time_ns"], dot["runs"]) == (600_000, 2)
     assert dot["run_ns"] == 300_000
 
 
@@ -267,7 +267,7 @@ def test_ops_of_a_graph_with_the_time_of_their_kernels(tmp_path: Path) -> None:
     made.launched("silu", 24, 50, 54, correlation=2)
     view = view_of("roofline", [made.build()], tmp_path)
     rows = {row["name"]: row for row in _rows(view, "ops")}
-    assert rows["aten::mm"]["ns"] == 10_000
+    assert rows["aten::mm"]["time_ns"] == 10_000
     assert rows["aten::mm"]["rate"] == pytest.approx(2 * 1024**3 / 10e-6)
     assert rows["aten::mm"]["bytes"] == 2 * 2 * 1024**2
     assert (rows["aten::silu"]["rate"], rows["aten::silu"]["bound"]) == (None, "memory")
@@ -277,7 +277,7 @@ def test_ops_of_a_graph_with_the_time_of_their_kernels(tmp_path: Path) -> None:
 
 def test_an_unknown_roof_stays_unknown_when_ranks_are_added() -> None:
     def point(least: float | None) -> Point:
-        return Point(name="a", what="", program="", line="", dtype="", flops=1, bytes=1, ns=2.0, runs=1,
+        return Point(kind="calls", name="a", what="", program="", line="", dtype="", flops=1, bytes=1, ns=2.0, runs=1,
                      least_ns=least, bound="", basis="measured")  # fmt: skip
 
     (one,) = merged([point(1.0), point(None)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from perfscope.analyzers.ranks.devices import DeviceSet, device_set, is_process, process_sets
 from perfscope.analyzers.ranks.job import Local, has_ranks, locals_of, named_ranks, over
 from perfscope.analyzers.ranks.launched import launched_operations
-from perfscope.analyzers.ranks.links import Samples, link_counters
+from perfscope.analyzers.ranks.links import Samples, link_counters, link_use
 from perfscope.analyzers.ranks.matching import SAME, Clocks, Matched, PairKind, kinds_of
 from perfscope.analyzers.ranks.peers import peers
 from perfscope.analyzers.ranks.rank_work import rank_work
@@ -43,6 +43,7 @@ __all__ = [
     "kinds_of",
     "launched_operations",
     "link_counters",
+    "link_use",
     "locals_of",
     "named_ranks",
     "over",

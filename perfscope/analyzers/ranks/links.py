@@ -74,6 +74,31 @@ class Samples(Struct, frozen=True, kw_only=True):
     """Load of the fuller direction, as a share of the peak."""
 
 
+class LinkUse(Struct, frozen=True, kw_only=True):
+    """Load of a link during communication."""
+
+    link: str
+    samples: int
+    mean: float
+    most: float
+    unit: str
+
+
+def link_use(trace: Trace) -> list[LinkUse]:
+    """Return the load of each link with samples during communication."""
+    found = []
+    for gpu, samples in trace.fact(link_counters).items():
+        lasting = samples.ends_ns - samples.starts_ns
+        if len(samples.values):
+            mean = float((samples.values * lasting).sum() / max(1, int(lasting.sum())))
+            most = float(samples.values.max())
+            name = f"NVLink of GPU {gpu}"
+            found.append(
+                LinkUse(link=name, samples=len(samples.values), mean=mean, most=most, unit="share of its peak")
+            )
+    return found
+
+
 def link_counters(trace: Trace) -> dict[int, Samples]:
     """Return, by device number, the link samples during communication kernels; empty without counters."""
     counters = trace.rows["counters"]

@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Struct
 
 from perfscope.analyzers.devices import Device
-from perfscope.analyzers.devices.roofline import kernel_roof
+from perfscope.analyzers.devices.roofline import NS, kernel_roof
 from perfscope.analyzers.hlo.cost.module import InstructionCost, hlo_costs
 from perfscope.analyzers.hlo.program import program_label
 from perfscope.analyzers.hlo.program_device import recorded_device
@@ -47,9 +47,13 @@ Basis = Literal["measured", "modelled"]
 Key = tuple[str, str, str, str, str, int | None, int | None, str]
 
 
+Kind = Literal["instructions", "ops", "calls"]
+
+
 class Point(Struct, kw_only=True):
     """Runs of the same computation: of one instruction, or of ops with one name, size and line. Times in ns."""
 
+    kind: Kind
     name: str
     what: str
     """Opcode of an instruction, phase of a graph op, class of a profiled op."""
@@ -83,6 +87,33 @@ class Point(Struct, kw_only=True):
         known = self.least_ns is not None and other.least_ns is not None
         self.least_ns = (self.least_ns or 0.0) + (other.least_ns or 0.0) if known else None
 
+    @property
+    def run_ns(self) -> float:
+        """Time of a run."""
+        return self.ns / self.runs
+
+    def least_run_ns(self) -> float | None:
+        """Least time of a run."""
+        return None if self.least_ns is None else self.least_ns / self.runs
+
+    def headroom_ns(self) -> int | None:
+        """Measured time beyond the least: the most a perfect kernel would save; 0 if a cache made it faster."""
+        if self.least_ns is None or self.basis == "modelled":
+            return None
+        return round(max(0.0, self.ns - self.least_ns))
+
+    def of_roof(self) -> float | None:
+        """Share of the least time in the measured one."""
+        return None if self.least_ns is None or self.basis == "modelled" else self.least_ns / self.ns
+
+    def intensity(self) -> float | None:
+        """FLOPs per byte."""
+        return self.flops / self.bytes if self.flops and self.bytes else None
+
+    def rate(self) -> float | None:
+        """FLOPs per second."""
+        return self.flops * NS / self.run_ns if self.flops and self.bytes else None
+
 
 def merged(points: Iterable[Point]) -> list[Point]:
     """Points of all ranks, with equal computations merged."""
@@ -93,6 +124,16 @@ def merged(points: Iterable[Point]) -> list[Point]:
         else:
             result[point.key] = point
     return list(result.values())
+
+
+def points_by_kind(trace: Trace) -> dict[Kind, list[Point]]:
+    """Points of a trace; profiled calls only if the ops of a step have no times."""
+    ops = list(op_points(trace))
+    return {
+        "instructions": list(instruction_points(trace)),
+        "ops": ops,
+        "calls": [] if ops else list(call_points(trace)),
+    }
 
 
 def instruction_points(trace: Trace) -> Iterator[Point]:
@@ -141,6 +182,7 @@ def _instruction(
         else instruction.file
     )
     return Point(
+        kind="instructions",
         name=sanitize(instruction.name, NAME_CHARS),
         what=sanitize(instruction.opcode),
         program=program,
@@ -202,6 +244,7 @@ def _op(graph: OpGraph, op: GraphOp, ns: float, basis: Basis, device: Device | N
     least, bound = _least(op.flops, moved, dtype, device)
     namespace, _, rest = base_name(op).partition(".")
     return Point(
+        kind="ops",
         name=sanitize(f"{namespace}::{rest}", NAME_CHARS),
         what="recompute" if op.recompute else op.phase,
         program=sanitize(op.module),
@@ -265,6 +308,7 @@ def _call(trace: Trace, op: int, cost: OpCost, device: Device | None, kernels: l
     roof = None if device is None else call_roof(device, cost, kernels)
     bounded = roof is not None and roof.bound != "unknown"
     return Point(
+        kind="calls",
         name=sanitize(name, NAME_CHARS),
         what=op_class(name) or work.category,
         program=sanitize(module_label(site)) if site.module else "",

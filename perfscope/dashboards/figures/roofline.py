@@ -41,15 +41,15 @@ def roofline(
 ) -> go.Figure:
     """FLOP/s by FLOPs per byte on logarithmic axes: one disc per point, sized by time, and the devices' roofs.
 
-    ``points``: each with ``name``, ``line``, ``ns``, ``share``, ``basis``, ``rate`` (FLOP/s), ``intensity``
+    ``points``: each with ``name``, ``line``, ``time_ns``, ``share``, ``basis``, ``rate`` (FLOP/s), ``intensity``
     (FLOP/byte), ``of_roof`` and ``bound`` (of `BOUNDS`); points without a rate are left out. ``devices``: each with
     ``bandwidth`` (bytes/s) and ``peaks`` (``label``, ``flops``). ``chosen``: name of the points to mark. The custom
     data of a point is its name.
     """
     figure = graph_objects().Figure()
     drawn = [point for point in points if (point["rate"] or 0) > 0 and (point["intensity"] or 0) >= LEAST_INTENSITY]
-    drawn.sort(key=lambda point: -point["ns"])  # so that small discs are drawn over large ones
-    longest = max((point["ns"] for point in drawn), default=1)
+    drawn.sort(key=lambda point: -point["time_ns"])  # so that small discs are drawn over large ones
+    longest = max((point["time_ns"] for point in drawn), default=1)
     for device in devices:
         ridges = [(peak["flops"] / device["bandwidth"], peak) for peak in device["peaks"]]
         left = min((point["intensity"] for point in drawn), default=1) / 3
@@ -75,7 +75,7 @@ def roofline(
                 text=[_point_words(point) for point in members], hovertemplate="%{text}<extra></extra>",
                 marker={
                     "color": color, "opacity": 0.6,
-                    "size": [max(LEAST_DISC, MOST_DISC * (point["ns"] / longest) ** 0.5) for point in members],
+                    "size": [max(LEAST_DISC, MOST_DISC * (point["time_ns"] / longest) ** 0.5) for point in members],
                     "line": {"color": MARK, "width": [4 if point["name"] == chosen else 0.7 for point in members]},
                 },
             )  # fmt: skip
@@ -107,5 +107,5 @@ def _point_words(point: Mapping[str, Any]) -> str:
     share = format_share(point["share"], 1)
     roof = [] if point["of_roof"] is None else [f"{format_share(point['of_roof'], 1)} of its roof"]
     rate = f"{format_count(point['rate'])}FLOP/s at {point['intensity']:.3g} FLOP/byte"
-    lines = [point["name"], f"{format_ns(point['ns'])} ({share}), {point['basis']}", rate, *roof, point["line"]]
+    lines = [point["name"], f"{format_ns(point['time_ns'])} ({share}), {point['basis']}", rate, *roof, point["line"]]
     return "<br>".join(plain(line) for line in lines if line)

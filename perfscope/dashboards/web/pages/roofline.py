@@ -111,7 +111,8 @@ def _point(asked: Asked, point: dict[str, Any]) -> Any:
     least = point["least_ns"]
     facts = [
         " ".join(filter(None, (point["what"], point["dtype"], point["line"], point["program"]))),
-        f"{format_ns(point['ns'])} in {point['runs']:,} runs, {format_ns(point['run_ns'])} each ({point['basis']})",
+        f"{format_ns(point['time_ns'])} in {point['runs']:,} runs, {format_ns(point['run_ns'])} each "
+        f"({point['basis']})",
         "" if least is None else f"at least {format_ns(least)} per run, bound by {point['bound']} (modelled)",
         ""
         if point["headroom_ns"] is None

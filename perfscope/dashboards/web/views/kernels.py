@@ -13,9 +13,11 @@ from msgspec.structs import replace
 from perfscope.analyzers.ops import module_label
 from perfscope.analyzers.ops.achieved import NOTHING, Achieved, Costs, copy_costs, host_costs, kernel_costs
 from perfscope.analyzers.ops.kernel_names import short_kernel_name
-from perfscope.analyzers.programs import HotInstruction, HotSpots, hot_instructions
+from perfscope.analyzers.programs.tables.instructions import RESULT as INSTRUCTIONS
+from perfscope.analyzers.programs.tables.instructions import instructions
 from perfscope.analyzers.time import MOST_SITES, UNKNOWN_SITE, CallSite, call_site, launch_sites, op_times
 from perfscope.dashboards.report.blocks import Column
+from perfscope.dashboards.report.results import shown
 from perfscope.dashboards.web.timeline.lanes import CATEGORY_WORDS, Category, kernel_category, op_category, stream_names
 from perfscope.dashboards.web.timeline.names import NAME_CHARS, name_id
 from perfscope.dashboards.web.views import Job, Place
@@ -67,35 +69,10 @@ class _Sum(Struct):
             self.occupancy = other.occupancy
 
 
-class _Instruction(Struct, frozen=True):
-    """An instruction, and the list whose time is its 100%."""
-
-    found: HotInstruction
-    spots: HotSpots
-
-
-INSTRUCTION_COLUMNS: tuple[Column[_Instruction], ...] = (
-    Column("instruction", lambda row: row.found.instruction, "code", key="name"),
-    Column("time", lambda row: row.found.time_ns, "ns", key="ns", width=96),
-    Column("share", lambda row: row.found.time_ns / (row.spots.total_ns or 1), "share", key="share", width=80),
-    Column("basis", lambda row: row.spots.basis, key="basis", width=104),
-    Column("line", lambda row: _place(row), "code", key="line", width=240),
-    Column("opcode", lambda row: row.found.opcode or "", key="opcode", width=110),
-    Column("phase", lambda row: row.found.phase or "", key="phase", width=104),
-    Column("scope", lambda row: row.found.scope or "", "code", key="scope", width=220),
-    Column("calls", lambda row: row.found.calls, "count", key="count", width=80),
-    Column(
-        "least possible",
-        lambda row: None if row.found.roof_ns is None else round(row.found.roof_ns),
-        "ns",
-        key="roof_ns",
-        width=110,
-    ),
-    Column("beyond it", lambda row: row.found.headroom_ns, "ns", key="headroom_ns", width=100),
-    Column("FLOPs per call", lambda row: row.found.flops, "quantity", key="flops", width=110),
-    Column("bytes per call", lambda row: row.found.bytes, "bytes", key="bytes", width=110),
-    Column("program", lambda row: row.found.program, "code", key="program", width=150),
-)
+INSTRUCTION_COLUMNS = shown(
+    INSTRUCTIONS, "name", "time_ns", "share", "basis", "line", "opcode", "phase", "scope", "calls", "roof_ns",
+    "headroom_ns", "flops", "bytes", "program",
+)  # fmt: skip
 COLUMNS: tuple[Column[tuple[_Sum, int]], ...] = (
     Column("name", lambda row: row[0].name, "code", key="name"),
     Column("time", lambda row: row[0].ns, "ns", key="ns", width=92),
@@ -128,7 +105,7 @@ def gather(trace: Trace, place: Place) -> dict[str, Any]:
     return {
         "kernels": list(_device_work(trace)),
         "ops": list(_ops(trace)),
-        "instructions": list(_instructions(trace)),
+        "instructions": list(instructions(trace)),
         "groups": {"kernels": _device_groups(trace), "ops": _op_groups(trace)},
     }
 
@@ -332,17 +309,6 @@ def _host_costs(trace: Trace) -> Costs:
         roof_ns=np.full(len(rows), np.nan),
         repeats=np.zeros(len(rows), bool),
     )
-
-
-def _instructions(trace: Trace) -> Iterator[_Instruction]:
-    """Instructions of all programs."""
-    for spots in trace.fact(hot_instructions):
-        yield from (_Instruction(found, spots) for found in spots.instructions)
-
-
-def _place(row: _Instruction) -> str:
-    file, line = row.found.file, row.found.line
-    return (row.found.serves or "") if file is None else file if line is None else f"{file}:{line}"
 
 
 def _summed(trace: Trace, text: str, lasts: np.ndarray, what: Category, op: int, *, own: bool = False) -> _Sum:

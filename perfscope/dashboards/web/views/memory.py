@@ -14,17 +14,19 @@ import msgspec
 import numpy as np
 
 from perfscope.analyzers.memory import MOST_PROGRAMS
-from perfscope.analyzers.memory.holders import Holder, PeakHolders, memory_holders
+from perfscope.analyzers.memory.holders import PeakHolders, memory_holders
 from perfscope.analyzers.memory.phases import asking_op
+from perfscope.analyzers.memory.tables.memory_owners import GROUPINGS, RESULT, line_text, owners
 from perfscope.dashboards.figures.memory import curve_of as memory_curve_of
 from perfscope.dashboards.report.blocks import Column
 from perfscope.dashboards.report.renderers.html import sections_html
+from perfscope.dashboards.report.results import shown
 from perfscope.dashboards.report.sections.memory import memory_sections
 from perfscope.dashboards.report.sections.memory_picture import NOT_KNOWN, category_words
 from perfscope.dashboards.web.views import Gathered, Job, Place
 from perfscope.dashboards.web.views._not_recorded import memory_cards as planned_memory
 from perfscope.dashboards.web.views._tables import table
-from perfscope.model.memory import MemoryPhase, MemoryTimeline, SourceLine
+from perfscope.model.memory import MemoryPhase, MemoryTimeline
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.trace.tables import MemoryCategory
 from perfscope.model.untrusted_text import sanitize
@@ -42,12 +44,8 @@ MOST_HOLDERS = 1_000
 """Most modules, lines, ops and blocks of a peak."""
 TEXT_CHARS = 160
 
-HOLDER_COLUMNS: tuple[Column[tuple[Holder, int]], ...] = (
-    Column("holder", lambda row: _holder_text(row[0]), "code", key="name", width=520),
-    Column("at the peak", lambda row: row[0].bytes, "bytes", key="bytes", width=120),
-    Column("share", lambda row: row[0].bytes / row[1] if row[1] else 0.0, "share", key="share", width=90),
-    Column("blocks", lambda row: row[0].blocks, "count", key="blocks", width=90),
-    Column("modules", lambda row: row[0].members, "count", key="members", width=100),
+OWNER_COLUMNS = shown(
+    RESULT, "name", "bytes", "share", "blocks", "members", name=lambda owner: _sanitized(owner.name()) or NOT_KNOWN
 )
 BLOCK_COLUMNS: tuple[Column[Sequence[Any]], ...] = (
     Column("bytes", itemgetter(0), "bytes", key="bytes", width=110),
@@ -60,9 +58,6 @@ BLOCK_COLUMNS: tuple[Column[Sequence[Any]], ...] = (
     Column("step", itemgetter(7), "count", key="step", width=80),
     Column("blocks", itemgetter(8), "count", key="blocks", width=84),
 )
-KINDS = ("blocks", "modules", "lines", "ops", "categories")
-"""Tables of a peak."""
-
 MOST_SHOWN = 24
 """Most memories that can be chosen: the highest of each kind, then the others by peak."""
 
@@ -104,7 +99,7 @@ def _block(trace: Trace, timeline: MemoryTimeline, row: int) -> list[Any]:
         category_words(MemoryCategory(int(blocks["category"][row]))),
         sanitize(timeline.text(int(blocks["name"][row])), TEXT_CHARS),
         sanitize(timeline.text(int(blocks["module"][row])), TEXT_CHARS),
-        "" if line == MISSING else line_text(timeline.lines[line]),
+        "" if line == MISSING else _sanitized(line_text(timeline.lines[line])),
         sanitize(asking_op(recorded, int(blocks["op"][row])) or "", TEXT_CHARS),
         "" if not blocks["phase"][row] else MemoryPhase(int(blocks["phase"][row])).name.lower(),
         None if step == MISSING else step,
@@ -114,34 +109,19 @@ def _block(trace: Trace, timeline: MemoryTimeline, row: int) -> list[Any]:
     ]
 
 
-def line_text(line: SourceLine) -> str:
-    """``train.py:12 step``."""
-    text = line.file if line.line is None else f"{line.file}:{line.line}"
-    return sanitize(text if line.function is None else f"{text} {line.function}", TEXT_CHARS)
+def _sanitized(text: str | None) -> str:
+    return sanitize(text or "", TEXT_CHARS)
 
 
 def peak_tables(trace: Trace, timeline: MemoryTimeline, peak: PeakHolders) -> dict[str, Any]:
-    """Owners at the peak: a table per entry of `KINDS`. Each table except blocks sums to the peak if complete."""
+    """Owners at the peak: the largest blocks, and a table per grouping, which sums to the peak if complete."""
     rows = timeline.alive_at(peak.position).tolist()
     blocks = [_block(trace, timeline, row) for row in rows[:MOST_HOLDERS]]
     made = {
         "blocks": {**table(BLOCK_COLUMNS, blocks), "left": max(0, len(rows) - MOST_HOLDERS)},
-        "modules": _holders(peak.by_module, peak.bytes),
-        "lines": _holders(peak.by_line, peak.bytes),
-        "ops": _holders(peak.by_op, peak.bytes),
-        "categories": _holders(peak.by_category, peak.bytes),
+        **{name: table(OWNER_COLUMNS, owners(peak, name), most=MOST_HOLDERS) for name in GROUPINGS},
     }
     return {name: held for name, held in made.items() if held["rows"]}
-
-
-def _holders(found: Sequence[Holder], total: int) -> dict[str, Any]:
-    return table(HOLDER_COLUMNS, [(holder, total) for holder in found], most=MOST_HOLDERS)
-
-
-def _holder_text(holder: Holder) -> str:
-    """Its line if known, else its name."""
-    text = (holder.name or "") if holder.line is None or holder.name is None else line_text(holder.line)
-    return sanitize(text, TEXT_CHARS) or NOT_KNOWN
 
 
 def gather(trace: Trace, place: Place) -> list[dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -16,10 +15,9 @@ from perfscope.analyzers.ranks import (
     DeviceSet,
     Matched,
     RankTotal,
-    Samples,
     device_set,
     has_ranks,
-    link_counters,
+    link_use,
     process_sets,
     rank_sets,
     table_of,
@@ -33,7 +31,7 @@ from perfscope.dashboards.report.results import ranks_text, shown
 from perfscope.dashboards.report.sections.collectives import collectives_sections
 from perfscope.dashboards.web.views import Job, Place
 from perfscope.dashboards.web.views._not_recorded import is_jax
-from perfscope.dashboards.web.views._tables import MOST_ROWS, table
+from perfscope.dashboards.web.views._tables import MOST_ROWS, table, table_of_ranks
 from perfscope.model.collectives import bus_factor
 from perfscope.model.intervals import covered
 from perfscope.model.trace import Trace
@@ -59,15 +57,6 @@ PARTS = 100
 
 FEW_MEMBERS = 16
 """Most ranks with a separate column in the tables."""
-
-LINK_COLUMNS: tuple[Column[Sequence[Any]], ...] = (
-    Column("rank", itemgetter(0), "count", key="rank", width=80),
-    Column("link", itemgetter(1), key="link", width=220),
-    Column("samples", itemgetter(2), "count", key="samples", width=100),
-    Column("mean while communicating", itemgetter(3), "quantity", key="mean", width=190),
-    Column("most", itemgetter(4), "quantity", key="most", width=100),
-    Column("unit", itemgetter(5), key="unit", width=170),
-)
 
 MOST_BARS = 8
 """Most kinds drawn as bars, longest first: the table has all."""
@@ -228,22 +217,6 @@ def _windows(trace: Trace) -> tuple[np.ndarray, np.ndarray, list[str], bool]:
     return edges[:-1], edges[1:], [f"part {part + 1} of {parts}" for part in range(parts)], False
 
 
-def links_of(trace: Trace) -> list[list[Any]]:
-    """Rows (rank, link, samples, mean, most, unit) of the counters during communication; empty: none recorded."""
-    rank = trace.source.rank
-    counters = trace.fact(link_counters)
-    rows = [_link(rank, f"NVLink of GPU {gpu}", samples, "share of its peak") for gpu, samples in counters.items()]
-    return [row for row in rows if row[2]]
-
-
-def _link(rank: int | None, name: str, samples: Samples, unit: str) -> list[Any]:
-    lasting = samples.ends_ns - samples.starts_ns
-    whole = int(lasting.sum())
-    mean = float((samples.values * lasting).sum() / whole) if whole else 0.0
-    most = float(samples.values.max()) if len(samples.values) else 0.0
-    return [rank, sanitize(name), len(samples.values), mean, most, unit]
-
-
 class _Each(Struct, frozen=True):
     """A single collective: its members' waits, and the rank that waited longest."""
 
@@ -283,7 +256,7 @@ class _Set(Struct, frozen=True, kw_only=True):
 
 def gather(trace: Trace, place: Place) -> dict[str, Any]:
     """Device use by step of one rank, and its link counters."""
-    return {"busy": busy_of(trace, place.number), "links": links_of(trace), "jax": is_jax(trace)}
+    return {"busy": busy_of(trace, place.number), "links": link_use(trace), "jax": is_jax(trace)}
 
 
 def view(job: Job) -> dict[str, Any]:
@@ -306,9 +279,9 @@ def view(job: Job) -> dict[str, Any]:
             source = item.traces[row["member"]].source
             row["trace"] = numbers.get((source.path, source.rank))
         jobs.append({"label": item.label, "member": item.member, "heat": heat, "bars": _bars(item), "behind": text})
-    links = [row for item in job.gathered for row in item.held["links"]]
+    links = [(item.source.rank, row) for item in job.gathered for row in item.held["links"]]
     if links:
-        tables["links"] = table(LINK_COLUMNS, sorted(links, key=lambda row: -row[3]))
+        tables["links"] = table_of_ranks(shown(result_table("links")), sorted(links, key=lambda row: -row[1].mean))
     return {
         "html": "".join(sections_html(collectives_sections(job.analysis.collectives))),
         "jobs": jobs,

@@ -6,20 +6,19 @@ from collections.abc import Iterable
 from typing import Any
 
 from perfscope.analyzers.devices import Device
-from perfscope.analyzers.devices.roofline import NS
 from perfscope.analyzers.hlo.program_device import device_names, program_platform
 from perfscope.analyzers.ops.achieved import device_peaks
 from perfscope.analyzers.programs import roof_device
 from perfscope.analyzers.sections.roofline_points import (
     Point,
-    call_points,
     costed_time,
     graph_device,
-    instruction_points,
     merged,
-    op_points,
+    points_by_kind,
 )
+from perfscope.analyzers.sections.tables.roofline import RESULT
 from perfscope.dashboards.report.blocks import Column
+from perfscope.dashboards.report.results import shown
 from perfscope.dashboards.web.views import Job, Place
 from perfscope.dashboards.web.views._tables import table
 from perfscope.model.trace import Trace
@@ -29,34 +28,17 @@ KINDS = ("instructions", "ops", "calls")
 MOST_POINTS = 3_000
 """Most points drawn and listed, longest first; more make the page slow without showing more."""
 
-COLUMNS: tuple[Column[tuple[Point, float]], ...] = (
-    Column("name", lambda row: row[0].name, "code", key="name"),
-    Column("headroom", lambda row: _rounded(_headroom(row[0])), "ns", key="headroom_ns", width=130),
-    Column("of roof", lambda row: _of_roof(row[0]), "share", key="of_roof", width=104),
-    Column("time", lambda row: round(row[0].ns), "ns", key="ns", width=96),
-    Column("basis", lambda row: row[0].basis, key="basis", width=100),
-    Column("line", lambda row: row[0].line, "code", key="line", width=210),
-    Column("bound by", lambda row: row[0].bound, key="bound", width=112),
-    Column("share", lambda row: row[0].ns / (row[1] or 1.0), "share", key="share", width=80),
-    Column("what", lambda row: row[0].what, key="what", width=110),
-    Column("runs", lambda row: row[0].runs, "count", key="runs", width=76),
-    Column("per run", lambda row: row[0].ns / row[0].runs, "ns", key="run_ns", width=92),
-    Column("FLOPs per run", lambda row: row[0].flops, "quantity", key="flops", width=110),
-    Column("bytes per run", lambda row: row[0].bytes, "bytes", key="bytes", width=110),
-    Column("FLOP/byte", lambda row: _intensity(row[0]), "quantity", key="intensity", width=100),
-    Column("FLOP/s", lambda row: _rate(row[0]), "quantity", key="rate", width=90),
-    Column("least possible", lambda row: _least_run(row[0]), "ns", key="least_ns", width=122),
-    Column("dtype", lambda row: row[0].dtype, key="dtype", width=96),
-    Column("program", lambda row: row[0].program, "code", key="program", width=150),
-    Column("device", lambda row: row[0].device, key="device", width=110),
-)
+FIRST = ("name", "headroom_ns", "of_roof", "time_ns", "basis", "line", "bound")
+REST = (
+    "what", "runs", "run_ns", "flops", "bytes", "intensity", "rate", "least_ns", "dtype", "program", "device",
+)  # fmt: skip
+"""Columns of the grid before and after the share of time."""
 
 
 def gather(trace: Trace, place: Place) -> dict[str, Any]:
     """Points of one rank by kind, its device, and what it lacks."""
     device, graph = trace.fact(roof_device), graph_device(trace)
-    result: dict[str, Any] = {"instructions": list(instruction_points(trace)), "ops": list(op_points(trace))}
-    result["calls"] = [] if result["ops"] else list(call_points(trace))
+    result: dict[str, Any] = dict(points_by_kind(trace))
     result["costed"] = costed_time(trace) if result["calls"] else (0, 0)
     devices: dict[str, dict[str, Any]] = {}
     if device is not None and result["instructions"]:
@@ -90,7 +72,7 @@ def view(job: Job) -> dict[str, Any]:
         points.sort(key=lambda point: -point.ns)
         whole = sum(point.ns for point in points)
         kept = sorted(points[:MOST_POINTS], key=_order)
-        made = table(COLUMNS, [(point, whole) for point in kept], most=MOST_POINTS)
+        made = table((*shown(RESULT, *FIRST), _share(whole), *shown(RESULT, *REST)), kept, most=MOST_POINTS)
         tables[kind] = made | {
             "left": len(points) - len(kept),
             "ns": round(whole),
@@ -122,37 +104,13 @@ def _device(device: Device, *, assumed: bool) -> dict[str, Any]:
     }
 
 
-def _order(point: Point) -> tuple[bool, float, float, str]:
-    headroom = _headroom(point)
-    return headroom is None, -(headroom or 0.0), -point.ns, point.name
+def _share(whole: float) -> Column[Point]:
+    return Column("share", lambda point: point.ns / (whole or 1.0), "share", key="share", width=80)
 
 
-def _headroom(point: Point) -> float | None:
-    """Measured time beyond the least: the most a perfect kernel would save; 0 if a cache made it faster."""
-    if point.least_ns is None or point.basis == "modelled":
-        return None
-    return max(0.0, point.ns - point.least_ns)
-
-
-def _rounded(value: float | None) -> int | None:
-    return None if value is None else round(value)
-
-
-def _intensity(point: Point) -> float | None:
-    return point.flops / point.bytes if point.flops and point.bytes else None
-
-
-def _rate(point: Point) -> float | None:
-    return point.flops * NS / (point.ns / point.runs) if point.flops and point.bytes else None
-
-
-def _least_run(point: Point) -> float | None:
-    """Least time of a run, ns."""
-    return None if point.least_ns is None else point.least_ns / point.runs
-
-
-def _of_roof(point: Point) -> float | None:
-    return None if point.least_ns is None or point.basis == "modelled" else point.least_ns / point.ns
+def _order(point: Point) -> tuple[bool, int, float, str]:
+    headroom = point.headroom_ns()
+    return headroom is None, -(headroom or 0), -point.ns, point.name
 
 
 def _lacks(helds: Iterable[dict[str, Any]]) -> list[str]:

@@ -1,0 +1,1 @@
+"""Result tables of memory: one module per table, named like it."""

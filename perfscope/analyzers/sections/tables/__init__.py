@@ -1,0 +1,1 @@
+"""Result tables of several capabilities together, one module each."""
