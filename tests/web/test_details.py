@@ -92,7 +92,7 @@ def test_every_kernel_of_the_table_is_on_the_timeline(corpus: Path, tmp_path: Pa
     keys = [column["key"] for column in view["columns"]]
     rows = [dict(zip(keys, row, strict=True)) for row in view["rows"]]
     assert rows
-    assert all(there[row["id"]] == (row["count"], row["ns"]) for row in rows)
+    assert all(there[row["id"]] == (row["calls"], row["time_ns"]) for row in rows)
 
 
 def test_a_search_goes_forth_and_back_and_round(folder: Path) -> None:

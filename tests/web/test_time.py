@@ -39,7 +39,7 @@ def test_the_sums_of_a_real_trace_are_those_of_its_tables(corpus: Path, tmp_path
     view = view_of("kernels", [trace], tmp_path)
     work = (trace.rows["kernels"], trace.rows["copies"])
     assert view["tables"]["kernels"]["ns"] == sum(int((rows["end_ns"] - rows["start_ns"]).sum()) for rows in work)
-    assert sum(row["count"] for row in _rows(view, "kernels").values()) == sum(map(len, work))
+    assert sum(row["calls"] for row in _rows(view, "kernels").values()) == sum(map(len, work))
 
 
 def test_a_download_holds_every_row_and_no_formula(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_a_download_holds_every_row_and_no_formula(tmp_path: Path) -> None:
     view = view_of("kernels", [_trace()], tmp_path / "made")
     (tmp_path / "kernels.json").write_text(json.dumps({"view": view}))
     lines = csv_of(tmp_path, "kernels", "kernels").decode().splitlines()
-    assert lines[0].startswith("name,ns,share,count")
+    assert lines[0].startswith("name,time_ns,share,calls")
     assert len(lines) == 4
     assert not any(line.startswith(("=", '"=')) for line in lines)
     with pytest.raises(DataError, match="no such table"):
@@ -81,7 +81,7 @@ def _grouped() -> Trace:
 )
 def test_each_call_counts_in_its_own_group(tmp_path: Path, group: str, sums: dict[str, int]) -> None:
     view = view_of("kernels", [_grouped()], tmp_path)
-    assert {name: row["ns"] for name, row in _rows(view, f"kernels-{group}").items()} == sums
+    assert {name: row["time_ns"] for name, row in _rows(view, f"kernels-{group}").items()} == sums
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1"])

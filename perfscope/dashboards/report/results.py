@@ -26,7 +26,7 @@ PLACE_LIMIT = 34
 """Characters of a line of a file: its folder, its name and the number."""
 
 _WIDTHS = {"code": 230, "place": 220, "ns": 130, "text": 160}
-"""Pixels of a column on the dashboard by unit; the others are counts."""
+"""Pixels of a column on the dashboard by unit; the others are counts. A column `name` takes the remaining width."""
 _COUNT_WIDTH = 100
 
 
@@ -52,7 +52,7 @@ def shown(
             drop=drop.index(column.name) + 1 if column.name in drop else 0,
             limit=limit if column.unit in ("code", "place") else 0,
             key=column.name,
-            width=_WIDTHS.get(column.unit, _COUNT_WIDTH),
+            width=None if column.name == "name" else _WIDTHS.get(column.unit, _COUNT_WIDTH),
         )
         for column in chosen
     ]

@@ -1,0 +1,1 @@
+"""Result tables of ops: one module per table, named like it."""

@@ -1,0 +1,145 @@
+"""Time by name: kernels and copies of devices, and ops of the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import numpy as np
+from msgspec import Struct
+
+from perfscope.analyzers.ops.achieved import NOTHING, Achieved, Costs, copy_costs, host_costs, kernel_costs
+from perfscope.analyzers.time import call_site, op_times
+from perfscope.model.trace import MISSING, Trace
+
+
+class NamedWork(Struct, kw_only=True):
+    """All calls of one name."""
+
+    kind: Literal["kernels", "collectives", "copies", "ops"]
+    name: str
+    time_ns: int
+    """Of an op its own time, without the ops inside."""
+    calls: int
+    least_ns: int
+    most_ns: int
+    op: str = ""
+    """Op that launched the longest call; ``''``: unknown, or an op itself."""
+    line: str = ""
+    """Line of the longest call."""
+    shapes: str = ""
+    """Shapes of the inputs of the longest call's op."""
+    achieved: Achieved = NOTHING
+    """Rates of calls whose cost is known."""
+    occupancy: float | None = None
+    """Percent: mean, weighted by time, of the calls that have a value."""
+
+    @property
+    def mean_ns(self) -> int:
+        """Mean time of a call."""
+        return self.time_ns // max(self.calls, 1)
+
+    def add(self, other: NamedWork) -> None:
+        """Merge another rank's totals; keep the first known place."""
+        self.time_ns += other.time_ns
+        self.calls += other.calls
+        self.least_ns = min(self.least_ns, other.least_ns)
+        self.most_ns = max(self.most_ns, other.most_ns)
+        self.op, self.line = self.op or other.op, self.line or other.line
+        self.shapes = self.shapes or other.shapes
+        self.achieved += other.achieved
+        if self.occupancy is None:
+            self.occupancy = other.occupancy
+
+
+def device_work_by_name(trace: Trace) -> Iterator[NamedWork]:
+    """Yield kernels and copies by name, with the op and line of the longest one."""
+    for table, costs in (("kernels", kernel_costs), ("copies", copy_costs)):
+        rows = trace.rows[table]
+        if not len(rows):
+            continue
+        known = trace.fact(costs)
+        lasts = rows["end_ns"] - rows["start_ns"]
+        for code, mine in rows_by_code(rows["name"]):
+            kernels = table == "kernels"
+            communicates = kernels and bool(rows["communication"][mine].any())
+            longest = int(rows["op"][mine[np.argmax(lasts[mine])]])
+            site = call_site(trace, longest)
+            slices = trace.rows["slices"]
+            yield NamedWork(
+                kind="collectives" if communicates else "kernels" if kernels else "copies",
+                name=trace.text(code),
+                time_ns=int(lasts[mine].sum()),
+                calls=len(mine),
+                least_ns=int(lasts[mine].min()),
+                most_ns=int(lasts[mine].max()),
+                op="" if longest == MISSING else trace.text(int(slices["name"][longest])),
+                line="" if site.file is None else site.where().label(),
+                shapes="" if longest == MISSING else trace.text(int(slices["shapes"][longest])),
+                achieved=achieved_by(known, mine, lasts[mine]),
+                occupancy=_occupancy(rows["occupancy"][mine], lasts[mine]) if kernels else None,
+            )
+
+
+def ops_by_name(trace: Trace) -> Iterator[NamedWork]:
+    """Yield ops of the host by name, by the time in them alone; with rates for ops that compute."""
+    times = trace.fact(op_times)
+    slices = trace.rows["slices"]
+    costs = host_op_costs(trace)
+    for code, mine in rows_by_code(slices["name"][times.row]):
+        own = times.self_ns[mine]
+        longest = int(times.row[mine[np.argmax(own)]])
+        site = call_site(trace, longest)
+        yield NamedWork(
+            kind="ops",
+            name=trace.text(code),
+            time_ns=int(own.sum()),
+            calls=len(own),
+            least_ns=int(own.min()),
+            most_ns=int(own.max()),
+            line="" if site.file is None else site.where().label(),
+            shapes=trace.text(int(slices["shapes"][longest])),
+            achieved=achieved_by(costs, mine, own),
+        )
+
+
+def rows_by_code(codes: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield (code, rows) of each code, in order of the codes."""
+    if not len(codes):
+        return
+    order = np.argsort(codes, kind="stable")
+    distinct, first = np.unique(codes[order], return_index=True)
+    for code, rows in zip(distinct.tolist(), np.split(order, first[1:]), strict=True):
+        yield int(code), rows
+
+
+def achieved_by(costs: Costs, rows: np.ndarray, lasts: np.ndarray) -> Achieved:
+    """Return the rates of those rows of ``costs`` whose cost is known; ``lasts``: their times, ns."""
+    known = ~np.isnan(costs.bytes[rows]) & (lasts > 0)
+    roofed = known & ~np.isnan(costs.roof_ns[rows])
+    return Achieved(
+        flops=float(np.nansum(costs.flops[rows][known])),
+        bytes=float(costs.bytes[rows][known].sum()),
+        time_ns=int(lasts[known].sum()),
+        roof_ns=float(costs.roof_ns[rows][roofed].sum()),
+        roofed_ns=int(lasts[roofed].sum()),
+    )
+
+
+def host_op_costs(trace: Trace) -> Costs:
+    """Return costs by row of `op_times`, for ops that ran on the host; ops that launched device work have none."""
+    rows = trace.fact(op_times).row
+    known = {} if len(trace.rows["kernels"]) else host_costs(trace, rows.tolist())
+    found = [known.get(row) for row in rows.tolist()]
+    return Costs(
+        flops=np.array([np.nan if cost is None else cost.flops for cost in found]),
+        bytes=np.array([np.nan if cost is None else cost.bytes for cost in found]),
+        roof_ns=np.full(len(rows), np.nan),
+        repeats=np.zeros(len(rows), bool),
+    )
+
+
+def _occupancy(percent: np.ndarray, lasts: np.ndarray) -> float | None:
+    known = ~np.isnan(percent) & (percent >= 0)
+    weight = float(lasts[known].sum())
+    return float((percent[known] * lasts[known]).sum()) / weight if weight else None
