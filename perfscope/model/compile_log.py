@@ -135,13 +135,8 @@ class GraphNode(Struct, frozen=True, kw_only=True):
 class Graph(Struct, frozen=True, kw_only=True):
     """A graph that inductor compiled."""
 
-    name: str
-    """As it appears in a trace: ``triton_poi_fused_add_relu_0``, ``cpp_fused_mul_relu_0``, ``extern_kernels.mm``."""
-    backend: KernelBackend
     compile_id: str
     direction: Direction
-    calls: int = 1
-    """Times the output code calls it."""
     nodes: tuple[GraphNode, ...]
     recomputed: tuple[str, ...] = ()
     """Backward graphs: nodes that the forward computes as well (inductor's partitioner chose not to save them)."""
