@@ -6,50 +6,47 @@ from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
-from msgspec import Struct
+from msgspec.structs import replace
 
-from perfscope.analyzers.ops.achieved import NOTHING, Achieved, Costs, copy_costs, host_costs, kernel_costs
+from perfscope.analyzers.ops.achieved import Achieved, Costs, copy_costs, host_costs, kernel_costs
+from perfscope.analyzers.ops.top_work import WorkRow
 from perfscope.analyzers.time import call_site, op_times
 from perfscope.model.trace import MISSING, Trace
 
 
-class NamedWork(Struct, kw_only=True):
-    """All calls of one name."""
+class NamedWork(WorkRow, frozen=True, kw_only=True):
+    """All calls of one name in the whole trace. ``line`` and ``op`` are those of the longest call.
+
+    Times of ops are their own, without the ops inside.
+    """
 
     kind: Literal["kernels", "collectives", "copies", "ops"]
-    name: str
-    time_ns: int
-    """Of an op its own time, without the ops inside."""
-    calls: int
     least_ns: int
     most_ns: int
-    op: str = ""
-    """Op that launched the longest call; ``''``: unknown, or an op itself."""
-    line: str = ""
-    """Line of the longest call."""
     shapes: str = ""
     """Shapes of the inputs of the longest call's op."""
-    achieved: Achieved = NOTHING
-    """Rates of calls whose cost is known."""
     occupancy: float | None = None
     """Percent: mean, weighted by time, of the calls that have a value."""
 
     @property
     def mean_ns(self) -> int:
         """Mean time of a call."""
-        return self.time_ns // max(self.calls, 1)
+        return self.total_ns // max(self.calls, 1)
 
-    def add(self, other: NamedWork) -> None:
-        """Merge another rank's totals; keep the first known place."""
-        self.time_ns += other.time_ns
-        self.calls += other.calls
-        self.least_ns = min(self.least_ns, other.least_ns)
-        self.most_ns = max(self.most_ns, other.most_ns)
-        self.op, self.line = self.op or other.op, self.line or other.line
-        self.shapes = self.shapes or other.shapes
-        self.achieved += other.achieved
-        if self.occupancy is None:
-            self.occupancy = other.occupancy
+    def __add__(self, other: NamedWork) -> NamedWork:
+        """Return both together, with the first known place; the occupancy is the first one."""
+        return replace(
+            self,
+            total_ns=self.total_ns + other.total_ns,
+            calls=self.calls + other.calls,
+            least_ns=min(self.least_ns, other.least_ns),
+            most_ns=max(self.most_ns, other.most_ns),
+            op=self.op or other.op,
+            line=self.line or other.line,
+            shapes=self.shapes or other.shapes,
+            achieved=self.achieved + other.achieved,
+            occupancy=other.occupancy if self.occupancy is None else self.occupancy,
+        )
 
 
 def device_work_by_name(trace: Trace) -> Iterator[NamedWork]:
@@ -69,7 +66,7 @@ def device_work_by_name(trace: Trace) -> Iterator[NamedWork]:
             yield NamedWork(
                 kind="collectives" if communicates else "kernels" if kernels else "copies",
                 name=trace.text(code),
-                time_ns=int(lasts[mine].sum()),
+                total_ns=int(lasts[mine].sum()),
                 calls=len(mine),
                 least_ns=int(lasts[mine].min()),
                 most_ns=int(lasts[mine].max()),
@@ -93,7 +90,7 @@ def ops_by_name(trace: Trace) -> Iterator[NamedWork]:
         yield NamedWork(
             kind="ops",
             name=trace.text(code),
-            time_ns=int(own.sum()),
+            total_ns=int(own.sum()),
             calls=len(own),
             least_ns=int(own.min()),
             most_ns=int(own.max()),

@@ -11,6 +11,7 @@ Whether the caller uses the argument again is not in the program.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from msgspec import Struct
@@ -28,6 +29,7 @@ from perfscope.analyzers.hlo.buffers import (
 from perfscope.analyzers.hlo.module import HloModule, Instruction, Shape
 from perfscope.analyzers.hlo.parse.thunks import Schedule
 from perfscope.analyzers.hlo.views import SAME_BUFFER, SAME_ORDER, UPDATES, made_by, sources
+from perfscope.model.jax_log import CompileEvent
 from perfscope.model.live_bytes import peak
 from perfscope.model.trace import Trace
 
@@ -276,39 +278,28 @@ _BYTES = {"bool": 1, "complex64": 8, "complex128": 16, "bfloat16": 2}
 """Bytes of types whose name does not end in their bits."""
 
 
-class Refused(Struct, frozen=True, kw_only=True):
-    """The buffers of one program, from one line."""
+def refused_donations(trace: Trace) -> tuple[CompileEvent, ...]:
+    """Return one event per program and line, most bytes first, because repeated lowering repeats the warning.
 
-    module: str | None
-    file: str | None
-    """File of the user's line that called it."""
-    line: int | None
-    shapes: tuple[str, ...]
-    """In jax's notation, ``float32[8,128]``; for divided arrays, the part of one device."""
-    count: int
-    """At least the number of ``shapes``."""
-
-    @property
-    def bytes(self) -> int:
-        """Sum over ``shapes``."""
-        return sum(size for _, size in self.sizes())
-
-    def sizes(self) -> list[tuple[str, int]]:
-        """Return the shape and bytes of each, largest first."""
-        return sorted(((shape, _bytes(shape)) for shape in self.shapes), key=lambda pair: (-pair[1], pair[0]))
-
-
-def refused_donations(trace: Trace) -> tuple[Refused, ...]:
-    """Return one entry per program and line, largest first, because repeated lowering repeats the warning."""
-    result: dict[tuple[str | None, str | None, int | None], Refused] = {}
+    ``count`` is at least the number of ``shapes``.
+    """
+    result: dict[tuple[str | None, str | None, int | None], CompileEvent] = {}
     for event in trace.compile_events:
         if event.kind == "donation_unusable":
             key = (event.module, event.file, event.line)
-            refused = Refused(module=event.module, file=event.file, line=event.line, shapes=event.shapes,
-                          count=max(event.count or 0, len(event.shapes)))  # fmt: skip
-            if key not in result or refused.bytes > result[key].bytes:
-                result[key] = refused
-    return tuple(sorted(result.values(), key=lambda refused: -refused.bytes))
+            if key not in result or refused_bytes(event) > refused_bytes(result[key]):
+                result[key] = replace(event, count=max(event.count or 0, len(event.shapes)))
+    return tuple(sorted(result.values(), key=lambda refused: -refused_bytes(refused)))
+
+
+def refused_bytes(event: CompileEvent) -> int:
+    """Return the sum over the ``shapes`` of an event."""
+    return sum(map(_bytes, event.shapes))
+
+
+def refused_sizes(event: CompileEvent) -> list[tuple[str, int]]:
+    """Return the shape and bytes of each buffer of an event, largest first."""
+    return sorted(((shape, _bytes(shape)) for shape in event.shapes), key=lambda pair: (-pair[1], pair[0]))
 
 
 def _bytes(shape: str) -> int:

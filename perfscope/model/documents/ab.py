@@ -24,7 +24,22 @@ WORKTREES_PREFIX = "perfscope-ab-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class RankTimes:
+    """Step times of a launch."""
+
+    step_ns: tuple[int, ...] = ()
+    """Duration of each step after the first two, in order, as the host saw it."""
+    windows_ns: tuple[int, ...] = ()
+    """Durations of windows of ``window_steps`` steps, waited for at both ends, if the device is asynchronous."""
+    window_steps: int = 0
+    ranks: int = 1
+    """Processes whose steps its times are made of: each step is as long as that of the slowest."""
+    remark: str | None = None
+    """Remark on its times for the reader of the report."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch(RankTimes):
     """Result of one launch. ``problem``: why its times cannot be used, or ``None``."""
 
     arm: Arm
@@ -41,21 +56,12 @@ class Launch:
     began_unix_s: float = 0.0
     step_source: str | None = None
     steps_seen: int = 0
-    step_ns: tuple[int, ...] = ()
-    """Duration of each step after the first two, in order, as the host saw it."""
-    windows_ns: tuple[int, ...] = ()
-    """Durations of windows of ``window_steps`` steps, waited for at both ends, if the device is asynchronous."""
-    window_steps: int = 0
     exact: Mapping[str, int] = field(default_factory=dict)
     """Counters that the program's speed does not change."""
     strays: tuple[str, ...] = ()
     """Modules that came from the checkout, not from the arm's folder."""
     changed_loaded: int | None = None
     """Number of imported Python files that differ between the commits; ``None``: not checked."""
-    ranks: int = 1
-    """Processes whose steps its times are made of: each step is as long as that of the slowest."""
-    remark: str | None = None
-    """Remark on its times for the reader of the report."""
     run: str | None = None
     """Run folder of a profiled launch, relative to the comparison's."""
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -22,7 +22,7 @@ from typing import Any
 
 from perfscope.model.capture import VARIABLE, CaptureOptions, Message
 from perfscope.model.documents import run_folders
-from perfscope.model.documents.ab import Arm, Launch, Phase
+from perfscope.model.documents.ab import Arm, Launch, Phase, RankTimes
 from perfscope.model.documents.run import Process
 from perfscope.model.errors import DataError, NotStartedError
 from perfscope.profiler import bootstrap
@@ -51,17 +51,6 @@ TIMING = ("timing",)
 """The pass that is required for a comparison."""
 SLOWER = 4.0
 """Multiple of ``--timeout`` for a launch under capture: it loads a profiler, and writes its files at the end."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankTimes:
-    """Step times of a launch (`Process`) of ``ranks`` processes. ``remark``: how they were merged, if unusual."""
-
-    step_ns: tuple[int, ...] = ()
-    windows_ns: tuple[int, ...] = ()
-    window_steps: int = 0
-    ranks: int = 1
-    remark: str | None = None
 
 
 def merge_ranks(processes: Sequence[Process]) -> RankTimes:

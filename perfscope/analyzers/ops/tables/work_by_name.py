@@ -11,7 +11,7 @@ from perfscope.model.trace import Trace
 
 def _rows(trace: Trace) -> Iterator[NamedWork]:
     for found in (device_work_by_name(trace), ops_by_name(trace)):
-        yield from sorted(found, key=lambda work: (-work.time_ns, work.name))
+        yield from sorted(found, key=lambda work: (-work.total_ns, work.name))
 
 
 RESULT: ResultTable[NamedWork] = ResultTable(
@@ -21,7 +21,7 @@ RESULT: ResultTable[NamedWork] = ResultTable(
     columns=(
         Column("kind", str, "text", "kernels, collectives, copies or ops", "key"),
         Column("name", str, "code", "as recorded", "key"),
-        Column("time_ns", int, "ns", "time of all calls"),
+        Column("time_ns", int, "ns", "time of all calls", of=lambda work: work.total_ns),
         Column("calls", int, "count", "calls"),
         Column("mean_ns", int, "ns", "mean time of a call"),
         Column("flops_per_s", float | None, "quantity", "FLOPs per second", of=lambda work: work.achieved.flops_per_s,

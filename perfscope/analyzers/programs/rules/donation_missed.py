@@ -35,9 +35,18 @@ from collections.abc import Iterable
 
 from perfscope.analyzers.hlo.program import program_label, where_of
 from perfscope.analyzers.ops import spans_of_instructions
-from perfscope.analyzers.programs.donation import Donation, Refused, Update, donations, refused_donations, writers
+from perfscope.analyzers.programs.donation import (
+    Donation,
+    Update,
+    donations,
+    refused_bytes,
+    refused_donations,
+    refused_sizes,
+    writers,
+)
 from perfscope.analyzers.time import program_records
 from perfscope.model.finding import AbstainError, Finding, Where, fit_title
+from perfscope.model.jax_log import CompileEvent
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes
 
@@ -71,15 +80,16 @@ def check(trace: Trace) -> Iterable[Finding]:
         if donation.saved_bytes >= max(MIN_SAVED_BYTES, MIN_SHARE * donation.peak_bytes):
             yield _finding(trace, donation)
     for refused in trace.fact(refused_donations):
-        if refused.bytes >= MIN_SAVED_BYTES:
+        if refused_bytes(refused) >= MIN_SAVED_BYTES:
             yield _refused(refused)
 
 
-def _refused(refused: Refused) -> Finding:
+def _refused(refused: CompileEvent) -> Finding:
     """Return a finding about donated buffers that no result used."""
     name = refused.module or "a program"
-    count = f"{refused.count:,} donated {'buffer' if refused.count == 1 else 'buffers'}"
-    size = f"{'more than ' if refused.count > len(refused.shapes) else ''}{format_bytes(refused.bytes)}"
+    number = refused.count or 0
+    count = f"{number:,} donated {'buffer' if number == 1 else 'buffers'}"
+    size = f"{'more than ' if number > len(refused.shapes) else ''}{format_bytes(refused_bytes(refused))}"
     return Finding(
         subject=f"donated buffers of {name} not usable",
         title=fit_title(f"{count} of {name} cannot be used: {size}", name),
@@ -90,7 +100,7 @@ def _refused(refused: Refused) -> Finding:
         where=Where(file=refused.file, line=refused.line, module=None if refused.file is not None else refused.module),
         evidence=tuple(
             {"shape": shape, "size_bytes": size, "program": refused.module}
-            for shape, size in refused.sizes()[:MAX_ROWS]
+            for shape, size in refused_sizes(refused)[:MAX_ROWS]
         ),
         advice="Return the new state with the shape and type it came in with, or do not donate unreturned inputs. "
         "A donated buffer becomes a result of the same shape, type and layout; a changed dtype is the usual reason "

@@ -74,7 +74,7 @@ def _group_columns(whole: int) -> tuple[Column[NamedWork], ...]:
 
 
 def _share(whole: int) -> Column[NamedWork]:
-    return Column("share", lambda work: work.time_ns / (whole or 1), "share", key="share", width=80)
+    return Column("share", lambda work: work.total_ns / (whole or 1), "share", key="share", width=80)
 
 
 def _whole(work: NamedWork) -> str:
@@ -110,7 +110,7 @@ def view(job: Job) -> dict[str, Any]:
         for item in job.gathered:
             for row in item.held[kind]:
                 _into(merged, row.name, row)
-        whole = sum(row.time_ns for row in merged.values())
+        whole = sum(row.total_ns for row in merged.values())
         tables[kind] = table(_columns(whole), _longest(merged)) | {"ns": whole}
         for group in GROUPS[kind]:
             grouped: dict[str, NamedWork] = {}
@@ -121,7 +121,7 @@ def view(job: Job) -> dict[str, Any]:
                     name = rank if group == "rank" else row.name
                     _into(grouped, name, replace(row, name=name))
             known = _longest(grouped) if grouped.keys() - {UNKNOWN} else []
-            shared = sum(row.time_ns for row in grouped.values())
+            shared = sum(row.total_ns for row in grouped.values())
             tables[f"{kind}-{group}"] = table(_group_columns(shared), known) | {"ns": whole}
     rows = [(item.source.rank, row) for item in job.gathered for row in item.held["instructions"]]
     rows.sort(key=lambda row: -row[1].found.time_ns)
@@ -134,14 +134,11 @@ def view(job: Job) -> dict[str, Any]:
 
 
 def _into(sums: dict[str, NamedWork], key: str, row: NamedWork) -> None:
-    if key in sums:
-        sums[key].add(row)
-    else:
-        sums[key] = replace(row)
+    sums[key] = sums[key] + row if key in sums else row
 
 
 def _longest(found: dict[str, NamedWork]) -> list[NamedWork]:
-    return sorted(found.values(), key=lambda row: (-row.time_ns, row.name))
+    return sorted(found.values(), key=lambda row: (-row.total_ns, row.name))
 
 
 def _device_groups(trace: Trace) -> dict[str, list[NamedWork]]:
@@ -209,7 +206,7 @@ def _by_label(labels: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
 
 def _group(label: str, lasts: np.ndarray, costs: Costs, rows: np.ndarray) -> NamedWork:
     return NamedWork(
-        kind="ops", name=label, time_ns=int(lasts.sum()), calls=len(lasts), least_ns=int(lasts.min()),
+        kind="ops", name=label, total_ns=int(lasts.sum()), calls=len(lasts), least_ns=int(lasts.min()),
         most_ns=int(lasts.max()), achieved=achieved_by(costs, rows, lasts),
     )  # fmt: skip
 
