@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 from msgspec.structs import replace
 
@@ -206,7 +204,7 @@ def compiled(name: str = "forward", file: str = "/home/alice/proj/model/net.py",
         ),
         recompile_rows=(
             RecompileSummary(
-                function=name, place=line, guard=f"{name} == 0.1", guard_place=dataclasses.replace(line, line=43),
+                function=name, place=line, guard=f"{name} == 0.1", guard_place=replace(line, line=43),
                 values=("0.1", "0.30000000000000004", "0.5"), count=2,
             ),
         ),

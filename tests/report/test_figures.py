@@ -134,7 +134,7 @@ def test_without_plotly_the_extra_is_named(tmp_path: Path) -> None:
 
 def _point(name: str, rate: float | None, bound: str = "memory", ns: float = 1e3) -> dict[str, object]:
     basis = {"line": "a.py:1", "share": 0.5, "basis": "measured", "intensity": 2.0, "of_roof": None}
-    return {"name": name, "rate": rate, "bound": bound, "ns": ns, **basis}
+    return {"name": name, "rate": rate, "bound": bound, "time_ns": ns, **basis}
 
 
 def test_a_roofline_has_its_points_by_what_holds_them_back_below_the_roofs() -> None:

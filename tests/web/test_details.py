@@ -76,7 +76,7 @@ def test_names_that_are_cut_alike_are_told_apart(folder: Path, tmp_path: Path) -
     assert {row[3] for row in rows} == {1_000, 4_000}
     view = view_of("kernels", [_made().build()], tmp_path / "kernels")["tables"]["kernels"]
     keys = [column["key"] for column in view["columns"]]
-    times = {row[keys.index("id")]: row[keys.index("ns")] for row in view["rows"]}
+    times = {row[keys.index("id")]: row[keys.index("time_ns")] for row in view["rows"]}
     assert (times[name_id(LONG)], times[name_id(LONGER)]) == (1_000, 4_000)
 
 

@@ -76,8 +76,6 @@ def test_ranks_stand_beside_each_other(tmp_path: Path) -> None:
 
 
 def test_what_a_table_leaves_out_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dataclasses import replace
-
     monkeypatch.setattr(compile_page, "MOST_ROWS", 2)
     held = _log()
     lines = tuple(replace(held.breaks[0], place=CodeLine(file="/home/user/train.py", line=at)) for at in range(5))

@@ -25,7 +25,7 @@ FEW = 6
 PLACE_LIMIT = 34
 """Characters of a line of a file: its folder, its name and the number."""
 
-_WIDTHS = {"code": 230, "place": 220, "ns": 130, "text": 160}
+_WIDTHS = {"code": 230, "place": 220, "ns": 100, "share": 86, "text": 140}
 """Pixels of a column on the dashboard by unit; the others are counts. A column `name` takes the remaining width."""
 _COUNT_WIDTH = 100
 

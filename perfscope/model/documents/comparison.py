@@ -188,10 +188,17 @@ class PartSide(Value, frozen=True, kw_only=True):
     keys_left: Count = 0
 
 
-class Part(Value, frozen=True, kw_only=True):
-    """A part of the step; ``count_ns`` and ``each_ns`` sum to ``delta_ns``. ``cause``: of the account, or ``''``."""
+class PartValues(Value, frozen=True, kw_only=True):
+    """The kind of a part of the step."""
 
     kind: str
+    countable: bool = True
+    """Whether the number of calls follows from the program, so that its change is not due to chance."""
+
+
+class Part(PartValues, frozen=True, kw_only=True):
+    """A part of the step; ``count_ns`` and ``each_ns`` sum to ``delta_ns``. ``cause``: of the account, or ``''``."""
+
     cause: str = ""
     status: str
     name: str
@@ -202,7 +209,6 @@ class Part(Value, frozen=True, kw_only=True):
     base: PartSide
     head: PartSide
     matched: str | None = None
-    countable: bool = True
 
 
 class Amount(Value, frozen=True, kw_only=True):
@@ -432,15 +438,11 @@ class Method(Value, frozen=True, kw_only=True):
     environment: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-class Document(Value, frozen=True, kw_only=True):
-    """All of a comparison."""
+class Sides(Value, frozen=True, kw_only=True):
+    """Two sides, and the facts of a comparison that its document has as they are."""
 
-    schema: str
-    headline: Headline
-    summary: str
     base: Side
     head: Side
-    metrics: Annotated[tuple[Metric, ...], msgspec.Meta(max_length=SOME)]
     cautions: Texts = ()
     """Facts that limit the verdict: other programs, other machines, busy machines."""
     likely: Literal["regression", "improvement"] | None = None
@@ -449,6 +451,24 @@ class Document(Value, frozen=True, kw_only=True):
     """Largest parts of the change of the step time, largest first; empty if unknown."""
     settle: str = ""
     """The command that settles whether the step time changed, if one launch per side does not."""
+    account: Account | None = None
+    """Step time by cause, for the rank of ``step``."""
+    tree: Tree | None = None
+    """Call trees of the rank of ``step``."""
+    path: CriticalPath | None = None
+    """Critical paths of the rank of ``step``."""
+    findings: Annotated[tuple[FindingChange, ...], msgspec.Meta(max_length=MANY)] = ()
+    not_looked: Annotated[tuple[NotLooked, ...], msgspec.Meta(max_length=SOME)] = ()
+    notes: Texts = ()
+
+
+class Document(Sides, frozen=True, kw_only=True):
+    """All of a comparison."""
+
+    schema: str
+    headline: Headline
+    summary: str
+    metrics: Annotated[tuple[Metric, ...], msgspec.Meta(max_length=SOME)]
     failed: Texts = ()
     gates: Texts = ()
     """Conditions of ``--fail-on``."""
@@ -458,16 +478,8 @@ class Document(Value, frozen=True, kw_only=True):
     causes: Annotated[tuple[Cause, ...], msgspec.Meta(max_length=MANY)] = ()
     step: Step | None = None
     worst_rank: Step | None = None
-    account: Account | None = None
-    """Step time by cause, for the rank of ``step``."""
-    tree: Tree | None = None
-    """Call trees of the rank of ``step``."""
-    path: CriticalPath | None = None
     ranks: Annotated[tuple[Rank, ...], msgspec.Meta(max_length=MANY)] = ()
-    findings: Annotated[tuple[FindingChange, ...], msgspec.Meta(max_length=MANY)] = ()
     kernels: Annotated[tuple[Kernel, ...], msgspec.Meta(max_length=MANY)] = ()
-    not_looked: Annotated[tuple[NotLooked, ...], msgspec.Meta(max_length=SOME)] = ()
-    notes: Texts = ()
     method: Method = Method()
 
 

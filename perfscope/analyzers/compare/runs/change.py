@@ -19,7 +19,7 @@ from perfscope.analyzers.compare.runs.window import account_window
 from perfscope.analyzers.time import least_computing, warm_accounts, warm_windows
 from perfscope.model.documents.causes import CAUSES, Cause
 from perfscope.model.documents.comparison import Account as CausesOfStep
-from perfscope.model.documents.comparison import Amount, Rank, StepValues
+from perfscope.model.documents.comparison import Amount, PartValues, Rank, StepValues
 from perfscope.model.intervals import by_largest_remainder
 from perfscope.model.trace import Trace
 
@@ -47,7 +47,7 @@ class Side(Struct, frozen=True, kw_only=True):
         return next((key for key in self.keys if key.file), self.keys[0] if self.keys else None)
 
 
-class PartChange(Struct, frozen=True, kw_only=True):
+class PartChange(PartValues, frozen=True, kw_only=True):
     """One part on both sides. ``delta_ns`` of all parts sums to that of the step."""
 
     kind: PartKind
@@ -55,8 +55,6 @@ class PartChange(Struct, frozen=True, kw_only=True):
     head: Side
     level: Level | None
     """Level at which the two sides were matched; ``None`` if only one side has the part."""
-    countable: bool
-    """Whether the number of calls follows from the program, so that its change is not due to chance."""
 
     @property
     def delta_ns(self) -> int:

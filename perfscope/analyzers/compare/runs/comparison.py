@@ -19,7 +19,6 @@ from perfscope.analyzers.compare.runs.change import TimeChange, account_change, 
 from perfscope.analyzers.compare.runs.likely import (
     LIKELY,
     SETTLE,
-    Direction,
     as_notes,
     carried_by,
     carrying,
@@ -35,9 +34,7 @@ from perfscope.analyzers.devices import find_device
 from perfscope.analyzers.engine import Analysis, analyze
 from perfscope.analyzers.savings import step_time
 from perfscope.analyzers.time import device_times
-from perfscope.model.documents.compared_findings import FindingChange
-from perfscope.model.documents.comparison import Account as CausesOfStep
-from perfscope.model.documents.comparison import Carried, CriticalPath, Headline, NotLooked, Side, Tree
+from perfscope.model.documents.comparison import Headline, Side, Sides
 from perfscope.model.documents.step_time import StepTime
 from perfscope.model.errors import UsageError
 from perfscope.model.severity import SEVERITIES, Severity
@@ -209,36 +206,17 @@ Kind = Literal[
 """Kind of a side. Only sides of one kind are compared."""
 
 
-class Comparison(Struct, frozen=True, kw_only=True):
-    """Result of comparing two sides."""
+class Comparison(Sides, frozen=True, kw_only=True):
+    """Result of comparing two sides. ``account``, ``tree`` and ``path`` are those of the median rank."""
 
-    base: Side
-    head: Side
     step_time: MetricResult | None
     """``None`` if a side has no times."""
     exact: tuple[ExactMetric, ...]
     time: TimeChange | None
     causes: tuple[Cause, ...]
-    findings: tuple[FindingChange, ...]
-    not_looked: tuple[NotLooked, ...]
-    notes: tuple[str, ...]
     programs: tuple[ProgramChange, ...] = ()
     """Compiled programs of both sides, compared by instruction."""
-    cautions: tuple[str, ...] = ()
-    """Doubts about the verdict, one sentence each."""
     targets: TargetOfSide = NO_TARGETS
-    account: CausesOfStep | None = None
-    """Causes of the median rank's step."""
-    tree: Tree | None = None
-    """Call trees of the median rank."""
-    path: CriticalPath | None = None
-    """Critical paths of the median rank."""
-    likely: Direction | None = None
-    """Likely direction of the step time with one launch per side; ``None`` without sufficient evidence."""
-    carried: tuple[Carried, ...] = ()
-    """Largest parts of the step time's change, largest first; empty if unknown."""
-    settle: str = ""
-    """Command that settles whether the step time changed; ``''`` if it was judged or cannot be."""
 
     @property
     def metrics(self) -> tuple[MetricResult, ...]:
