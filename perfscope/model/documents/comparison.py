@@ -28,6 +28,7 @@ from perfscope.model.documents.bounded_json import (
 from perfscope.model.documents.compared_findings import Carried, Change, FindingChange
 from perfscope.model.documents.compared_programs import MetricSides, ProgramDifference
 from perfscope.model.errors import DataError
+from perfscope.model.results import Unit
 
 __all__ = ["Carried", "Change", "FindingChange"]
 
@@ -438,6 +439,31 @@ class Method(Value, frozen=True, kw_only=True):
     environment: dict[str, str] = msgspec.field(default_factory=dict)
 
 
+class ValueChange(Value, frozen=True, kw_only=True):
+    """A value of a result table that differs between rows with the same key."""
+
+    row: str
+    """Key of the row."""
+    column: str
+    unit: Unit
+    base: Number | str | None
+    head: Number | str | None
+
+
+class TableChange(Value, frozen=True, kw_only=True):
+    """A result table whose rows differ, joined on its key columns; one capture per side, not judged."""
+
+    table: str
+    title: str
+    added: Count = 0
+    """Rows that only head has."""
+    removed: Count = 0
+    """Rows that only base has."""
+    changes: Annotated[tuple[ValueChange, ...], msgspec.Meta(max_length=SOME)] = ()
+    """Largest relative change first."""
+    changes_left: Count = 0
+
+
 class Sides(Value, frozen=True, kw_only=True):
     """Two sides, and the facts of a comparison that its document has as they are."""
 
@@ -460,6 +486,8 @@ class Sides(Value, frozen=True, kw_only=True):
     findings: Annotated[tuple[FindingChange, ...], msgspec.Meta(max_length=MANY)] = ()
     not_looked: Annotated[tuple[NotLooked, ...], msgspec.Meta(max_length=SOME)] = ()
     notes: Texts = ()
+    tables: Annotated[tuple[TableChange, ...], msgspec.Meta(max_length=SOME)] = ()
+    """Result tables that differ."""
 
 
 class Document(Sides, frozen=True, kw_only=True):

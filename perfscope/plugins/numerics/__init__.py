@@ -26,6 +26,7 @@ PLUGIN = Plugin(
         )
     },
     results={"numerics": f"{_HERE}.summary:numerics_summary"},
+    tables={"numerics_tensors": f"{_HERE}.summary:TENSORS"},
     report=f"{_HERE}.sections",
     rules={
         rule: RuleHome(module=f"{_HERE}.rules.{rule}", needs=_NEEDS, compares_digests=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from perfscope.model.results import Column, ResultTable
 from perfscope.model.trace import Trace
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def numerics_summary(trace: Trace) -> NumericsSummary | None:
     numerics = numerics_of(trace)
     if numerics is None:
         return None
-    rows = sorted(map(_row, numerics.tensors), key=_risk, reverse=True)
+    rows = tensor_rows(trace)
     scales = [step.scale for step in numerics.steps if step.scale is not None]
     return NumericsSummary(
         rank=trace.source.rank,
@@ -99,6 +100,37 @@ def numerics_summary(trace: Trace) -> NumericsSummary | None:
         rows=tuple(rows[:MOST_ROWS]),
         rows_left=max(0, len(rows) - MOST_ROWS) + numerics.tensors_left,
     )
+
+
+def tensor_rows(trace: Trace) -> list[TensorRow]:
+    """Return the tensors of a recording, those that lose most first; empty without numerics."""
+    from perfscope.plugins.numerics.document import numerics_of
+
+    numerics = numerics_of(trace)
+    return [] if numerics is None else sorted(map(_row, numerics.tensors), key=_risk, reverse=True)
+
+
+TENSORS: ResultTable[TensorRow] = ResultTable(
+    name="numerics_tensors",
+    title="Values of tensors",
+    doc="Tensors of recorded numerics over all steps, those that lose most in narrower formats first. Shares are of "
+    "the counted values.",
+    columns=(
+        Column("kind", str, "text", "input, output, loss, gradient or parameter", "key"),
+        Column("name", str, "code", "module or parameter", "key"),
+        Column("dtype", str, "text", "data type"),
+        Column("line", str, "code", "line that calls the module"),
+        Column("elements", int, "count", "the most of any step"),
+        Column("nonfinite_steps", int, "count", "steps with NaN or infinity"),
+        Column("amax_first", float | None, "quantity", "largest finite magnitude in the first step"),
+        Column("amax_largest", float | None, "quantity", "largest finite magnitude over all steps"),
+        Column("amax_last", float | None, "quantity", "largest finite magnitude in the last step"),
+        Column("zero", float | None, "share", "zeros"),
+        Column("overflow", dict[str, float], "share", "values that overflow, by format"),
+        Column("underflow", dict[str, float], "share", "nonzero values that become 0 or subnormal, by format"),
+    ),
+    rows=tensor_rows,
+)
 
 
 def split_line(line: str) -> tuple[str | None, int | None]:

@@ -24,6 +24,7 @@ from perfscope.analyzers.compare.runs.likely import (
     carrying,
     likely_change,
 )
+from perfscope.analyzers.compare.runs.result_tables import table_changes
 from perfscope.analyzers.compare.runs.structure import ExactMetric, structure
 from perfscope.analyzers.compare.runs.trees import path_change, tree_change
 from perfscope.analyzers.compare.statistics import estimators
@@ -340,6 +341,7 @@ def compare(base: Sequence[Trace], head: Sequence[Trace], *, busy: bool = False)
         likely=verdict,
         carried=carried_by(findings, account, verdict),
         settle="" if step is None or step.gates else SETTLE,
+        tables=table_changes(*analyses),
     )
 
 

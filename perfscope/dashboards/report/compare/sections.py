@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from perfscope.dashboards.report.blocks import (
     Advice,
+    Amount,
     Badge,
     Block,
     Column,
@@ -52,7 +53,7 @@ from perfscope.model.units import format_ns
 from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
-    from perfscope.dashboards.report.blocks import Number, Table
+    from perfscope.dashboards.report.blocks import Number, Table, Value
     from perfscope.model.documents.compared_programs import ProgramDifference, ProgramRow
     from perfscope.model.documents.comparison import (
         Cause,
@@ -65,7 +66,9 @@ if TYPE_CHECKING:
         Rank,
         Step,
         TreeRow,
+        ValueChange,
     )
+    from perfscope.model.results import Unit
 
 MOST_ROWS = 40
 """Most rows of a table: more are not read, and the JSON report has all."""
@@ -113,6 +116,7 @@ def detail_sections(document: Document) -> tuple[Section, ...]:
         *_tree(document),
         *_path(document),
         *_ranks(document),
+        *_result_tables(document),
         *_unknown(document),
         _method(document),
     )
@@ -435,6 +439,34 @@ def _kernels(kernels: Sequence[Kernel]) -> Iterator[Section]:
             title="Kernels",
             summary=f"{len(changed):,} of {len(kernels):,} changed (Benjamini-Hochberg over all)",
             blocks=tables(_table(KERNEL_COLUMNS, changed, rest="kernels")),
+        )
+
+
+VALUE_COLUMNS: tuple[Column[ValueChange], ...] = (
+    Column("row", lambda value: value.row, "code", limit=60),
+    Column("value", lambda value: value.column),
+    Column("base", lambda value: _with_unit(value.base, value.unit), "count"),
+    Column("head", lambda value: _with_unit(value.head, value.unit), "count"),
+)
+
+
+def _with_unit(value: Number | str | None, unit: Unit) -> Value:
+    return value if value is None or isinstance(value, str) else Amount(value, unit)
+
+
+def _rows(number: int) -> str:
+    return "row" if number == 1 else "rows"
+
+
+def _result_tables(document: Document) -> Iterator[Section]:
+    """One section per result table that differs."""
+    for changed in document.tables:
+        numbers = {"head": changed.added, "base": changed.removed}
+        counts = [f"{number:,} {_rows(number)} only in {side}" for side, number in numbers.items() if number]
+        yield Section(
+            title=changed.title.capitalize(),
+            summary=", ".join(counts) or "values of one capture per side, not judged",
+            blocks=tables(_table(VALUE_COLUMNS, changed.changes, rest="values", left=changed.changes_left)),
         )
 
 
