@@ -126,7 +126,7 @@ def merged(points: Iterable[Point]) -> list[Point]:
     return list(result.values())
 
 
-def points_by_kind(trace: Trace) -> dict[Kind, list[Point]]:
+def points_by_kind(trace: Trace) -> dict[str, list[Point]]:
     """Points of a trace; profiled calls only if the ops of a step have no times."""
     ops = list(op_points(trace))
     return {
