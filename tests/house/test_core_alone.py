@@ -13,9 +13,9 @@ import pytest
 from tests.conftest import REPOSITORY
 
 QUICK: dict[str, tuple[str, ...]] = {
-    "ab": ("test_machine.py", "test_runner.py"),
-    "commands": ("test_cli.py", "test_rules.py", "test_configuration.py"),
-    "compare": ("test_comparison.py", "test_verdict.py"),
+    "ab": ("test_machine.py",),
+    "commands": ("test_cli.py", "test_rules.py"),
+    "compare": ("test_verdict.py",),
     "critical_path": ("test_path.py",),
     "devices": ("test_target.py",),
     "engine": ("test_engine.py",),
@@ -28,16 +28,16 @@ QUICK: dict[str, tuple[str, ...]] = {
     "programs": ("test_saving.py",),
     "query": ("test_query.py",),
     "ranks": ("test_straggler.py",),
-    "readers": ("test_load.py", "test_run.py"),
+    "readers": ("test_run.py",),
     "readers/nsys": ("test_tables.py",),
     "readers/torch_log": ("test_records.py",),
     "readers/xspace": ("test_events.py",),
-    "report": ("test_json.py", "test_sections.py"),
-    "session": ("test_passes.py", "test_run_folder.py"),
+    "report": ("test_sections.py",),
+    "session": ("test_passes.py",),
     "sets": ("test_slim.py",),
     "time": ("test_account.py",),
     "torch_compile": ("test_summary.py",),
-    "web": ("test_views.py", "test_works.py"),
+    "web": ("test_views.py",),
 }
 """Folder of tests -> files that take seconds and need no framework."""
 LONG = {
