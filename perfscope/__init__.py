@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from perfscope.model.trace import Trace as Trace
     from perfscope.plugins.ahead.compile_for import CompiledFor as CompiledFor
     from perfscope.plugins.ahead.compile_for import compile_for as compile_for
+    from perfscope.profiler.launch.inside import profile as profile
+    from perfscope.profiler.launch.inside import trace_handler as trace_handler
     from perfscope.profiler.session.annotate import region as region
     from perfscope.profiler.session.annotate import step as step
 
@@ -48,8 +50,10 @@ __all__ = [
     "figures",
     "load",
     "load_all",
+    "profile",
     "region",
     "step",
+    "trace_handler",
 ]
 
 _HOMES = {
@@ -61,14 +65,18 @@ _HOMES = {
     "compare": "perfscope.dashboards.report.compare.comparison:compare",
     "load": "perfscope.analyzers.readers.load:load_one",
     "load_all": "perfscope.analyzers.readers.load:load_all",
+    "profile": "perfscope.profiler.launch.inside:profile",
     "region": "perfscope.profiler.session.annotate:region",
     "step": "perfscope.profiler.session.annotate:step",
+    "trace_handler": "perfscope.profiler.launch.inside:trace_handler",
 }
 
-# Views of a trace and an analysis in a notebook or printed, and the check that needs the accounting of device time.
+# Views of a trace and an analysis in a notebook or printed, the analysis of a run of this process, and the check that
+# needs the accounting of device time.
 hooks.register("trace_html", "perfscope.dashboards.report.html_report:trace_html")
 hooks.register("analysis_html", "perfscope.dashboards.report.html_report:analysis_html")
 hooks.register("analysis_text", "perfscope.dashboards.report.text:render")
+hooks.register("analysis_of_run", "perfscope.analyzers.judge:analysis_of_run")
 hooks.register("check_device_times", "perfscope.analyzers.time.device_time:check_device_times")
 
 

@@ -123,6 +123,11 @@ class Judged(Struct, frozen=True, kw_only=True):
     analysis: Analysis
 
 
+def analysis_of_run(directory: Path) -> Analysis:
+    """Return the analysis of one run; ``DataError`` as in ``load``."""
+    return judge_paths([directory]).analysis
+
+
 def judge_paths(
     paths: Sequence[str | Path],
     rules: Sequence[str] | None = None,

@@ -126,7 +126,7 @@ def test_the_source_archive_can_be_tested(built: Path) -> None:
 
 NAMES = [
     "Analysis", "CompiledFor", "Finding", "Outcome", "Trace", "__version__", "analyze", "compare", "compile_for",
-    "figures", "load", "load_all", "region", "step",
+    "figures", "load", "load_all", "profile", "region", "step", "trace_handler",
 ]  # fmt: skip
 
 
@@ -147,8 +147,8 @@ def test_they_are_the_same_things_as_in_their_modules() -> None:
 
 
 def test_no_other_name() -> None:
-    with pytest.raises(AttributeError, match="module 'perfscope' has no attribute 'profile'"):
-        perfscope.profile  # noqa: B018
+    with pytest.raises(AttributeError, match="module 'perfscope' has no attribute 'record'"):
+        perfscope.record  # noqa: B018
 
 
 def test_every_public_name_has_a_home_and_every_home_is_public() -> None:

@@ -165,12 +165,12 @@ def record(
     """
     target.command_line()  # a missing program fails here, before a run directory exists
     nsys = None if options.capture is None else _nsys(options)
-    task, joined = _task(root, run_id)
+    task, joined = task_of_run(root, run_id)
     directory = run_folders.create(root, name or target.name()) if joined is None else joined.directory
-    run = _begun(target, options, directory, name or target.name(), task)
-    _write_first(directory, run)
+    run = begun(target, options, directory, name or target.name(), task)
+    write_first(directory, run)
     recording = None if nsys is None else nsys.place(directory, run.task)
-    message = _message(options, directory, follow=follow or target.command, recording=recording)
+    message = message_for(options, directory, follow=follow or target.command, recording=recording)
     ended: Ended | None = None
     lost, leads = None, True
     try:
@@ -182,13 +182,13 @@ def record(
                 ended = nsys.told(ended)
                 run = replace(run, notes=nsys.collect())
             leads = is_lead_task(directory, run.task)
-            done = _ended(run, ended, directory, options, leads=leads)
+            done = ended_as(run, ended, directory, options, leads=leads)
             run_folders.write(directory, done)
         if joined is not None and task.number == 0 and ended.code == 0:
             # A failed program's code is returned at once: the launcher then ends the others.
             with contextlib.suppress(KeyboardInterrupt):
                 await_others(directory, task, wait_s)
-                run_folders.write(directory, _ended(run, ended, directory, options, leads=leads))
+                run_folders.write(directory, ended_as(run, ended, directory, options, leads=leads))
         if joined is not None:
             done = run_folders.read(directory)
     except (OSError, DataError) as error:
@@ -206,7 +206,7 @@ def record(
     )
 
 
-def _task(root: Path, run_id: str | None) -> tuple[Task, JobDirectory | None]:
+def task_of_run(root: Path, run_id: str | None) -> tuple[Task, JobDirectory | None]:
     """Which task of which job this process is, and the run folder of the job if it has a key."""
     task = task_from_environment(os.environ, run_id)
     joined = None if task.key is None else join(root, task)
@@ -223,7 +223,8 @@ def _load_since(before: MachineCounters) -> dict[str, float]:
     return {name: round(rates[name], 4) for name in LOAD if name in rates}
 
 
-def _message(options: CaptureOptions, directory: Path, *, follow: bool, recording: str | None) -> Message:
+def message_for(options: CaptureOptions, directory: Path, *, follow: bool, recording: str | None) -> Message:
+    """The message to the processes of a run. ``recording``: as in `Message`."""
     return Message(
         directory=str(directory.resolve()),
         options=options,
@@ -233,7 +234,7 @@ def _message(options: CaptureOptions, directory: Path, *, follow: bool, recordin
     )
 
 
-def _write_first(directory: Path, run: Run) -> None:
+def write_first(directory: Path, run: Run) -> None:
     """The manifest of a run that begins; without it there is no run, and the program is not started."""
     try:
         run_folders.write(directory, run)
@@ -248,7 +249,8 @@ def _nsys(options: CaptureOptions) -> NsysRun:
     return NsysRun(options)
 
 
-def _begun(target: Target, options: CaptureOptions, directory: Path, name: str, task: Task) -> Run:
+def begun(target: Target, options: CaptureOptions, directory: Path, name: str, task: Task) -> Run:
+    """The manifest of a run that begins, with the facts of this machine."""
     number = 0 if task.key is None else task.number
     gpus = environment.nvidia_gpus()
     script = None
@@ -280,7 +282,7 @@ def _options(options: CaptureOptions) -> Mapping[str, object]:
     return {key: value for key, value in dataclasses.asdict(options).items() if key != "quiet"}
 
 
-def _ended(run: Run, ended: Ended, directory: Path, options: CaptureOptions, *, leads: bool) -> Run:
+def ended_as(run: Run, ended: Ended, directory: Path, options: CaptureOptions, *, leads: bool) -> Run:
     """The manifest of a task whose program ended. The task that ``leads`` reports facts of the whole run."""
     notes = list(run.notes)
     state: RunState = "finished"

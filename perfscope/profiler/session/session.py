@@ -47,9 +47,26 @@ def attach(message: Message, framework: Framework) -> None:
         return
     if _session is None:
         _session = Session(message)
-        atexit.register(_finish)
-        os.register_at_fork(after_in_child=_forked)
+        _watch_process()
     _session.listen(framework)
+
+
+@functools.cache
+def _watch_process() -> None:
+    atexit.register(_finish)
+    os.register_at_fork(after_in_child=_forked)
+
+
+def is_attached() -> bool:
+    """Whether this process is captured already."""
+    return _session is not None
+
+
+def detach() -> None:
+    """Keep all captures and end the session, so that another one may begin in this process."""
+    global _session
+    _finish()
+    _session = None
 
 
 def has_steps() -> bool:

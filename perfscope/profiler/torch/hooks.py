@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 import threading
 import weakref
@@ -136,9 +137,8 @@ class Hooks:
         original = Optimizer.profile_hook_step
         listening = [True]
 
-        @functools.wraps(original)
-        def profile_hook_step(function: Callable[..., Any]) -> Callable[..., Any]:
-            hooked = original(function)
+        def watched(hooked: Callable[..., Any], owner: Any = None) -> Callable[..., Any]:
+            """``owner``: the optimizer, if the function has it already."""
 
             @functools.wraps(hooked)
             def step(*arguments: Any, **named: Any) -> Any:
@@ -147,16 +147,22 @@ class Hooks:
                 if compat.is_compiling() or not listening[0]:
                     return hooked(*arguments, **named)
                 answer = hooked(*arguments, **named)
-                self._stepped(arguments[0], finder)
+                self._stepped(arguments[0] if owner is None else owner, finder)
                 return answer
 
             return step
 
-        restore = replace(Optimizer, "profile_hook_step", staticmethod(profile_hook_step))
+        @functools.wraps(original)
+        def profile_hook_step(function: Callable[..., Any]) -> Callable[..., Any]:
+            return watched(original(function))
+
+        undone = [replace(Optimizer, "profile_hook_step", staticmethod(profile_hook_step))]
+        undone += _watch_known_optimizers(Optimizer, watched)
 
         def undo() -> None:
             listening[0] = False
-            restore()
+            for restore in reversed(undone):
+                restore()
 
         return undo
 
@@ -288,3 +294,17 @@ def _hook_cuda_nvtx(finder: StepFinder) -> list[Undo]:
         return range_pop
 
     return [wrap(nvtx, "range_push", push), wrap(nvtx, "range_pop", pop)]
+
+
+def _watch_known_optimizers(optimizers: type, watched: Callable[..., Any]) -> list[Undo]:
+    """Watch optimizers that were made before: torch has hooked their classes, and a scheduler may hold their step."""
+    kinds, found = [optimizers], list[type]()
+    while kinds:
+        kind = kinds.pop()
+        kinds += kind.__subclasses__()
+        if getattr(vars(kind).get("step"), "hooked", False):
+            found.append(kind)
+    undone = [replace(kind, "step", watched(vars(kind)["step"])) for kind in found]
+    objects = gc.get_objects() if found else ()
+    holders = [held for held in objects if issubclass(type(held), optimizers) and "step" in vars(held)]
+    return [*undone, *(replace(held, "step", watched(held.step, held)) for held in holders)]
