@@ -335,6 +335,15 @@ def test_a_function_that_is_jitted_in_the_loop_is_told_to_hoist_the_jit():
     assert "shape" not in finding.advice
 
 
+def test_functions_that_a_factory_made_are_first_compiled_at_their_lines():
+    def called_at(step: int, line: int) -> list[CompileEvent]:
+        return [replace(one, line=line) for one in anew(step)]
+
+    assert _judge(*(called_at(step, 131 + step) for step in range(4))).status == "clean"
+    (finding,) = _judge(*(called_at(step, 131 + step % 2) for step in range(4))).findings
+    assert finding.title.startswith("step is jitted anew and compiled 2 more times")
+
+
 def test_a_cache_that_grows_is_told_to_be_allocated_once():
     grown = [
         retraced(1000 * step, f"different input types: * at cache, now f32[{step + 1},64] and before f32[1,64]",

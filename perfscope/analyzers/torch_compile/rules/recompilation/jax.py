@@ -40,6 +40,9 @@ MOST_NAMED = 3
 _NEVER_MEANT: frozenset[Cause] = frozenset({"dtype", "placement", "setting", "sharding", "weak type"})
 """Causes for which the first program could have computed the same, so that a single recompilation is reported."""
 
+_OF_NEW_FUNCTIONS: frozenset[Cause] = frozenset({"made anew", "unknown"})
+"""Causes of the first call of a function object."""
+
 _LAX = {"while": "while_loop"}
 """Functions of `jax.lax` by the primitive that they call, where the names differ."""
 
@@ -97,12 +100,27 @@ def jax_findings(trace: Trace) -> Iterator[Finding]:
             yield _finding(trace, again)
 
 
+def _of_one_function(function: CompiledFunction) -> list[Compilation]:
+    """Return the compilations after the first, without first calls of another function that was made at that place.
+
+    A factory that is called before the loop returns several functions of one definition, each called at its line.
+    """
+    lines = {(function.compilations[0].file, function.compilations[0].line)}
+    rows = []
+    for row in function.again:
+        if (row.file, row.line) in lines or row.cause not in _OF_NEW_FUNCTIONS:
+            rows.append(row)
+        lines.add((row.file, row.line))
+    return rows
+
+
 def _counted(function: CompiledFunction) -> _Again | None:
-    later = [row for row in function.again if row.step is not None and row.step > 0]
+    again = _of_one_function(function)
+    later = [row for row in again if row.step is not None and row.step > 0]
     if len({row.step for row in later}) >= MIN_STEPS:
         lines = {(row.file, row.line) for row in later}
         # warm-up steps have no number yet
-        rows = [row for row in function.again if row.step != 0 and (row.file, row.line) in lines]
+        rows = [row for row in again if row.step != 0 and (row.file, row.line) in lines]
         times: dict[Cause, int] = {}
         for row in rows:
             times[row.cause] = times.get(row.cause, 0) + row.spans.total()
