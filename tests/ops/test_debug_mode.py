@@ -37,7 +37,7 @@ def backward(*, checked: int, nodes: int = 4, recorded: frozenset[str] = CPU) ->
     return builder
 
 
-def distributions(*, gap_us: float = 10, checks: bool = True) -> Trace:
+def distributions(*, gap_us: float = 10, checks: bool = True, wait_us: float = 0) -> Trace:
     """A step of 1,000 us: a product, two ops that check its result in 2 us each, ``gap_us`` apart, and a product."""
     g = GraphBuilder()
     x = g.op("mm", [g.input((4, 4)), g.input((4, 4))], line=3)
@@ -50,6 +50,9 @@ def distributions(*, gap_us: float = 10, checks: bool = True) -> Trace:
     builder.op("aten::sub", 200, 202)
     builder.op("aten::_local_scalar_dense", 202 + gap_us, 204 + gap_us)
     builder.op("aten::mm", 500, 600)
+    if wait_us:
+        builder.core_reading(0, 500, 0)
+        builder.core_reading(500, 1000, wait_us)
     return builder.build()
 
 
@@ -65,6 +68,7 @@ def test_checks_of_distributions_cost_the_time_from_their_first_to_their_last_op
 def test_short_checks_and_the_same_ops_of_the_program_are_clean() -> None:
     assert judge(RULE, distributions(gap_us=6)).status == "flagged"
     assert judge(RULE, distributions(gap_us=5)).status == "clean"
+    assert judge(RULE, distributions(gap_us=5, wait_us=200)).status == "flagged"  # 9 us of 800 us with a core
     assert judge(RULE, distributions(checks=False)).status == "clean"
 
 

@@ -205,7 +205,8 @@ def _argument_checks(trace: Trace) -> Iterator[Finding]:
     if not ops or not place.known:
         return
     cost = _time_of_checks(trace, place, [op.index for op in ops])
-    if cost < LEAST_SHARE * whole:
+    waited = max((account.total_ns["core_wait"] for account in trace.fact(step_accounts)), default=0)
+    if cost < LEAST_SHARE * (whole - waited):
         return
     (file, line), _ = Counter((op.file, op.line) for op in ops).most_common(1)[0]
     by_line = Counter((Where(file=op.file, line=op.line).label(), op.host_read is not None) for op in ops)
