@@ -40,7 +40,6 @@ EXCEPTIONS: dict[str, frozenset[str]] = {
         }
     ),
     "plans": frozenset({"ops.fusion", "ops.graph_time"}),
-    "programs": frozenset({"ops.graph_time"}),
     "sections": frozenset({"ops.rules.unfused_ops.inductor"}),
     "torch_compile": frozenset({"ops.fusion", "ops.kernels"}),
 }

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from perfscope.analyzers.graph import short_name
 from perfscope.analyzers.graph.attention import RowMaxima
 from perfscope.analyzers.graph.from_hlo import HloProgram
 from perfscope.analyzers.hlo.cost.module import module_cost
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.ops.attention import find_attentions
-from perfscope.analyzers.ops.graph_time import short_name
 from perfscope.analyzers.programs.attention_traffic import written_attention
 from tests.graphs import GraphBuilder
 from tests.hlo_build import GPU, hlo_module, hlo_trace

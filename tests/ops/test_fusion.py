@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perfscope.analyzers.graph.op_flow import WRITE_ONLY
 from perfscope.analyzers.ops.fusion import FusionGroup, find_groups, forward_chains
-from perfscope.analyzers.ops.graph_time import WRITE_ONLY
 from perfscope.model.op_graph import OpGraph
 from tests.build import TraceBuilder
 from tests.graphs import GraphBuilder

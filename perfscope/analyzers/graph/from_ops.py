@@ -9,13 +9,13 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from perfscope.analyzers.graph.op_flow import short_name
 from perfscope.analyzers.graph.program_graph import Node, OpClass, Product, ProgramGraph, softmax_parts
 from perfscope.analyzers.ops.fusion import is_elementwise
-from perfscope.analyzers.ops.graph_time import short_name
 from perfscope.model.op_flops import PLAIN_PRODUCTS, PRODUCTS
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.ops.graph_time import Flow
+    from perfscope.analyzers.graph.op_flow import Flow
     from perfscope.model.op_graph import GraphOp, OpGraph
 
 SOFTMAX = frozenset({"_softmax", "_safe_softmax", "softmax"})

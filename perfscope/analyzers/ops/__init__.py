@@ -25,7 +25,7 @@ from perfscope.analyzers.ops.finding_spans import (
     spans_of_windows,
     spans_within,
 )
-from perfscope.analyzers.ops.graph_time import base_name, graph_time
+from perfscope.analyzers.ops.graph_time import graph_time
 from perfscope.analyzers.ops.hardware_counters import (
     PRECISIONS,
     CountedCall,
@@ -59,7 +59,6 @@ __all__ = [
     "TopWork",
     "Utilization",
     "WorkRow",
-    "base_name",
     "call_roof",
     "canonical_dtype",
     "costed_calls",

@@ -21,9 +21,10 @@ from msgspec.structs import replace
 
 from perfscope.analyzers.devices import DEVICES, Device, find_device
 from perfscope.analyzers.devices.roofline import NS, Roof, bytes_ns, kernel_roof, link_ns, peak_flops
+from perfscope.analyzers.graph import trace_flow
 from perfscope.analyzers.ops.eager_cost import op_cost
 from perfscope.analyzers.ops.fusion import is_elementwise_kernel, region_bytes
-from perfscope.analyzers.ops.graph_time import graph_time, trace_flow
+from perfscope.analyzers.ops.graph_time import graph_time
 from perfscope.analyzers.ops.kernels import matmul_precision
 from perfscope.analyzers.ops.op_call import CostKind, OpCost
 from perfscope.analyzers.ops.recompute import recomputed_ops

@@ -17,8 +17,8 @@ import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
+from perfscope.analyzers.graph import Flow, base_name, flow_of, trace_flow
 from perfscope.analyzers.ops.eager_cost import elementwise_result
-from perfscope.analyzers.ops.graph_time import Flow, base_name, flow_of, trace_flow
 from perfscope.analyzers.ops.kernels import Operand, input_tensors
 from perfscope.analyzers.ops.recompute import EVALUATE
 from perfscope.analyzers.time import GRAPH_CALL, named_slices, nearest_ancestor, slice_name

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from perfscope.analyzers.ops.graph_time import short_name, trace_flow
+from perfscope.analyzers.graph import short_name, trace_flow
 from perfscope.analyzers.time import (
     CallSite,
     FrameKind,

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from perfscope.analyzers.devices import Device
 from perfscope.analyzers.devices.roofline import NS, kernel_roof
+from perfscope.analyzers.graph import base_name
 from perfscope.analyzers.hlo.cost.module import InstructionCost, hlo_costs
 from perfscope.analyzers.hlo.program import program_label
 from perfscope.analyzers.hlo.program_device import recorded_device
@@ -21,7 +22,6 @@ from perfscope.analyzers.hlo.roofline import InstructionRoof, roof_of, run_times
 from perfscope.analyzers.hlo.time import hlo_time
 from perfscope.analyzers.ops import (
     OpCost,
-    base_name,
     call_roof,
     costed_calls,
     device_peaks,

@@ -37,8 +37,9 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
+from perfscope.analyzers.graph import flow_of, short_name
 from perfscope.analyzers.ops.achieved import longest_ns, moved_bytes
-from perfscope.analyzers.ops.graph_time import flow_of, short_name, spans_time
+from perfscope.analyzers.ops.graph_time import spans_time
 from perfscope.analyzers.ops.kernels import input_tensors
 from perfscope.analyzers.ops.recompute import OPTIMIZER_STEP
 from perfscope.analyzers.time import (

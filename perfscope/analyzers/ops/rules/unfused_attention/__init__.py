@@ -58,6 +58,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
+from perfscope.analyzers.graph import short_name
 from perfscope.analyzers.ops.achieved import longest_ns
 from perfscope.analyzers.ops.attention import (
     GraphAttention,
@@ -67,7 +68,7 @@ from perfscope.analyzers.ops.attention import (
     trace_attentions,
 )
 from perfscope.analyzers.ops.finding_spans import spans_of_ops, spans_of_slices
-from perfscope.analyzers.ops.graph_time import removed_ops, short_name, spans_time
+from perfscope.analyzers.ops.graph_time import removed_ops, spans_time
 from perfscope.analyzers.ops.kernels import ITEM_SIZES
 from perfscope.analyzers.time import WorkTime, call_site, op_records, planned_cost, removed_inside, timed_cost, whole_ns
 from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Where

@@ -8,7 +8,7 @@ from math import ceil, log2
 
 from msgspec import Struct
 
-from perfscope.analyzers.ops.graph_time import Flow, base_name, flow_of
+from perfscope.analyzers.graph import Flow, base_name, flow_of
 from perfscope.analyzers.plans import PlanWork, bytes_ns, op_bytes, plan_works
 from perfscope.analyzers.programs.scan import LAUNCH_NS
 from perfscope.model.finding import Finding, Where
