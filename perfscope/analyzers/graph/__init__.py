@@ -1,4 +1,16 @@
-"""One graph for every program. Importers are imported by name where their input is met: ``from_ops``, ``from_hlo``."""
+"""One graph for every program. Importers are imported by name where their input is met: ``from_ops``, ``from_hlo``.
+
+Attention and widened products are found on it. Other judgements keep the representation of their source:
+
+* fusion: may these ops be fused (op graph), did XLA fuse them (HLO), why did inductor refuse (its log) and what does a
+  plan leave apart are four questions;
+* precision: a recording has kernel names and no graph, a plan has one setting for all float32 products, HLO has a
+  requested precision per product that XLA for CPUs widens on its own;
+* recomputation is marked by the recorder in op graphs, by equal nodes of two graphs in inductor's log, and by scopes
+  and names of clones in HLO; from there on, ``StepModel`` of memory advice is one representation;
+* live bytes are one sweep over blocks already (``model/live_bytes.py``), and FLOPs of a product one formula
+  (``model/op_flops.py``); the bytes of a kernel depend on its fusion.
+"""
 
 from perfscope.analyzers.graph.attention import ScoreGroup, score_groups
 from perfscope.analyzers.graph.op_flow import Flow, base_name, flow_of, short_name, trace_flow
