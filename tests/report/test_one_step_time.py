@@ -20,7 +20,9 @@ from perfscope.model.documents.run_list import REPORT_FILE, row_of
 from perfscope.model.units import format_ns
 from tests.conftest import REPOSITORY, corpus_files
 
-RUNS = [REPOSITORY / "fixtures" / name for name in ("cpu-attention-sdpa-checkpoint", "cpu-moe-loop", "cpu-ssm-scan")]
+RUNS = [
+    REPOSITORY / "fixtures" / name for name in ("cpu-attention-sdpa-checkpoint", "cpu-moe-index-add", "cpu-ssm-scan")
+]
 
 MOST_BYTES = 3 << 20
 """Most bytes of a corpus file: larger ones show nothing more and take long."""
