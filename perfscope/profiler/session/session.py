@@ -373,7 +373,8 @@ class Session:
                 self._source = self._finder.label(best)
                 self._ended = self._finder.completed[best]
                 self._passes.plan(self._framework(best))
-                self._passes.delay = f"the program took {self._ended} steps ({self._source}) and ended before"
+                steps = "1 step" if self._ended == 1 else f"{self._ended} steps"
+                self._passes.delay = f"the program took {steps} ({self._source}) and ended before"
                 self._place()
             self._process = process_state.finish_ab_launch(self.message, self._process)
             if self._companion is not None:
