@@ -13,7 +13,7 @@ from perfscope.analyzers.hlo.buffers import assigned_memory
 from perfscope.analyzers.hlo.module import Alias, HloModule
 from perfscope.analyzers.hlo.parse.proto import module_of_proto
 from perfscope.analyzers.hlo.parse.thunks import Schedule
-from perfscope.analyzers.programs.donation import donation_of, refused_donations, updates, writers
+from perfscope.analyzers.programs.donation import donation_of, refused_bytes, refused_donations, updates, writers
 from perfscope.analyzers.readers.load import load_one
 from perfscope.analyzers.registry import load_rule
 from perfscope.model.jax_log import CompileEvent
@@ -388,7 +388,7 @@ def test_small_ones_and_none_are_clean() -> None:
 )
 def test_bytes_of_shapes(shape: str, size: int) -> None:
     (found,) = refused_donations(events_of(refused(shape)))
-    assert found.bytes == size
+    assert refused_bytes(found) == size
 
 
 def events_of(*events: CompileEvent) -> Trace:
