@@ -123,12 +123,14 @@ def test_the_gradient_of_an_index_in_a_loop_names_the_node():
     [
         [("aten::mm", 900)],
         [("aten::addmm > aten::copy_", 400), ("aten::mm", 400)],
+        [("aten::masked_fill > aten::clone > aten::copy_", 400), ("aten::mm", 400)],
         [("autograd::engine::evaluate_function: UnbindBackward0 > aten::stack > aten::cat", 400)],
         [("autograd::engine::evaluate_function: SelectBackward0 > aten::select_backward > aten::fill_", 400)],
         [("aten::index_select", 400), ("aten::mm", 400)],
         [("enumerate(DataLoader)#_SingleProcess.__next__ > aten::stack > aten::cat", 400)],
     ],
-    ids=["products", "a copy inside a product", "the gradient of unbind", "one index per step",
+    ids=["products", "a copy inside a product", "the copy of masked_fill",
+         "the gradient of unbind", "one index per step",
          "rows that are picked once", "a batch that the loader puts together"],
 )  # fmt: skip
 def test_what_only_looks_like_it_is_clean(ops: list[tuple[str, float]]):

@@ -108,7 +108,7 @@ _MOVES = (
         "empty_strided", "new_empty", "zeros", "zeros_like", "new_zeros", "ones", "ones_like", "new_ones", "full",
         "full_like", "new_full", "resize", "set", "detach", "lift_fresh", "alias", "_unsafe_view", "pad",
         "constant_pad_nd", "float", "half", "bfloat16", "int", "long", "slice_scatter", "select_scatter", "where",
-        "masked_fill", "broadcast_to", "_reshape_alias", "_reshape_copy", "item", "_local_scalar_dense",
+        "broadcast_to", "_reshape_alias", "_reshape_copy", "item", "_local_scalar_dense",
     }
 )  # fmt: skip
 """Ops that compute nothing: copies inside other ops belong to those ops."""
