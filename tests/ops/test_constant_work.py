@@ -46,6 +46,13 @@ def test_an_adapter_that_is_multiplied_out_is_flagged_at_its_line():
     assert "merge_and_unload" in finding.advice
 
 
+def test_a_model_called_with_ones_is_not_constant():
+    g = GraphBuilder()
+    weight = g.input((64, 64), parameter=True)
+    g.op("mm", [g.op("ones", [], (8, 64)), weight], (8, 64))
+    assert outcome(run_of(g, [50, 800])).status == "clean"
+
+
 def test_just_below_the_threshold_is_clean():
     assert outcome(run_of(adapter(), [60, 39, 300])).status == "clean"
     assert outcome(run_of(adapter(), [60, 41, 300])).status == "flagged"

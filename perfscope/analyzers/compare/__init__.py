@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from perfscope.analyzers.compare.statistics.estimators import MEAN as MEAN
     from perfscope.analyzers.compare.statistics.estimators import location as location
     from perfscope.analyzers.compare.statistics.estimators import two_sided_p as two_sided_p
+    from perfscope.analyzers.compare.statistics.paired import Effect as Effect
+    from perfscope.analyzers.compare.statistics.paired import effect_of as effect_of
+    from perfscope.analyzers.compare.statistics.paired import is_worse as is_worse
+    from perfscope.analyzers.compare.statistics.paired import log_ratios as log_ratios
     from perfscope.analyzers.compare.statistics.verdict import LEAST as LEAST
     from perfscope.analyzers.compare.statistics.verdict import STEP_LEAST as STEP_LEAST
     from perfscope.analyzers.compare.statistics.verdict import Least as Least
@@ -34,14 +38,18 @@ __all__ = [
     "STEP_LEAST",
     "STEP_TIME",
     "AbJudge",
+    "Effect",
     "Least",
     "MetricResult",
     "Structure",
     "compare",
     "counted",
+    "effect_of",
     "environment_of",
+    "is_worse",
     "kind_of",
     "location",
+    "log_ratios",
     "structure",
     "timed_name",
     "two_sided_p",
@@ -53,6 +61,7 @@ _HOMES = {
     "runs.run_sets": ("SOFTWARE", "counted", "environment_of"),
     "runs.structure": ("Structure", "structure"),
     "statistics.estimators": ("MEAN", "location", "two_sided_p"),
+    "statistics.paired": ("Effect", "effect_of", "is_worse", "log_ratios"),
     "statistics.verdict": ("LEAST", "Least", "MetricResult", "STEP_LEAST"),
 }
 """Module below this package -> its names."""

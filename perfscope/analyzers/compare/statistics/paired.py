@@ -228,6 +228,11 @@ def judge(effect: Effect, *, alpha: float, least: float, better: Better = "lower
     return "inconclusive"
 
 
+def is_worse(effect: Effect, *, alpha: float, least: float) -> bool:
+    """Return whether head is certainly slower, or larger, by ``least`` or more: ``judge`` has a regression."""
+    return judge(effect, alpha=alpha, least=least) == "regression"
+
+
 def is_equivalent(effect: Effect, *, alpha: float, least: float) -> bool:
     """Return whether the interval of level 1 - 2 ``alpha`` is within ``least``, the same factor in both directions."""
     interval = effect.interval(2 * alpha)

@@ -6,10 +6,11 @@ it once; applied to the input it is two thin products. A weight that is kept in 
 another dtype, normalised or rescaled costs more memory traffic than the product that reads it where the batch is small.
 
 How it is found: from the op graph of a run. Ops of the forward pass are followed from parameters and buffers, and from
-tensors that are made without an input (`arange`, `ones`): what reads nothing else is constant; random ops are not. In a
-step that updates parameters only two kinds count: what follows from parameters that no op of the step writes, and
-products of parameters, with their backward ops. Tensors that are only filled are left to `data_movement`. The time is
-that of these ops in the timed steps, an upper bound: factors that are applied to the input cost a part of it.
+tensors that are made without an input (`arange`, `ones`): what reads nothing else is constant; random ops are not, and
+a product with a tensor of ones or zeros is the model called with made-up data. In a step that updates parameters only
+two kinds count: what follows from parameters that no op of the step writes, and products of parameters, with their
+backward ops. Tensors that are only filled are left to `data_movement`. The time is that of these ops in the timed
+steps, an upper bound: factors that are applied to the input cost a part of it.
 
 Fix: merge an adapter once before the loop (`merge_and_unload()` in peft), or apply its factors to the input::
 
@@ -99,15 +100,18 @@ def constant_ops(trace: Trace) -> tuple[GraphOp, ...]:
     if graph is None or not graph.parameters:
         return ()
     trained = {graph.tensors[index].storage for op in graph.ops for index in op.mutated if op.phase == "optimizer"}
-    constant, multiplied = set(graph.parameters), set[int]()
+    constant, multiplied, filled = set(graph.parameters), set[int](), set[int]()
     found: list[GraphOp] = []
     for op in graph.ops:
         inputs = {graph.tensors[index].storage for index in op.inputs}
         written = {graph.tensors[index].storage for index in (*op.outputs, *op.mutated)}
-        if not _follows(op, inputs, constant):
+        made_up = short_name(op) in PRODUCTS and bool(inputs & filled)
+        if made_up or not _follows(op, inputs, constant):
             constant -= {graph.tensors[index].storage for index in op.mutated} | (written - inputs)
             continue
         constant |= written
+        if inputs <= filled and (inputs or short_name(op) in _FILLS):
+            filled |= written
         if inputs & trained:
             trained |= written
         if short_name(op) in PRODUCTS or inputs & multiplied:
