@@ -243,7 +243,7 @@ def _notebook(words: Sequence[str]) -> Target:
         )
     if not Path(words[0]).exists():
         raise NotStartedError(f"{words[0]}: no such file")
-    run = ("nbconvert", "--to", "notebook", "--execute", "--log-level", "WARN")
+    run = ("nbconvert", "--to", "notebook", "--execute", "--log-level", "WARN", "--output-dir", ".")
     return Target(arguments=(*run, *words), module=True, title=Path(words[0]).stem)
 
 
