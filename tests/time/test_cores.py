@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -217,28 +216,6 @@ def test_the_report_says_first_who_took_the_cores() -> None:
     assert "limit of 1.5 cores" in line
     assert "40%" in line
     assert said(CoreFacts(cores=2, other_cores=1.26), wait_us=1_900) == [], "below a tenth of the step"
-
-
-@pytest.mark.parametrize(
-    ("function", "waited_us", "flagged"),
-    [
-        ("torch/nn/functional.py(12): linear", 12_000, False),
-        ("torch/nn/functional.py(12): linear", 4_000, True),
-        ("train.py(12): tokenize", 12_000, True),
-    ],
-)
-def test_the_framework_between_ops_is_no_finding_where_most_of_the_run_waits_for_a_core(
-    function: str, waited_us: float, flagged: bool
-) -> None:
-    b = TraceBuilder()
-    b.step(1, 0, 20_000)
-    b.python("train.py(40): train", 0, 20_000)
-    b.python(function, 0, 10_000)
-    b.op("aten::mm", 10_000, 20_000)
-    b.core_reading(0, 20_000, 1_000)
-    b.run_step(1, 0, 20_000, wait=waited_us)
-    b.core_facts = CoreFacts(cores=2)
-    assert (judge(HOST_BOUND, b.build()).status == "flagged") is flagged
 
 
 def _counted_waits(**facts: object) -> list[int]:

@@ -52,7 +52,7 @@ from perfscope.analyzers.time.small_calls import small_call
 from perfscope.analyzers.time.spans import removed_time, worst_spans
 from perfscope.analyzers.time.steps import timed_cost
 from perfscope.analyzers.time.unjitted import single_operations
-from perfscope.analyzers.time.whole_run.cores import BUSY_SHARE, core_wait_share, doubtful_causes
+from perfscope.analyzers.time.whole_run.cores import BUSY_SHARE, doubtful_causes
 from perfscope.model.documents.causes import Cause
 from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, fit_title
 from perfscope.model.frames import is_profilers
@@ -107,7 +107,6 @@ def check(trace: Trace) -> Iterable[Finding]:
     works: dict[tuple[str, tuple[str | None, str | None]], _Work] = {}
     doubtful = doubtful_causes(account.total_ns, account.whole_ns)
     dispatches = trace.fact(single_operations) is not None or trace.fact(small_call) is not None
-    starved = trace.fact(core_wait_share) or 0.0
     for cause in _CAUSES:
         if cause in doubtful:
             continue
@@ -119,8 +118,6 @@ def check(trace: Trace) -> Iterable[Finding]:
                 continue  # `unjitted_step` or `launch_bound` has it, with the function
             if cause == "other_host" and work.kind is FrameKind.UNKNOWN and not work.named and _is_busy(account):
                 continue  # it may be a consequence of the waiting
-            if cause == "other_host" and work.kind in (*ENGINES, *WAITS) and starved >= HALF:
-                continue  # as above: the framework between ops, or a lock that a waiting thread holds
             key = (work.subject, work.place())
             works[key] = work if key not in works else works[key].merged(work)
     for work in works.values():
