@@ -21,7 +21,7 @@ from perfscope.analyzers.readers.op_graph import read_op_graph
 REPOSITORY = Path(__file__).resolve().parents[2]
 FIXTURES = REPOSITORY / "fixtures"
 FOLDERS = sorted(path for path in FIXTURES.iterdir() if path.is_dir() and path.name != "__pycache__")
-RECORDINGS = [path for path in FOLDERS if any(path.glob("rank*"))]
+RECORDINGS = [path for path in FOLDERS if any(path.glob("rank[0-9]*"))]
 KEYS = {"command", "device", "driver", "date", "licence", "origin", "names_found", "versions", "sha256"}
 TWINS = {
     "cpu-attention-naive": "cpu-attention-sdpa",
