@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -134,6 +135,18 @@ def spare(inputs: Iterable[str], outputs: Iterable[str]) -> None:
     for output in outputs:
         if Path(output).resolve() in known:
             raise UsageError(f"{output}: is the trace itself; what is written needs another file")
+
+
+_TIME = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)?")
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def parse_time(option: str, text: str, unit: str = "s") -> float:
+    """``90s``, ``20m``, ``1.5h``, or a number of ``unit``: seconds. ``UsageError`` for anything else."""
+    match = _TIME.fullmatch(text.strip())
+    if match is None or float(match[1]) == 0:
+        raise UsageError(f"{option} {text}: give a time such as 90s, 20m or 1.5h")
+    return float(match[1]) * _SECONDS[match[2] or unit]
 
 
 def checkout_folder() -> Path:

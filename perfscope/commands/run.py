@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from perfscope.commands.options import RECORDERS, output_folder_option, quiet_option, screen, verbose_option
+from perfscope.commands.options import (
+    RECORDERS,
+    output_folder_option,
+    parse_time,
+    quiet_option,
+    screen,
+    verbose_option,
+)
 from perfscope.model.capture import DEFAULT_WARMUP, LEVELS, TOOLS, WAIT_S, CaptureOptions, parse_steps
 from perfscope.model.errors import NotStartedError, PerfscopeError, UsageError
 
@@ -64,6 +71,9 @@ class RunCommand(click.Command):
 LAUNCHERS = frozenset({"accelerate.commands.launch", "torch.distributed.launch", "torch.distributed.run"})
 """Modules that start the program's processes, which are then captured too."""
 
+
+STARTERS = LAUNCHERS | {"nbconvert"}
+"""Modules that run the program in other processes, so that `--no-follow` would capture nothing."""
 
 NOTEBOOK = ".ipynb"
 
@@ -116,7 +126,16 @@ def _is_launcher(word: str) -> bool:
     help="Sample the Python stacks of all threads and worker processes, at about 1 % of processor time.",
 )
 @click.option(
-    "--follow", is_flag=True, help="Capture in Python processes that the program starts (always with -- and launchers)."
+    "--follow/--no-follow",
+    default=None,
+    help="Capture in all Python processes that the program starts, or in none. [all with -- and launchers; else those "
+    "that start before the program has steps]",
+)
+@click.option(
+    "--for",
+    "time",
+    metavar="TIME",
+    help="End the program with SIGTERM after this time (30s, 5m, 1h) and report: for services.",
 )
 @output_folder_option("the run directories")
 @click.option("--name", help="Name of the run; the script's if not given.")
@@ -149,7 +168,8 @@ def run(
     step_annotation: str | None,
     xla_dump: bool,
     stacks: bool,
-    follow: bool,
+    follow: bool | None,
+    time: str | None,
     output: Path,
     name: str | None,
     run_id: str | None,
@@ -185,10 +205,14 @@ def run(
         capture=capture,
         stacks=stacks and not recorders,
         recorders=recorders,
+        seconds=None if time is None else parse_time("--for", time),
+        alone=follow is False,
     )
     target = _target(context)
+    if follow is False and target.module and target.arguments[0] in STARTERS:
+        raise UsageError(f"--no-follow: {target.arguments[0]} starts the program as another process")
     follow = follow or (target.module and target.arguments[0] in LAUNCHERS)
-    recorded = record(target, options, root=output, name=name, follow=follow, run_id=run_id, wait_s=wait)
+    recorded = record(target, options, root=output, name=name, follow=bool(follow), run_id=run_id, wait_s=wait)
     if recorded.task.number and (recorded.task.key is not None or recorded.task.count is not None):
         return _say_alone(recorded, quiet=quiet)  # the first task speaks for all
     _tell(recorded, configuration, reports=not no_report, quiet=quiet, verbose=verbose)

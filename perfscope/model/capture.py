@@ -48,6 +48,10 @@ class CaptureOptions:
     """Sample the Python stacks of threads and worker processes while steps run."""
     recorders: Mapping[str, str] = field(default_factory=dict)
     """Recorders of plug-ins that run in all steps, in place of a profile: key of the recording -> class."""
+    seconds: float | None = None
+    """Time after which the program is ended, counted from its start; ``None``: it ends by itself."""
+    alone: bool = False
+    """Never capture in processes that the program starts."""
     times_only: bool = False
     """Only find and time the steps, without recordings, as the launches of an A/B comparison do."""
 

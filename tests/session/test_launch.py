@@ -18,8 +18,10 @@ import pytest
 
 from perfscope.__main__ import run as command_line
 from perfscope.commands.run import TARGET, run
+from perfscope.model.capture import CaptureOptions, Message
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.run import load_run
+from perfscope.profiler.launch import program
 from tests.session.programs import LOOP, captured, environment, plain, start, write
 
 PROBE = """
@@ -253,6 +255,35 @@ def test_captures_are_kept_when_a_signal_ends_the_program(
 
 @pytest.mark.slow
 @pytest.mark.torch
+def test_a_service_ends_after_the_requested_time_with_its_captures_and_code_0(tmp_path: Path) -> None:
+    done = captured("--for", "20s", "--level", "light", write(tmp_path, ENDLESS), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "ready\n"), done.stderr
+    run = run_folders.read(tmp_path / "perfscope-runs" / "latest")
+    assert (run.state, run.exit_code) == ("finished", 0)
+    assert "ended after 20 s (--for)" in run.notes
+    assert {capture.state for capture in run.processes[0].captures} == {"recorded"}
+
+
+def test_a_program_whose_time_is_over_ends_with_its_own_code_and_a_shorter_one_is_left_alone(tmp_path: Path) -> None:
+    handler = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\ntime.sleep(60)\n"
+    ended = captured("--for", "1", write(tmp_path, handler), cwd=tmp_path)
+    assert ended.returncode == 9
+    assert "ended after 1 s (--for)" in ended.stderr
+    assert captured("--for", "1m", write(tmp_path, "print('done')"), cwd=tmp_path).stdout == "done\n"
+
+
+def test_a_program_that_ignores_the_end_of_its_time_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "GRACE_S", 0.5)
+    deaf = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(60)\n"
+    target = program.Target(arguments=(sys.executable, "-c", deaf), command=True)
+    options = CaptureOptions(seconds=1.0)
+    message = Message(directory=str(tmp_path), options=options, pythonpath=None, follow=False)
+    ended = program.launch(target, message)
+    assert (ended.code, ended.signal, ended.timed_out) == (128 + signal.SIGKILL, signal.SIGKILL, True)
+
+
+@pytest.mark.slow
+@pytest.mark.torch
 def test_a_run_that_is_killed_opens_and_its_program_dies_with_it(tmp_path: Path) -> None:
     process = start(write(tmp_path, ENDLESS), cwd=tmp_path)
     assert process.stdout is not None
@@ -321,6 +352,8 @@ def test_an_unknown_option_of_ours_is_refused() -> None:
         (["--steps", "0:2", "x.py"], 2, "first step that can be captured is 1"),
         (["--steps", "5:5", "x.py"], 2, "captures no step"),
         (["--whole", "--steps", "1:2", "x.py"], 2, "--whole"),
+        (["--for", "soon", "x.py"], 2, "--for soon: give a time such as 90s"),
+        (["--no-follow", "-m", "torch.distributed.run", "x.py"], 2, "starts the program as another process"),
         (["absent.py"], 125, "absent.py: no such file"),
         (["--", "no-such-command-here"], 125, "no-such-command-here: no such command"),
         (["-o", "taken/runs", "taken"], 125, "taken/runs"),

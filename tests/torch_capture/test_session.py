@@ -530,6 +530,15 @@ def test_a_process_that_the_program_starts_is_captured_where_the_first_has_no_st
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("how", ["fork", "subprocess"])
+def test_without_following_a_process_that_the_program_starts_is_left_alone(how: str, tmp_path: Path) -> None:
+    program = write(tmp_path, STARTED[how])
+    done = captured("--no-follow", program, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+    assert "nothing was captured" in done.stderr
+
+
+@pytest.mark.slow
 def test_a_program_with_steps_is_captured_alone_and_its_children_see_nothing_of_us(tmp_path: Path) -> None:
     look = "import os, sys; print(sorted(name for name in os.environ if name[:9] in ('PERFSCOPE', 'PYTHONPAT')))"
     program = write(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from datetime import UTC, datetime
@@ -17,6 +16,7 @@ from perfscope.commands.compare.outputs import new_folder
 from perfscope.commands.options import (
     STDOUT,
     output_folder_option,
+    parse_time,
     quiet_option,
     screen,
     tell,
@@ -36,16 +36,6 @@ if TYPE_CHECKING:
 PAIRS = 45
 """At most, of an intervention: on a busy machine ten left every second gain of a quarter open (docs/try.md)."""
 RECORD_STEPS = 5
-_BUDGET = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)?")
-_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, None: 60.0}
-
-
-def parse_budget(text: str) -> float:
-    """``90s``, ``20m``, ``1.5h``, or minutes: seconds. ``UsageError`` for anything else."""
-    match = _BUDGET.fullmatch(text.strip())
-    if match is None or float(match[1]) == 0:
-        raise UsageError(f"--budget {text}: give a time such as 90s, 20m or 1.5h")
-    return float(match[1]) * _SECONDS[match[2]]
 
 
 @click.command(
@@ -101,7 +91,9 @@ def try_(context: click.Context, /, **settings: Any) -> int:
     if settings["json_file"] is not None and settings["json_file"] == settings["markdown_file"]:
         raise UsageError(f"{settings['json_file']}: two reports cannot go there")
     chosen = _chosen(settings["only"])
-    deadline = None if settings["budget"] is None else time.monotonic() + parse_budget(settings["budget"])
+    deadline = (
+        None if settings["budget"] is None else time.monotonic() + parse_time("--budget", settings["budget"], unit="m")
+    )
     from perfscope.profiler.launch.program import Target
 
     target = Target(arguments=words, module=kind == "module", command=kind == "command")

@@ -143,6 +143,8 @@ def _attach(text: str, framework: Any) -> None:
 
         message = load_message(text)
         forked = os.getpid() != STARTED_AS and not message.follow  # of a program that imports nothing itself
+        if forked and message.options.alone:
+            return
         attach(replace(message, child=message.child or forked), "none" if framework == MARKS else framework)
     except Exception as error:
         print(f"perfscope: nothing is captured in this process: {type(error).__name__}: {error}", file=sys.stderr)
@@ -230,8 +232,9 @@ if VARIABLE in os.environ and __name__ == "sitecustomize":
         atexit.register(_keep_error, _message["directory"])
         _times_only = _message["options"]["times_only"]
         _awaited = ("torch", "jax", MARKS) if _times_only else ("torch", "jax")
+        _alone = _times_only or _message["options"]["alone"]
         if not (
-            _message["follow"] or _message["worker_of"] or _message["companion"] or _message["recording"] or _times_only
+            _message["follow"] or _message["worker_of"] or _message["companion"] or _message["recording"] or _alone
         ):
             _pass_on(_text)
         sys.meta_path[:0] = [_WaitForFramework(_text, name) for name in _awaited]

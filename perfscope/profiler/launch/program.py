@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 
 from perfscope.model.capture import VARIABLE, Message
 from perfscope.model.errors import NotStartedError
@@ -28,6 +29,8 @@ SI_KERNEL = 0x80
 """``siginfo.si_code`` of a signal that the kernel sent, as it does for Ctrl-C at a terminal."""
 PR_SET_PDEATHSIG = 1
 INTERRUPTED_BY = signal.SIGINT
+GRACE_S = 30.0
+"""Seconds from SIGTERM to SIGKILL for a program whose time is over, as Kubernetes gives by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +75,8 @@ class Ended:
     """The signal that killed it."""
     interrupted: bool
     """Whether SIGINT came while it ran."""
+    timed_out: bool = False
+    """Whether it ran until the requested time was over. If SIGTERM then ended it, ``code`` is 0."""
 
 
 def launch(target: Target, message: Message) -> Ended:
@@ -82,7 +87,7 @@ def launch(target: Target, message: Message) -> Ended:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, received)
     try:
         child = _start(line, _environment(message), own_group=own_group, mask=before)
-        return _wait(child, received, own_group=own_group)
+        return _wait(child, received, own_group=own_group, seconds=message.options.seconds)
     finally:
         # A signal that arrived while we were ending must not kill us before the run is written down.
         while signal.sigtimedwait(received, 0) is not None:
@@ -140,14 +145,24 @@ def _start(
         raise NotStartedError(f"{line[0]}: cannot be started: {error.strerror or error}") from error
 
 
-def _wait(child: subprocess.Popen[bytes], received: tuple[signal.Signals, ...], *, own_group: bool) -> Ended:
-    interrupts = 0
+def _wait(
+    child: subprocess.Popen[bytes], received: tuple[signal.Signals, ...], *, own_group: bool, seconds: float | None
+) -> Ended:
+    interrupts, timed_out = 0, False
+    deadline = None if seconds is None else monotonic() + seconds
     while True:
         code = child.poll()
         if code is not None:
-            killed = -code if code < 0 else None
-            return Ended(code=128 - code if code < 0 else code, signal=killed, interrupted=interrupts > 0)
-        info = signal.sigwaitinfo(received)
+            return _ended(code, interrupted=interrupts > 0, timed_out=timed_out)
+        info = (
+            signal.sigwaitinfo(received)
+            if deadline is None
+            else signal.sigtimedwait(received, max(0.0, deadline - monotonic()))
+        )
+        if info is None:  # the time is over
+            _send(child, signal.SIGKILL if timed_out else signal.SIGTERM, own_group=own_group and timed_out)
+            deadline, timed_out = None if timed_out else monotonic() + GRACE_S, True
+            continue
         if info.si_signo == signal.SIGCHLD:
             continue
         if info.si_signo == signal.SIGTSTP:
@@ -160,6 +175,14 @@ def _wait(child: subprocess.Popen[bytes], received: tuple[signal.Signals, ...], 
                 _send(child, signal.SIGKILL, own_group=own_group)  # a second Ctrl-C kills
             elif own_group or info.si_code != SI_KERNEL:
                 os.kill(child.pid, info.si_signo)
+
+
+def _ended(code: int, *, interrupted: bool, timed_out: bool) -> Ended:
+    killed = -code if code < 0 else None
+    code = 128 - code if code < 0 else code
+    if timed_out and code == 128 + signal.SIGTERM:  # also the code of a shell or launcher whose child was ended so
+        code, killed = 0, None
+    return Ended(code=code, signal=killed, interrupted=interrupted, timed_out=timed_out)
 
 
 def _send(child: subprocess.Popen[bytes], number: int, *, own_group: bool) -> None:

@@ -170,7 +170,8 @@ def record(
     run = begun(target, options, directory, name or target.name(), task)
     write_first(directory, run)
     recording = None if nsys is None else nsys.place(directory, run.task)
-    message = message_for(options, directory, follow=follow or target.command, recording=recording)
+    follow = (follow or target.command) and not options.alone
+    message = message_for(options, directory, follow=follow, recording=recording)
     ended: Ended | None = None
     lost, leads = None, True
     try:
@@ -286,6 +287,8 @@ def ended_as(run: Run, ended: Ended, directory: Path, options: CaptureOptions, *
     """The manifest of a task whose program ended. The task that ``leads`` reports facts of the whole run."""
     notes = list(run.notes)
     state: RunState = "finished"
+    if ended.timed_out:
+        notes.append(f"ended after {options.seconds:g} s (--for)")
     if ended.signal == signal.SIGINT or (ended.interrupted and ended.code != 0):
         state = "interrupted"
     elif ended.signal is not None:
@@ -347,6 +350,11 @@ def _why_nothing(directory: Path, options: CaptureOptions, *, logged: bool, fail
     if failed is not None:
         return f"{what}: {failed}"
     if not (directory / ATTACHED_FILE).exists():
+        if options.alone:
+            return (
+                "nothing was captured: the first process did not import torch or jax, and --no-follow excludes the "
+                "processes that it starts"
+            )
         return (
             "nothing was captured: no Python process that perfscope follows imported torch or jax. With `perfscope "
             "run --follow` every process that the program starts is followed"

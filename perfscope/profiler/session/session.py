@@ -144,7 +144,7 @@ class Session:
         """Whether a process that this one starts may capture in its place."""
         message, options = self.message, self.options
         plain = not (message.companion or message.recording or options.times_only or options.recorders)
-        return plain and not self.stepping
+        return plain and not options.alone and not self.stepping
 
     def listen(self, framework: Framework) -> None:
         """Hook the framework and the annotations, or begin at once with ``--whole``."""

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from perfscope.__main__ import main
+from perfscope.commands.options import parse_time
 from perfscope.model.documents.ab import Launch
 from perfscope.model.errors import UsageError
-from perfscope.plugins.trials.command import parse_budget
 from perfscope.profiler.ab.launch import Changes
 from tests.plugins.trials.test_runner import Program
 
@@ -67,13 +67,13 @@ def test_what_was_measured_before_an_interruption_is_shown(
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("20m", 1200), ("1.5h", 5400), ("3", 180)])
 def test_a_budget_is_a_time(text: str, seconds: float) -> None:
-    assert parse_budget(text) == seconds
+    assert parse_time("--budget", text, unit="m") == seconds
 
 
 @pytest.mark.parametrize("text", ["", "0m", "-3m", "5 days"])
 def test_other_budgets_are_refused(text: str) -> None:
     with pytest.raises(UsageError):
-        parse_budget(text)
+        parse_time("--budget", text, unit="m")
 
 
 def test_the_list_names_every_intervention(capsys: pytest.CaptureFixture[str]) -> None:
