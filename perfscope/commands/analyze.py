@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from perfscope.analyzers.engine import Analysis
     from perfscope.analyzers.readers.load import Loaded, Skipped
 
-FORMATS = ("text", "json", "markdown", "html", "github", "llm")
+FORMATS = ("text", "json", "markdown", "html", "github", "llm", "sarif")
 NO_GATE = "none"
 
 LEAST_BUDGET = 500
@@ -234,7 +234,7 @@ def _format_for(output: str, form: str | None) -> str:
 
     result = form or format_of(output)
     if result is None:
-        raise click.UsageError(f"{output}: which format? Give --format, or a suffix: .txt .json .md .html")
+        raise click.UsageError(f"{output}: which format? Give --format, or a suffix: .txt .json .md .html .sarif")
     return result
 
 
@@ -257,5 +257,6 @@ def _options(verbose: bool, budget: int | None) -> dict[str, dict[str, Any]]:
     return {
         "text": {"verbose": verbose},
         "github": {"repository": checkout_folder()},
+        "sarif": {"repository": checkout_folder()},
         "llm": {} if budget is None else {"budget": budget},
     }

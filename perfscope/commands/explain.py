@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
     from perfscope.model.finding import Rule
 
-HEADING = re.compile(r"([A-Z][A-Za-z ]{2,40}):(?:\s+(.*))?$")
-"""A section of a page: ``Why it costs:`` at the margin, its text after it or below."""
-
 FIRST = ("", "Why it costs", "Fix")
 """Sections that come first; the others follow in the order of the docstring."""
 
@@ -103,6 +100,7 @@ def show_page(rule: Rule) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from perfscope.analyzers.rule_page import sections_of
     from perfscope.analyzers.thresholds import thresholds_of
     from perfscope.model.trace import recording_words
 
@@ -126,20 +124,6 @@ def show_page(rule: Rule) -> None:
         for item in thresholds:
             table.add_row(item.name, f"{item.value:,}", Text(" ".join(item.reason.split())))
         show(Text(""), table)
-
-
-def sections_of(doc: str) -> dict[str, str]:
-    """The text of each section of a page, at the margin; the text before the first heading is in ``""``."""
-    sections: dict[str, list[str]] = {}
-    title = ""
-    for line in doc.splitlines():
-        heading = HEADING.match(line)
-        if heading is None:
-            sections.setdefault(title, []).append(line)
-        else:
-            title = heading.group(1)
-            sections[title] = [heading.group(2) or ""]
-    return {title: inspect.cleandoc("\n".join(lines)) for title, lines in sections.items()}
 
 
 def paragraphs(doc: str) -> Iterator[str]:

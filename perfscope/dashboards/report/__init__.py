@@ -26,6 +26,7 @@ REPORTS: dict[str, str] = {
     "json": "perfscope.dashboards.report.json_report",
     "llm": "perfscope.dashboards.report.llm",
     "markdown": "perfscope.dashboards.report.markdown",
+    "sarif": "perfscope.dashboards.report.sarif",
     "text": "perfscope.dashboards.report.text",
 }
 

@@ -72,7 +72,7 @@ def _finding_warnings(blocks: Sequence[FindingBlock], repository: Path) -> Itera
         yield command(
             "warning",
             {**_finding_place(block.finding, repository), "title": f"perfscope: {sanitize(block.rule)}"},
-            _finding_message(block),
+            finding_message(block),
         )
     if kept < len(blocks):
         yield command(
@@ -87,7 +87,8 @@ def _finding_place(finding: Finding, repository: Path) -> dict[str, str]:
     return {"file": path, **({"line": str(finding.where.line)} if finding.where.line else {})}
 
 
-def _finding_message(block: FindingBlock) -> str:
+def finding_message(block: FindingBlock) -> str:
+    """Return a finding's title, saving, place and fix, one line each, without markup."""
     words = finding_words(block)
     share = f" ({words.share})" if words.share else ""
     where = f"\nAt {words.where}" if words.where else ""
