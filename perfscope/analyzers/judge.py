@@ -20,6 +20,7 @@ from perfscope.analyzers.critical_path.job_graph import MOST_RANKS
 from perfscope.analyzers.devices import Device
 from perfscope.analyzers.devices.topology import Topology
 from perfscope.analyzers.engine import Analysis, Examined, conclude, examine
+from perfscope.analyzers.ranks import main_job
 from perfscope.analyzers.readers.load import (
     Input,
     Loaded,
@@ -140,7 +141,9 @@ def judge_paths(
     configuration: Configuration = NO_CONFIGURATION,
     selection: Selection = EVERYTHING,
 ) -> Judged:
-    """Analyze the files at ``paths`` as one job; ``rules``: ids, ``None`` for all; ``device``: as in ``judged_for``.
+    """Analyze the files at ``paths`` as one job; of a folder with several jobs, the main one.
+
+    ``rules``: ids, ``None`` for all; ``device``: as in ``judged_for``.
 
     ``configuration``: only rules, thresholds and ignored paths are used; rules named in ``rules`` are never off.
 
@@ -165,7 +168,7 @@ def judge_paths(
         )
     if scheduler is not None and not whole:  # workers of a cluster have other working directories
         tasks = list(map(_absolute, tasks))
-    loaded = assemble(inputs, _collected((executor or work_here)(work, tasks), tasks, whole=whole))
+    loaded = assemble(inputs, _collected((executor or work_here)(work, tasks), tasks, whole=whole), main_job)
     chosen = chosen_rules(work.rules, off, recorded=recorded_by(result.trace for result in loaded.results))
     with changed(configuration.thresholds):
         examined = [

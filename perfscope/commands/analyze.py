@@ -38,9 +38,6 @@ NO_GATE = "none"
 LEAST_BUDGET = 500
 """Tokens: the head of a report and its first finding."""
 
-MOST_NAMED = 3
-"""Skipped files that are listed by name; of more, only the number is shown."""
-
 
 fail_on_option = click.option(
     "--fail-on",
@@ -121,8 +118,8 @@ def analyze(
     """Show where the time goes and the gain of fixing it.
 
     PATH is a run (`latest`, or its name), a trace file, or a folder with the traces of one job's
-    ranks. Several are taken as ranks of one job; compiled programs (HLO) alone are judged one by
-    one and compared.
+    ranks; if a folder has several jobs, the largest is judged and the others are named. Several paths
+    are taken as ranks of one job; compiled programs (HLO) alone are judged one by one and compared.
     """
     from perfscope.analyzers.configuration import find_configuration
     from perfscope.analyzers.critical_path import parse_hypothesis
@@ -239,10 +236,11 @@ def _format_for(output: str, form: str | None) -> str:
 
 
 def _tell(skipped: Sequence[Skipped]) -> None:
-    """On stderr: which files of a folder were not read; each damaged trace has its own line."""
+    """On stderr: which files of a folder were left out; each damaged trace has its own line."""
+    from perfscope.analyzers.readers.load import MOST_NAMED, left_out_sentence
     from perfscope.model.untrusted_text import sanitize
 
-    others = [skipped for skipped in skipped if not skipped.broken]
+    others = [item for item in skipped if not item.broken and not item.other_job]
     for item in skipped:
         if item.broken:
             tell(f"{sanitize(item.path)}: not read: {sanitize(item.reason)}")
@@ -250,6 +248,8 @@ def _tell(skipped: Sequence[Skipped]) -> None:
         named = ", ".join(sanitize(other.path) for other in others[:MOST_NAMED])
         more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
         tell(f"skipped, not a trace: {named}{more}")
+    if any(item.other_job for item in skipped):
+        tell(left_out_sentence(skipped))
 
 
 def _options(verbose: bool, budget: int | None) -> dict[str, dict[str, Any]]:

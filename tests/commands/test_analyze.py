@@ -25,7 +25,7 @@ MS = 1000.0
 
 
 class Reader(ModuleType):
-    """``FAKE <rank>``: a trace of that rank with one kernel; ``FAKE broken`` cannot be read."""
+    """``FAKE <rank> [hour]``: a trace of that rank with one kernel; ``FAKE broken`` cannot be read."""
 
     @staticmethod
     def sniff(path: Path, head: bytes) -> bool:
@@ -33,12 +33,13 @@ class Reader(ModuleType):
 
     @staticmethod
     def read(path: Path) -> Trace:
-        word = path.read_text().split()[1]
+        word, *hours = path.read_text().split()[1:]
         if word == "broken":
             raise DataError(f"{path}: cut off")
         builder = TraceBuilder(rank=int(word), path=str(path))
-        builder.launched("gemm", 0, 10 * MS, 90 * MS, correlation=1)
-        builder.step(0, 0, 100 * MS)
+        at = sum(map(float, hours)) * 3_600_000 * MS
+        builder.launched("gemm", at, at + 10 * MS, at + 90 * MS, correlation=1)
+        builder.step(0, at, at + 100 * MS)
         return builder.build()
 
 
@@ -168,6 +169,24 @@ def test_a_folder_of_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert err.endswith("note2.txt and 2 more\n")
     assert run(["analyze", "-q", str(folder)]) == 0
     assert capsys.readouterr().err == ""
+
+
+def test_strangers_in_a_folder_are_left_out_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "traces"
+    for name, what in {"job0": "0", "job1": "1", "a": "0 1", "b": "0 2", "c": "7 3", "d": "0 4"}.items():
+        written(folder / name, what)
+    left_out = "the folder has more than one job; left out: a, b, d and 1 more; `perfscope analyze FILE` judges each"
+    assert run(["analyze", str(folder), "--jobs", "1"]) == 0
+    out, err = capsys.readouterr()
+    assert err == f"perfscope: {left_out}\n"
+    assert "2 traces" in out
+    assert "; ranks 0-1)" in out
+    assert left_out in " ".join(out.split())
+    assert run(["analyze", "-q", str(folder), "--format", "json"]) == 0
+    sources = json.loads(capsys.readouterr().out)["sources"]
+    assert [Path(source["path"]).name for source in sources] == ["job0", "job1"]
+    assert run(["analyze", "-q", *map(str, sorted(folder.iterdir())), "--format", "json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["sources"]) == 6  # named one by one: all
 
 
 @pytest.mark.parametrize(

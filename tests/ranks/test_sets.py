@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.ranks.job import MOST_RANKS, jobs_of, locals_of
+from perfscope.analyzers.ranks.job import MOST_RANKS, jobs_of, locals_of, main_job
 from perfscope.analyzers.ranks.matching import align, match
 from perfscope.analyzers.ranks.sets import comparable, rank_sets, table_of
 from perfscope.analyzers.sections.collectives import NO_COLLECTIVES, collectives_section
@@ -91,6 +91,22 @@ def test_mixed_jobs_are_judged_apart() -> None:
     sets = rank_sets([*large, *hours])
     assert [len(item.matching.matched) for item in sets] == [4, 4]
     assert "recorded more than 60 s apart" in sets[0].notes[0]
+
+
+def test_the_main_job_of_a_folder() -> None:
+    large = rank_set(LATE)
+    program = TraceBuilder(rank=None, recorded=frozenset({"hlo"})).build()
+    assert main_job([*large, program]) == (0, 1, 2, 3, 4)  # one job: what has no time belongs to it
+    assert main_job([program, program]) == (0, 1)
+    later = rank_set([row[:2] for row in LATE], clock_us=[3600e6] * 2)
+    assert main_job([*later, *large, program]) == (2, 3, 4, 5)
+    node = [named(trace, world=8) for trace in large[:2]]
+    other_node = [named(trace, world=8) for trace in rank_set(LATE, clock_us=[3600e6] * 4)[2:]]
+    assert main_job([*node, *other_node]) == (0, 1, 2, 3)  # two hosts whose clocks differ
+    alone = [named(trace, world=1) for trace in (large[0], large[0], large[1])]
+    assert len(main_job(alone)) == 1
+    run = replace(later[0], source=replace(later[0].source, format="run"))
+    assert main_job([*large, run]) == (4,)
 
 
 def test_groups_of_one_name_with_other_members_are_no_job() -> None:

@@ -158,6 +158,17 @@ def test_runs_of_a_folder_come_and_go(tmp_path: Path) -> None:
     assert [item.title for item in shelf.items()] == ["20260102-000000-b-0002", "20260101-000000-a-0001"]
 
 
+def test_traces_in_a_folder_of_runs_are_listed_after_them(tmp_path: Path) -> None:
+    runs = tmp_path / "perfscope-runs"
+    _file(runs / "20260101-000000-a-0001" / "run.json", "{}")
+    for name in ("b.json", "a.json", ".hidden.json"):
+        _file(runs / name)
+    _file(runs / "notes.txt", "no trace")
+    _file(runs / "comparison.json", '{"schema": "perfscope.compare/1"}')
+    (runs / "link.json").symlink_to(runs / "a.json")
+    assert [item.title for item in Shelf([runs]).items()] == ["20260101-000000-a-0001", "a.json", "b.json"]
+
+
 def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path) -> None:
     outside = tmp_path / "elsewhere" / "20260103-000000-c-0003"
     _file(outside / "run.json", "{}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perfscope.analyzers.ranks.devices import DeviceSet, device_set, is_process, process_sets
-from perfscope.analyzers.ranks.job import Local, has_ranks, locals_of, named_ranks, over
+from perfscope.analyzers.ranks.job import Local, has_ranks, locals_of, main_job, named_ranks, over
 from perfscope.analyzers.ranks.launched import launched_operations
 from perfscope.analyzers.ranks.links import Samples, link_counters, link_use
 from perfscope.analyzers.ranks.matching import SAME, Clocks, Matched, PairKind, kinds_of
@@ -45,6 +45,7 @@ __all__ = [
     "link_counters",
     "link_use",
     "locals_of",
+    "main_job",
     "named_ranks",
     "over",
     "peers",

@@ -31,6 +31,9 @@ APART_NS = 60 * 10**9
 
 MIXED = "process groups of one name have different members on different ranks: these are not one job"
 
+_WORK = frozenset({"device_work", "host_ops"})
+"""Keys of `RECORDED` of a recording of a program, in contrast to a snapshot, a log or a compiled program."""
+
 MOST_RANKS = 1 << 17
 """Maximum ranks of a job: a corrupt file may contain any number, and missing ranks are listed."""
 
@@ -274,6 +277,55 @@ def jobs_of(
             f"traces of {len(clusters):,} jobs are mixed: {_why_apart(clusters)}; each job is analyzed separately"
         )
     return tuple(_job(cluster, shared, read) for cluster in clusters)
+
+
+def main_job(traces: Sequence[Trace]) -> tuple[int, ...]:
+    """Return the indices of a folder's traces that are analyzed together, in order.
+
+    They are those of its run, else of the job with the most traces, else of the latest. Sources without work of the
+    host or a device (memory snapshots, compiled programs) do not name their job: they are kept if there is one job.
+    """
+    in_run = [index for index, trace in enumerate(traces) if trace.source.format == "run"]
+    loose = [trace for trace in traces if trace.source.format != "run" and trace.recorded & _WORK]
+    jobs = _one_world([cluster for same in _by_world(loose) for cluster in _by_time(same)])
+    if len(jobs) + bool(in_run) < 2:
+        return tuple(range(len(traces)))
+    if in_run:
+        return tuple(in_run)
+    largest = max(jobs, key=lambda job: (len(job), max(trace.span_ns()[1] for trace in job)))
+    return tuple(index for index, trace in enumerate(traces) if any(trace is member for member in largest))
+
+
+def _one_world(clusters: Iterable[list[Trace]]) -> list[list[Trace]]:
+    """Join recordings made at different times that complete each other: same world, no rank twice, clocks that differ.
+
+    Each process of a world of one rank is a separate job.
+    """
+    result: list[list[Trace]] = []
+    for cluster in clusters:
+        world = _world(cluster)
+        if world == 1:
+            result += [[trace] for trace in cluster]
+            continue
+        ranks = {trace.source.rank for trace in cluster}
+        fitting = (
+            job
+            for job in result
+            if world is not None
+            and _world(job) == world
+            and None not in ranks
+            and ranks.isdisjoint({None, *(trace.source.rank for trace in job)})
+        )
+        job = next(fitting, None)
+        if job is None:
+            result.append(list(cluster))
+        else:
+            job += cluster
+    return result
+
+
+def _world(cluster: Sequence[Trace]) -> int | None:
+    return next((trace.source.world_size for trace in cluster if trace.source.world_size is not None), None)
 
 
 def _by_world(traces: Sequence[Trace]) -> list[list[Trace]]:

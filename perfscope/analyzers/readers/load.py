@@ -10,7 +10,7 @@ import importlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -27,6 +27,7 @@ from perfscope.model.documents.run import Run, dump, list_numbers, missing_ranks
 from perfscope.model.errors import DataError, UsageError
 from perfscope.model.plugins import named
 from perfscope.model.trace import Trace
+from perfscope.model.untrusted_text import sanitize
 
 COMMONEST = "kineto"
 """Format that is tried first, because its traces need no other reader."""
@@ -34,13 +35,18 @@ COMMONEST = "kineto"
 MOST_FILES = 20_000
 """Maximum number of files of a folder: more than the ranks of the largest jobs, fewer than a home directory."""
 
+MOST_NAMED = 3
+"""Files left out that are listed by name; of more, only the number is shown."""
+
 
 class Skipped(Struct, frozen=True, kw_only=True):
-    """A file of a folder that was not read. ``broken``: it is a trace, but corrupt."""
+    """A file of a folder that was left out. ``broken``: it is a trace, but corrupt."""
 
     path: str
     reason: str
     broken: bool
+    other_job: bool = False
+    """It was read, but it is not of the job that is analyzed."""
 
     def error(self) -> DataError:
         """Return the reason as an error that begins with the path."""
@@ -373,13 +379,18 @@ def _error_text(error: OSError | ValueError) -> str:
 # Combination of the results: of one input, then of all.
 
 
-def assemble(inputs: Sequence[Input], results: Iterable[TaskResult]) -> Loaded:
+ChooseJob = Callable[[Sequence[Trace]], tuple[int, ...]]
+"""Returns the indices of the traces of a folder that are analyzed together; see `ranks.main_job`."""
+
+
+def assemble(inputs: Sequence[Input], results: Iterable[TaskResult], choose: ChooseJob | None = None) -> Loaded:
     """Combine the results of the inputs' tasks in their order; a trace of several inputs occurs once.
 
-    ``DataError`` for an input without a trace. With several inputs there is no single manifest.
+    ``choose``: selects the traces of each folder, ``None`` for all. ``DataError`` for an input without a trace. With
+    several inputs there is no single manifest.
     """
     remaining = iter(results)
-    parts = [_assemble_input(one, [next(remaining) for _ in one.tasks()]) for one in inputs]
+    parts = [_assemble_input(one, [next(remaining) for _ in one.tasks()], choose) for one in inputs]
     seen: set[tuple[Path, int | None]] = set()
     traces: list[ReadTrace] = []
     for part in parts:
@@ -398,7 +409,7 @@ def _identity(trace: Trace) -> tuple[Path, int | None]:
     return Path(trace.source.path).absolute(), trace.source.rank
 
 
-def _assemble_input(given: Input, results: Sequence[TaskResult]) -> Loaded:
+def _assemble_input(given: Input, results: Sequence[TaskResult], choose: ChooseJob | None) -> Loaded:
     remaining = iter(results)
     task_results: list[TaskResult] = []
     for unit in given.units:
@@ -421,8 +432,31 @@ def _assemble_input(given: Input, results: Sequence[TaskResult]) -> Loaded:
     elif runs:
         traces.sort(key=lambda trace: trace_order(trace.trace))
     lost = [f"{Path(file.path).name} was not read: {file.reason}" for file in skipped if file.broken]
+    if given.folder and choose is not None:
+        traces, others = _of_one_job(traces, choose)
+        skipped += others
+        lost += [left_out_sentence(others)] if others else []
     traces[0] = _noted(traces[0], *lost)
     return Loaded(results=tuple(traces), skipped=skipped, manifest=runs[0].run if runs else None)
+
+
+def _of_one_job(traces: Sequence[ReadTrace], choose: ChooseJob) -> tuple[list[ReadTrace], tuple[Skipped, ...]]:
+    """Return the traces of the chosen job, and the files of all others, each once."""
+    chosen = frozenset(choose([trace.trace for trace in traces]))
+    kept = [trace for index, trace in enumerate(traces) if index in chosen]
+    files = dict.fromkeys(trace.trace.source.path for index, trace in enumerate(traces) if index not in chosen)
+    reason = "it is not of the job that is analyzed"
+    return kept, tuple(Skipped(path=path, reason=reason, broken=False, other_job=True) for path in files)
+
+
+def left_out_sentence(skipped: Sequence[Skipped]) -> str:
+    """Return the sentence that names the files of other jobs; at least one."""
+    files = [sanitize(Path(file.path).name) for file in skipped if file.other_job]
+    more = f" and {len(files) - MOST_NAMED} more" if len(files) > MOST_NAMED else ""
+    return (
+        f"the folder has more than one job; left out: {', '.join(files[:MOST_NAMED])}{more}; "
+        "`perfscope analyze FILE` judges each"
+    )
 
 
 def _run_results(divided: DividedRun, results: Sequence[TaskResult]) -> Sequence[TaskResult]:

@@ -107,7 +107,7 @@ class Shelf:
         return self._places
 
     def items(self) -> tuple[Item, ...]:
-        """Everything that is open, runs of a folder newest first; each key once."""
+        """Everything that is open, runs of a folder newest first, then the traces in it; each key once."""
         held: dict[str, Item] = {}
         for item in self._found():
             held.setdefault(item.key, item)
@@ -146,12 +146,31 @@ class Shelf:
             for directory in runs:
                 if directory.resolve().is_relative_to(path.resolve()):
                     yield _item(directory, "run")
-            if not runs and (path.is_file() or any(_below(path))):  # an empty folder will hold runs
+            if runs:
+                yield from (_item(file, "file") for file in sorted(path.iterdir()) if _is_loose_trace(file))
+            elif path.is_file() or any(_below(path)):  # an empty folder will hold runs
                 yield _item(path, "folder" if path.is_dir() else "file")
 
 
 def _item(path: Path, kind: Kind) -> Item:
     return Item(key=key_of(path), title=path.name, path=path, kind=kind)
+
+
+def _is_loose_trace(path: Path) -> bool:
+    """Whether an entry of a folder of runs is a file that can be shown by itself. Links and hidden files are not."""
+    if path.name.startswith(".") or path.is_symlink() or not path.is_file() or is_document(path):
+        return False
+    try:
+        return _has_reader(path, path.stat().st_mtime_ns)
+    except OSError:
+        return False
+
+
+@lru_cache(maxsize=1024)
+def _has_reader(path: Path, changed_ns: int) -> bool:
+    from perfscope.analyzers.readers.load import reader_of  # its readers are needed in folders with such files only
+
+    return reader_of(path) is not None
 
 
 def is_document(path: Path) -> bool:
