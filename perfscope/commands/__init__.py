@@ -17,10 +17,11 @@ COMMANDS: dict[str, str] = {
     "run": "perfscope.commands.run:run",
     "runs": "perfscope.commands.runs:runs",
     "serve": "perfscope.commands.serve:serve",
+    "trigger": "perfscope.commands.trigger:trigger",
 }
 
 TASKS: dict[str, tuple[str, ...]] = {
-    "Capture": ("run", "runs", "doctor"),
+    "Capture": ("run", "trigger", "runs", "doctor"),
     "Analyze": ("analyze", "query", "serve", "rules", "explain"),
     "Fix": (),
     "Compare": ("compare",),

@@ -319,7 +319,7 @@ def delete(root: Path, which: str) -> Path:
     directory = find(which, root)
     if directory.resolve().parent != root.resolve():
         raise DataError(f"{which}: no such run in {root}")
-    if _is_running(directory):
+    if is_running(directory):
         raise UsageError(f"{which}: is running; end it first")
     _take_away(directory)
     _mend_latest(root)
@@ -331,9 +331,7 @@ def prune(root: Path, keep: int) -> list[Path]:
     if keep < 0:
         raise UsageError(f"--keep {keep}: the number of runs to keep cannot be negative")
     removed = [
-        directory
-        for directory in kept_directories(root)[keep:]
-        if not _is_running(directory) and not tags_of(directory)
+        directory for directory in kept_directories(root)[keep:] if not is_running(directory) and not tags_of(directory)
     ]
     for directory in removed:
         _take_away(directory)
@@ -342,7 +340,8 @@ def prune(root: Path, keep: int) -> list[Path]:
     return removed
 
 
-def _is_running(directory: Path) -> bool:
+def is_running(directory: Path) -> bool:
+    """Whether a ``perfscope run`` of any task still holds the run in ``directory``."""
     return any(is_alive(directory, task_of_file(file)) for file in manifests(directory))
 
 

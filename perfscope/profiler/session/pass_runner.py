@@ -6,6 +6,7 @@ import contextlib
 import importlib
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -181,6 +182,8 @@ class PassRunner:
         self._run = run
         self._queue = deque(passes(options))
         self._done: list[Capture] = []
+        self._triggered = 0
+        """Number of recordings that were requested while the program ran."""
         self._recorded: int | None = None
         """Number of the last step under torch's profiler."""
         self.active: ActivePass | None = None
@@ -198,6 +201,13 @@ class PassRunner:
     def plan(self, framework: Framework) -> None:
         """Take the passes of ``framework``."""
         self._queue = deque(passes(self._options, framework))
+
+    def record_again(self, steps: int, framework: Framework) -> None:
+        """Add another timing pass of ``steps`` steps, which writes a separate file."""
+        for timing in passes(self._options, framework)[:1]:
+            self._triggered += 1
+            suffix = f"-{self._triggered + 1}{timing.suffix}"
+            self._queue.append(replace(timing, count=steps, suffix=suffix))
 
     def start_over(self, number: int) -> None:
         """Discard the captures up to step ``number``, because they were not of steps."""

@@ -26,6 +26,7 @@ from perfscope.profiler.session.passes import SETTLING_STEPS, Framework, Pass, f
 from perfscope.profiler.session.recorders import Recorder, load_companion, load_recorders
 from perfscope.profiler.session.step_counters import StepCounting
 from perfscope.profiler.session.steps import Source, StepFinder
+from perfscope.profiler.session.trigger import Trigger
 from perfscope.profiler.torch.compile_log import TorchCompileCapture
 from perfscope.profiler.torch.hooks import Hooks
 from perfscope.profiler.torch.memory import MemoryRecorder
@@ -105,6 +106,7 @@ class Session:
         self._finished = False
         self._passes = PassRunner(self.options, self._run, self._before)
         self._first = first_step(self.options)
+        self._trigger = Trigger(self._run)
         self._hooks = Hooks()
         self.frameworks: list[Framework] = []
         self._jax: JaxSession | None = None
@@ -266,6 +268,8 @@ class Session:
                 self._companion.step(number)
             compilations = 0 if self._compile is None else self._compile.compilations
             self._compiles, self._compiled = compilations > self._compiled, compilations
+            if (steps := self._trigger.steps()) and not self.options.whole:
+                self._passes.record_again(steps, self._framework(self._finder.source))
             if self._passes.active is None and self._passes.to_come and number >= self._first:
                 self._start()
                 if self._passes.active is None:

@@ -5,6 +5,7 @@
   run.json                              the manifest
   rank00000/process.json                steps, captures, reasons of missing ones
   rank00000/timing.pt.trace.json.gz     light pass with the times of the trace
+  rank00000/timing-2.pt.trace.json.gz   recorded later by ``perfscope trigger``: the newest is shown
   rank00000/detail.pt.trace.json.gz     shapes, memory, stacks: call sites only, attached as ``detail``
   rank00000/structure.opgraph.json.gz   op graph of one step, attached as ``op_graph``
   rank00000/timing.xplane.pb            jax: the light pass; the compiled programs are in it
@@ -328,6 +329,12 @@ def _read_captures(path: Path, run: Run, process: Process, recordings: Recording
             _attach(captured, capture, path / capture.artifact)
         except DataError as error:
             notes.append(f"{capture.pass_name} pass is corrupt: {error}")
+    triggered = [capture for capture in process.captures if capture.pass_name == _TIMED[0] and capture.artifact]
+    if len(triggered) > 1 and (newest := triggered[-1].steps) is not None:
+        notes.append(
+            f"steps {newest[0]} to {newest[1] - 1} are shown, the newest of {len(triggered)} recordings; the earlier "
+            f"files are {', '.join(str(capture.artifact) for capture in triggered[:-1])}"
+        )
     _attach_memory(captured)
     if captured.stacks:
         _attach_stacks(captured)
