@@ -172,3 +172,10 @@ def test_the_line_that_is_named_is_below_the_loop_where_other_steps_have_no_samp
     finding = only(b)
     assert (finding.where.file, finding.where.line) == ("train.py", 10), "not line 15, which calls the loop"
     assert "__iter__" in finding.title
+
+
+def test_a_model_that_runs_in_each_step_is_not_told_to_run_less_often() -> None:
+    finding = only(training("train.py(31): main > train.py(20): Decoder.forward > F.linear"))
+    assert "Decoder.forward" in finding.title
+    assert finding.advice == ""
+    assert "shows the work that only it does" in finding.record
