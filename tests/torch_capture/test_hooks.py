@@ -64,6 +64,7 @@ def test_everything_is_heard_and_taken_out_again() -> None:
         def step(self, closure: Any = None) -> Any:
             return super().step(closure)
 
+    torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)  # torch has hooked the base class, too
     before = attributes()
     hooks, heard, way = Hooks(), Heard(), []
     hooks.install(heard, ours=lambda: False, make_way=lambda: way.append(1))  # type: ignore[arg-type]

@@ -136,6 +136,8 @@ class Hooks:
 
         original = Optimizer.profile_hook_step
         listening = [True]
+        stepping = set[int]()
+        """Optimizers in their step, which may call that of a base class."""
 
         def watched(hooked: Callable[..., Any], owner: Any = None) -> Callable[..., Any]:
             """``owner``: the optimizer, if the function has it already."""
@@ -146,8 +148,15 @@ class Hooks:
                 # a profiler that starts below a compiled frame can crash the program.
                 if compat.is_compiling() or not listening[0]:
                     return hooked(*arguments, **named)
-                answer = hooked(*arguments, **named)
-                self._stepped(arguments[0] if owner is None else owner, finder)
+                optimizer = arguments[0] if owner is None else owner
+                if id(optimizer) in stepping:
+                    return hooked(*arguments, **named)
+                stepping.add(id(optimizer))
+                try:
+                    answer = hooked(*arguments, **named)
+                finally:
+                    stepping.discard(id(optimizer))
+                self._stepped(optimizer, finder)
                 return answer
 
             return step
@@ -302,7 +311,7 @@ def _watch_known_optimizers(optimizers: type, watched: Callable[..., Any]) -> li
     while kinds:
         kind = kinds.pop()
         kinds += kind.__subclasses__()
-        if getattr(vars(kind).get("step"), "hooked", False):
+        if getattr(vars(kind).get("step"), "hooked", False) and kind not in found:
             found.append(kind)
     undone = [replace(kind, "step", watched(vars(kind)["step"])) for kind in found]
     objects = gc.get_objects() if found else ()
