@@ -16,6 +16,7 @@ from perfscope.model.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from perfscope.analyzers.engine import Analysis
     from perfscope.model.finding import Rule
 
 FIRST = ("", "Why it costs", "Fix")
@@ -64,9 +65,7 @@ def show_symptoms(question: str) -> int:
             f"{question}: no rule and no known question; `perfscope rules` and `perfscope explain` list them"
         )
     for symptom in found:
-        rules = [f"Rules: {', '.join(symptom.rules)} (`perfscope explain RULE`)"] if symptom.rules else []
-        lines = (f"Look at: {symptom.look}", *rules, f"Run: {symptom.command}", f"Fix: {symptom.fix}", "")
-        show(Text(symptom.question, style="bold"), *lines)
+        show(Text(symptom.question, style="bold"), *symptom.lines(), "")
     return 0
 
 
@@ -80,11 +79,8 @@ def show_findings(rule_id: str, run: str) -> int:
 
     analysis = judge_paths([run], configuration=find_configuration()).analysis
     blocks = [block for block in finding_blocks(analysis) if block.rule == rule_id]
-    outcome = next((outcome for outcome in analysis.outcomes if outcome.rule == rule_id), None)
     if not blocks:
-        why = "" if outcome is None or outcome.reason is None else f": {outcome.reason}"
-        status = "not evaluated" if outcome is None or outcome.status != "clean" else "clean"
-        show(f"{rule_id} is {status} in {run}{why}")
+        show(status_of(analysis, rule_id, run))
         return 0
     width = screen(sys.stdout)["width"]
     for number, block in enumerate(blocks, 1):
@@ -93,6 +89,14 @@ def show_findings(rule_id: str, run: str) -> int:
         show(*parts, *finding_detail(words, block.evidence, width))
     show("To verify a fix: `perfscope run` the program again, then `perfscope compare BEFORE AFTER`.")
     return 0
+
+
+def status_of(analysis: Analysis, rule_id: str, run: str) -> str:
+    """Return a sentence about a rule without findings in a run: clean or not evaluated, and why."""
+    outcome = next((outcome for outcome in analysis.outcomes if outcome.rule == rule_id), None)
+    why = "" if outcome is None or outcome.reason is None else f": {outcome.reason}"
+    status = "not evaluated" if outcome is None or outcome.status != "clean" else "clean"
+    return f"{rule_id} is {status} in {run}{why}"
 
 
 def show_page(rule: Rule) -> None:

@@ -74,7 +74,7 @@ def _print(answer: pd.DataFrame, form: str, limit: int) -> None:
     for column, number in zip(answer.columns, numbers, strict=True):
         table.add_column(str(column), justify="right" if number else "left", overflow="ellipsis", no_wrap=number)
     rows = answer if limit == 0 else answer.head(limit)
-    cells = [[_cell(value) for value in values] for values in rows.itertuples(index=False)]
+    cells = [[cell_text(value) for value in values] for values in rows.itertuples(index=False)]
     for row in cells:
         table.add_row(*map(Text, row))
     widths = (max(map(len, column)) for column in zip(map(str, answer.columns), *cells, strict=True))
@@ -88,7 +88,8 @@ def _no_formula(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 
-def _cell(value: Any) -> str:
+def cell_text(value: Any) -> str:
+    """A value of a query's answer as text without control characters; numbers have thousands separators."""
     import pandas as pd
 
     from perfscope.model.untrusted_text import sanitize

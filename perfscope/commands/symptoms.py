@@ -21,6 +21,11 @@ class Symptom(Struct, frozen=True, kw_only=True):
     fix: str
     """The usual remedy."""
 
+    def lines(self) -> tuple[str, ...]:
+        """Return the answer, one line per part."""
+        rules = [f"Rules: {', '.join(self.rules)} (`perfscope explain RULE`)"] if self.rules else []
+        return (f"Look at: {self.look}", *rules, f"Run: {self.command}", f"Fix: {self.fix}")
+
 
 SYMPTOMS = (
     Symptom(

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from perfscope.dashboards.report.blocks import Listing, Table, Text, paragraphs
 from perfscope.dashboards.report.renderers.values import BY_PATH, finding_words, rest_text, shown
+from perfscope.dashboards.report.sections.findings import finding_blocks
 from perfscope.dashboards.report.summary import Summary, summarize
 from perfscope.model.untrusted_text import NAME_LIMIT, TEXT_LIMIT, sanitize
 
@@ -70,8 +71,7 @@ def render(analysis: Analysis, *, budget: int = BUDGET) -> str:
     """
     limit = budget * CHARACTERS_PER_TOKEN
     summary = summarize(analysis)
-    path = " ".join(shlex.quote(_plain(sanitize(source.path))) for source in analysis.sources[:1])
-    head, tail = "\n".join(_head(summary, path)), "\n".join(_tail(summary))
+    head, tail = "\n".join(_head(summary, _shown_path(analysis))), "\n".join(_tail(summary))
     top = "\n\n".join("\n".join([*_section(section, TOP_ROWS), TOP_BASIS]) for section in summary.top)
     room = limit - len(head) - min(len(tail), limit // 4) - LEFT_OUT_LENGTH
     kept = _fitting(summary.findings, room)
@@ -84,6 +84,19 @@ def render(analysis: Analysis, *, budget: int = BUDGET) -> str:
         parts.append(top)
     text = "\n\n".join([*parts, tail]) + "\n"
     return text if len(text) <= limit else text[: limit - len(CUT)].rpartition("\n")[0][: limit - len(CUT)] + CUT
+
+
+def findings_of(analysis: Analysis, rule: str) -> Iterator[str]:
+    """Yield the lines of a rule's findings, costliest first; none if it has no finding."""
+    blocks = [block for block in finding_blocks(analysis) if block.rule == rule]
+    if blocks:
+        yield f"PATH in the commands below: {_shown_path(analysis)}"
+    for number, block in enumerate(blocks, 1):
+        yield from _finding(number, finding_words(block), block.evidence)
+
+
+def _shown_path(analysis: Analysis) -> str:
+    return " ".join(shlex.quote(_plain(sanitize(source.path))) for source in analysis.sources[:1])
 
 
 def _fitting(blocks: Sequence[FindingBlock], room: int) -> list[str]:
