@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.modelled_time import CASES, calibrations
-from perfscope.analyzers.predict.calibrate import FEWEST, Calibration, Group, InstructionError
+from perfscope.analyzers.predict.calibration import FEWEST, Calibration, Group, InstructionError
 
 GROUPS: tuple[Group, ...] = ("products", "memory-bound", "collectives", "launches", "other")
 

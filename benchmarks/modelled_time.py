@@ -23,8 +23,8 @@ from perfscope.analyzers.devices import named_device
 from perfscope.analyzers.devices.target import Target
 from perfscope.analyzers.hlo.program import program_labels
 from perfscope.analyzers.predict import estimate
-from perfscope.analyzers.predict.calibrate import Calibration, InstructionError, calibrate, groups_of
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.predict.calibration import Calibration, InstructionError, calibrate, groups_of
+from perfscope.analyzers.readers.load import load_all
 from perfscope.model.units import format_ns
 
 
@@ -71,7 +71,7 @@ def calibrations(corpus: Path, case: Case) -> Iterator[tuple[str, Calibration]]:
             with zipfile.ZipFile(path) as archive:
                 archive.extractall(unpacked)
             path = Path(unpacked)
-        (trace,) = load(path)
+        (trace,) = load_all(path)
         target = target_of(case)
         for module, label in zip(trace.hlo, program_labels(trace.hlo), strict=True):
             found = calibrate(estimate(module, target), module, trace)

@@ -21,8 +21,8 @@ from perfscope.model.version import package_version
 if TYPE_CHECKING:
     from perfscope.analyzers.engine import Analysis as Analysis
     from perfscope.analyzers.engine import analyze as analyze
-    from perfscope.analyzers.readers.load import load_all as load_all
-    from perfscope.analyzers.readers.load import load_one as load
+    from perfscope.analyzers.readers import load_all as load_all
+    from perfscope.analyzers.readers import load_one as load
     from perfscope.dashboards import figures as figures
     from perfscope.dashboards.report.compare.comparison import compare as compare
     from perfscope.model.finding import Finding as Finding

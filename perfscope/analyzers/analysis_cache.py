@@ -31,11 +31,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from perfscope.analyzers.configuration import NO_CONFIGURATION, Configuration
-from perfscope.analyzers.devices import Device
-from perfscope.analyzers.devices.topology import Topology
+from perfscope.analyzers.devices import Device, Topology
 from perfscope.analyzers.engine import Analysis
-from perfscope.analyzers.readers.cache import cache_folder, edge_bytes, make_room
-from perfscope.analyzers.readers.load import MOST_FILES, Skipped, is_remote, resolve
+from perfscope.analyzers.readers import MOST_FILES, Skipped, cache_folder, edge_bytes, is_remote, make_room, resolve
 from perfscope.analyzers.selection import EVERYTHING, Selection
 from perfscope.analyzers.source_code import with_code
 from perfscope.model.errors import PerfscopeError

@@ -14,8 +14,7 @@ from msgspec.structs import replace
 from perfscope.analyzers.causes import ROWS_OF_EACH
 from perfscope.analyzers.critical_path import Graph, NodeKind, dependency_graph
 from perfscope.analyzers.engine import Examined
-from perfscope.analyzers.hlo.collectives import collectives
-from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.hlo import HloModule, collectives
 from perfscope.analyzers.memory import trace_memories
 from perfscope.analyzers.programs import communication_instructions, communication_names, hot_instructions, programs
 from perfscope.analyzers.ranks import (
@@ -43,9 +42,7 @@ from perfscope.analyzers.time import (
     steps_work,
     work_phases,
 )
-from perfscope.analyzers.torch_compile import compile_summary
-from perfscope.analyzers.torch_compile.phases import compile_times
-from perfscope.analyzers.torch_compile.rules.compile_time import cache_use
+from perfscope.analyzers.torch_compile import cache_use, compile_summary, compile_times
 from perfscope.model.errors import log_failure
 from perfscope.model.frames import Owner, parse_frame
 from perfscope.model.intervals import Int64, union

@@ -20,20 +20,26 @@ from perfscope.analyzers.file_names import files_in_stacks, one_name_per_file
 from perfscope.analyzers.large_parts import LargePart, large_parts, merge_large_parts
 from perfscope.analyzers.merge_programs import merge_programs, merged_outcome
 from perfscope.analyzers.ops import DISTORTED, TopWork, distortion, merge_top_work, top_work
-from perfscope.analyzers.readers.load import ReadTrace
+from perfscope.analyzers.readers import ReadTrace
 from perfscope.analyzers.registry import chosen_rules, recorded_by
 from perfscope.analyzers.results import merged_rows, result_homes, results_of, rows_of
-from perfscope.analyzers.sections.collectives import NO_COLLECTIVES, CollectivesSection, collectives_section
-from perfscope.analyzers.sections.compile import NO_COMPILE, CompileSection, compile_section
-from perfscope.analyzers.sections.memory import NO_MEMORY, MemorySection, memory_section
-from perfscope.analyzers.sections.programs import (
+from perfscope.analyzers.sections import (
+    NO_COLLECTIVES,
+    NO_COMPILE,
     NO_ESTIMATE,
+    NO_MEMORY,
     NO_PLANS,
     NO_PROGRAMS,
+    CollectivesSection,
+    CompileSection,
     EstimateSection,
+    MemorySection,
     PlanSection,
     ProgramsSection,
+    collectives_section,
+    compile_section,
     estimate_section,
+    memory_section,
     plan_section,
     programs_section,
 )
@@ -360,7 +366,7 @@ def _over_programs(rule: Rule, trace: Trace, found: Sequence[tuple[str, Finding]
     """Evaluate programs that were given together one by one, because shares refer to one program."""
     if not trace.hlo:
         return _checked(rule, trace, found)
-    from perfscope.analyzers.hlo.program import program_labels, programs_apart
+    from perfscope.analyzers.hlo import program_labels, programs_apart
 
     parts = trace.fact(programs_apart)
     if len(parts) == 1:

@@ -16,27 +16,29 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from perfscope.analyzers.configuration import NO_CONFIGURATION, Configuration
-from perfscope.analyzers.critical_path.job_graph import MOST_RANKS
-from perfscope.analyzers.devices import Device
-from perfscope.analyzers.devices.topology import Topology
+from perfscope.analyzers.critical_path import MOST_RANKS
+from perfscope.analyzers.devices import Device, Topology
 from perfscope.analyzers.engine import Analysis, Examined, conclude, examine
 from perfscope.analyzers.ranks import main_job
-from perfscope.analyzers.readers.load import (
+from perfscope.analyzers.readers import (
     Input,
     Loaded,
+    LostTask,
     ReadTrace,
+    RunPart,
     Skipped,
     Task,
     TaskResult,
     assemble,
+    cores,
     different,
     discover,
     is_remote,
     of_ranks,
     read_task,
+    work_here,
+    work_through,
 )
-from perfscope.analyzers.readers.run.parts import RunPart
-from perfscope.analyzers.readers.workers import LostTask, cores, work_here, work_through
 from perfscope.analyzers.registry import chosen_rules, recorded_by, rule_homes
 from perfscope.analyzers.selection import EVERYTHING, Selection, part_of
 from perfscope.analyzers.thresholds import Thresholds, changed
@@ -104,7 +106,7 @@ class JudgeTask(Struct, frozen=True, kw_only=True):
     def examined(self, trace: Trace, rules: Sequence[Rule]) -> Examined:
         """Evaluate the rules on a trace, or on the requested part of it."""
         if self.device is not None:
-            from perfscope.analyzers.hlo.program_device import judged_for
+            from perfscope.analyzers.hlo import judged_for
 
             trace = judged_for(trace, self.device)
         return examine(part_of(dataclasses.replace(trace, topology=self.topology), self.selection), rules)

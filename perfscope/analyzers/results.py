@@ -26,7 +26,7 @@ RESULTS: dict[str, str] = {
     "cores": "perfscope.analyzers.time:core_summary",
     "critical_paths": "perfscope.analyzers.critical_path:path_summary",
     "generations": "perfscope.analyzers.time:generation",
-    "hardware_counters": "perfscope.analyzers.ops:counted_work",
+    "hardware_counters": "perfscope.analyzers.ops.hardware_counters:counted_work",
     "hosts": "perfscope.analyzers.time:host_account",
 }
 """Results of the core that are one record per recording, by key of the JSON report -> function of a trace. Plug-ins

@@ -17,10 +17,8 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perfscope.analyzers.readers.load import Loaded, load_paths
-from perfscope.analyzers.time import account_windows, main_thread, step_windows, steps_work
-from perfscope.analyzers.time.account import cause_intervals
-from perfscope.analyzers.time.steps import Windows
+from perfscope.analyzers.readers import Loaded, load_paths
+from perfscope.analyzers.time import Windows, account_windows, cause_intervals, main_thread, step_windows, steps_work
 from perfscope.model.errors import DataError, UsageError
 from perfscope.model.intervals import Int64, intersection, union
 from perfscope.model.trace import MISSING, MemoryAction, Part, Rows, Trace

@@ -41,7 +41,7 @@ class Captured(Struct, frozen=True, kw_only=True):
 def judge(planted: Captured, twin: Captured) -> list[Check]:
     """Compare the captures of a program and its variant without defects with their logs."""
     from perfscope.analyzers.engine import analyze
-    from perfscope.analyzers.readers.load import load_one
+    from perfscope.analyzers.readers import load_one
 
     analyses: list[Analysis] = []
     traces: list[Trace] = []
@@ -136,7 +136,7 @@ def _clocks(truth: dict[str, Any], trace: Trace) -> Iterator[Seen]:
 def _memory(truth: dict[str, Any], trace: Trace) -> Iterator[Seen]:
     """Check memory. Torch: the blocks of a step in bytes. JAX: the needs of the compiled program."""
     if truth["framework"] == "jax":
-        from perfscope.analyzers.hlo.buffers import peak_bytes
+        from perfscope.analyzers.hlo import peak_bytes
 
         modules = [module for module in trace.hlo if module.name == truth["module"]]
         yield Seen("compiled programs", 1, len(modules))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from perfscope.analyzers.analysis_cache import Kept
     from perfscope.analyzers.critical_path import Hypothesis, WhatIf
     from perfscope.analyzers.engine import Analysis
-    from perfscope.analyzers.readers.load import Loaded, Skipped
+    from perfscope.analyzers.readers import Loaded, Skipped
 
 FORMATS = ("text", "json", "markdown", "html", "github", "llm", "sarif")
 NO_GATE = "none"
@@ -123,7 +123,7 @@ def analyze(
     """
     from perfscope.analyzers.configuration import find_configuration
     from perfscope.analyzers.critical_path import parse_hypothesis
-    from perfscope.analyzers.devices.topology import read_topology
+    from perfscope.analyzers.devices import read_topology
     from perfscope.analyzers.registry import load_rule
     from perfscope.analyzers.selection import parse_selection
     from perfscope.dashboards.report import render

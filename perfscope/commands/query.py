@@ -113,8 +113,7 @@ def _show_queries() -> None:
 
 
 def _show_tables() -> None:
-    from perfscope.analyzers.query import table_names
-    from perfscope.analyzers.query.frames import table_of
+    from perfscope.analyzers.query import table_names, table_of
     from perfscope.analyzers.results import labels_of
     from perfscope.model.trace import TABLES
 

@@ -89,7 +89,7 @@ def serve(
         raise NotStartedError(f"serve needs {', '.join(absent)}: pip install 'perfscope[ui]'")
     from waitress.server import create_server
 
-    from perfscope.analyzers.readers.load import resolve
+    from perfscope.analyzers.readers import resolve
     from perfscope.dashboards.web.server.guard import hosts_of, new_token, read_token
     from perfscope.dashboards.web.server.late import Late
     from perfscope.dashboards.web.server.shelf import Shelf

@@ -19,7 +19,7 @@ from perfscope.analyzers.compare.runs.comparison import compare
 from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.memory.categories import memory_timelines
 from perfscope.analyzers.programs import programs
-from perfscope.analyzers.readers.load import load, load_one
+from perfscope.analyzers.readers.load import load_all, load_one
 from perfscope.analyzers.time import device_times
 from perfscope.dashboards.report.compare import json as compare_json
 from perfscope.dashboards.report.compare.render import render_text
@@ -173,7 +173,7 @@ def test_graphs_of_a_log_are_what_inductor_compiled(peers: Path, name: str, grap
 
 def test_ranks_of_logs_are_those_of_their_names(peers: Path) -> None:
     """As in tlparse: every record of all three has rank 0."""
-    sources = [trace.source for trace in load(public(peers, "multi_rank_schedule"))]
+    sources = [trace.source for trace in load_all(public(peers, "multi_rank_schedule"))]
     assert [(source.rank, source.rank_source) for source in sources] == [(rank, "file name") for rank in range(3)]
 
 

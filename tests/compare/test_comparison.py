@@ -13,7 +13,7 @@ from perfscope.analyzers.compare.runs.comparison import compare, kind_of, severi
 from perfscope.analyzers.compare.runs.structure import ExactMetric, Structure, structure
 from perfscope.analyzers.compare.statistics.verdict import compare_exact
 from perfscope.analyzers.engine import Analysis
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.model.documents.compared_findings import FindingChange
 from perfscope.model.documents.comparison import Place
 from perfscope.model.errors import UsageError
@@ -131,7 +131,7 @@ class TestOrder:
 
 class TestKinds:
     def test_kinds_that_cannot_be_compared(self, corpus: Path) -> None:
-        program = load(corpus / "aot" / "gpu_attn_naive.hlo.txt.gz")
+        program = load_all(corpus / "aot" / "gpu_attn_naive.hlo.txt.gz")
         with pytest.raises(UsageError, match="of one kind"):
             compare([gpu_run()], program)
 
@@ -162,16 +162,17 @@ PAIRS = [
 class TestCorpus:
     @pytest.mark.parametrize(("base", "head"), PAIRS)
     def test_parts_sum_to_the_whole(self, corpus: Path, base: str, head: str) -> None:
-        found = compare(load(corpus / base), load(corpus / head))
+        found = compare(load_all(corpus / base), load_all(corpus / head))
         assert_sums(found)
 
     @pytest.mark.parametrize("path", [pair[0] for pair in PAIRS])
     def test_a_trace_against_itself_is_quiet(self, corpus: Path, path: str) -> None:
-        assert_quiet(compare(load(corpus / path), load(corpus / path)))
+        assert_quiet(compare(load_all(corpus / path), load_all(corpus / path)))
 
     def test_memory_snapshots_have_bytes_and_no_time(self, corpus: Path) -> None:
         one, other = (
-            load(corpus / "torch_mem" / f"assignment2-systems__fwd_{kind}_128.pickle.gz") for kind in ("bf16", "fp32")
+            load_all(corpus / "torch_mem" / f"assignment2-systems__fwd_{kind}_128.pickle.gz")
+            for kind in ("bf16", "fp32")
         )
         found = compare(one, other)
         assert (found.base.kind, found.time, found.step_time) == ("memory snapshot", None, None)
@@ -181,7 +182,7 @@ class TestCorpus:
         assert_quiet(compare(one, one))
 
     def test_compiled_programs_are_compared_without_a_clock(self, corpus: Path) -> None:
-        none, full = (load(corpus / "aot" / f"gpu_ckpt_{kind}_unroll.hlo.txt.gz") for kind in ("none", "full"))
+        none, full = (load_all(corpus / "aot" / f"gpu_ckpt_{kind}_unroll.hlo.txt.gz") for kind in ("none", "full"))
         found = compare(none, full)
         assert (found.base.kind, found.time) == ("compiled programs", None)
         assert "excess_remat" in {one.rule for one in found.findings if one.is_worse}
@@ -190,7 +191,7 @@ class TestCorpus:
 
     def test_sets_of_ranks(self, corpus: Path) -> None:
         one, other = (
-            [load(path)[0] for path in sorted((corpus / "kineto").glob(f"torchrec__{name}*"))]
+            [load_all(path)[0] for path in sorted((corpus / "kineto").glob(f"torchrec__{name}*"))]
             for name in ("sst_long_a2a", "sst_sleep")
         )
         found = compare(one, other)

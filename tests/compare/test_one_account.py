@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from perfscope.analyzers.compare.runs.change import account_change, time_change
 from perfscope.analyzers.compare.runs.comparison import compare
 from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.analyzers.savings import step_time
 from perfscope.analyzers.time import StepAccount, least_computing, warm_accounts
 from perfscope.dashboards.report.compare.json import document
@@ -153,7 +153,7 @@ def test_the_documents_say_the_same() -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name.split(".")[0])
 def test_every_file_of_the_corpus(path: Path) -> None:
     try:
-        traces = load(path)
+        traces = load_all(path)
     except DataError as error:
         pytest.skip(str(error))
     for trace in traces:

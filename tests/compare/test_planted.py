@@ -10,7 +10,7 @@ import pytest
 from perfscope.analyzers.compare.runs.comparison import compare
 from perfscope.analyzers.compare.runs.run_sets import read_set, runs_in
 from perfscope.analyzers.compare.runs.sets import compare_sets
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from tests.compare.conftest import Recorded
 from tests.compare.planted import Planted, recorded_in_turns, source_line
 from tests.compare.runs import assert_silent, assert_sums
@@ -63,7 +63,7 @@ ALL = [
 @pytest.mark.slow
 @pytest.mark.parametrize("planted", ALL)
 def test_the_cause_comes_first(planted: Planted, run_of: Recorded) -> None:
-    base, head = load(run_of(planted.base)), load(run_of(planted.head))
+    base, head = load_all(run_of(planted.base)), load_all(run_of(planted.head))
     found = compare(base, head)
     assert found.headline == "regression"
     worse = [one.result.name for one in found.exact if one.result.verdict == "regression"]
@@ -91,7 +91,7 @@ def test_the_cause_comes_first(planted: Planted, run_of: Recorded) -> None:
     ],
 )
 def test_launches_of_one_program_are_quiet(names: tuple[str, ...], run_of: Recorded) -> None:
-    for one, other in itertools.permutations([load(run_of(name)) for name in names], 2):
+    for one, other in itertools.permutations([load_all(run_of(name)) for name in names], 2):
         found = compare(one, other)
         assert_silent(found)
         assert_sums(found)
@@ -103,7 +103,7 @@ def test_a_slower_kernel_is_told_by_several_launches(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     folders = recorded_in_turns(tmp_path)
     for folder in folders:
-        for one, other in itertools.permutations([load(run) for run in (runs_in(folder) or ())[:3]], 2):
+        for one, other in itertools.permutations([load_all(run) for run in (runs_in(folder) or ())[:3]], 2):
             assert_silent(compare(one, other))
     sides = [read_set(str(folder), runs_in(folder) or ()) for folder in folders]
     found = compare_sets(*sides)
@@ -128,7 +128,7 @@ def test_a_slower_kernel_is_told_by_several_launches(tmp_path: Path) -> None:
 @slow
 def test_a_slower_kernel_of_one_launch_each_is_shown_and_never_judged(run_of: Recorded) -> None:
     """``layout`` is one op on one line on both sides; its time differs, and no count does."""
-    found = compare(load(run_of("layout-twin")), load(run_of("layout")))
+    found = compare(load_all(run_of("layout-twin")), load_all(run_of("layout")))
     assert found.headline == "no change"
     assert not any(cause.exact for cause in found.causes)
     assert found.gates(["regression", "finding:low"]) == ()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from perfscope.analyzers.compare.runs.comparison import compare
 from perfscope.analyzers.compare.runs.trees import MOST_DEPTH, path_change, tree_change
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.dashboards.report.compare import json
 from perfscope.dashboards.report.compare.render import render_markdown
 from perfscope.model.documents.comparison import Tree, of
@@ -162,7 +162,7 @@ def test_the_documents_of_a_comparison_have_both() -> None:
 @pytest.mark.corpus
 def test_public_traces_of_one_model_eager_and_compiled(corpus: Path) -> None:
     names = ("HolisticTraceAnalysis__trace_diff_control.json.gz", "HolisticTraceAnalysis__trace_diff_test.json.gz")
-    base, head = (load(corpus / "kineto" / name)[0] for name in names)
+    base, head = (load_all(corpus / "kineto" / name)[0] for name in names)
     change, path = tree_change(base, head), path_change(base, head)
     assert change is not None
     assert path is not None

@@ -21,7 +21,7 @@ from perfscope.analyzers.critical_path import (
 )
 from perfscope.analyzers.critical_path.savings import NOT_NAMED, OUTSIDE, SEVERAL_DEVICES, PathSaving
 from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.analyzers.time import removed_inside, removed_time
 from perfscope.dashboards.report.json_report import document
 from perfscope.dashboards.report.text import render
@@ -231,7 +231,7 @@ def test_a_finding_that_names_no_events_says_so() -> None:
 def test_no_host_time_of_public_recordings_is_hidden(name: str, corpus: Path) -> None:
     """Time that the account attributes to the host is on the path, so both bounds agree."""
     for rule in ("host_bound", "launch_bound"):
-        for found in analyze(load(corpus / "kineto" / name), [rule])[rule].findings:
+        for found in analyze(load_all(corpus / "kineto" / name), [rule])[rule].findings:
             assert found.cost_ns is not None
             assert found.path_reason is not None or (found.path_ns or 0) >= 0.95 * found.cost_ns
 
@@ -270,7 +270,7 @@ def test_a_real_program_without_its_planted_read(tmp_path: Path) -> None:
         subprocess.run([sys.executable, "-c", PROGRAM, str(twin), str(planted)], check=True, timeout=120)
         events = json.loads(twin.read_text())["traceEvents"]
         steps = [event["dur"] for event in events if str(event.get("name")).startswith("ProfilerStep#")]
-        answer = what_if(load(planted)[0], parse_hypothesis("read x0"))
+        answer = what_if(load_all(planted)[0], parse_hypothesis("read x0"))
         assert answer is not None
         assert answer.after_ns < 0.8 * answer.before_ns
         errors.append(abs(answer.after_ns / answer.steps / US / (sum(steps) / len(steps)) - 1))

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from perfscope.analyzers import engine, registry
 from perfscope.analyzers.causes import MOST_ROWS, one_per_cause
 from perfscope.analyzers.engine import analyze, judge
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.analyzers.registry import load_rule, rule_ids
 from perfscope.model.errors import UsageError
 from perfscope.model.finding import AbstainError, Finding, Rule, Scope, Span, Where
@@ -249,7 +249,7 @@ def tables_of(trace: Trace) -> dict[str, object]:
 
 @pytest.mark.parametrize("path", ["cpu-attention-sdpa", "cpu-moe-loop", "programs-h100/attention-blocked"])
 def test_rules_leave_the_trace_as_it_was(path: str) -> None:
-    (trace,) = load(REPOSITORY / "fixtures" / path)
+    (trace,) = load_all(REPOSITORY / "fixtures" / path)
     recordings = [one for one in (trace, trace.detail, trace.held_before) if one is not None]
     before = list(map(tables_of, recordings))
     found = analyze(trace)

@@ -17,7 +17,7 @@ from typing import Any
 
 from perfscope.__main__ import run
 from perfscope.analyzers.readers import cache
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 
 CHANGING = {"os.rename": 0, "os.remove": 0, "os.mkdir": 0, "os.rmdir": 0, "os.symlink": 1, "os.truncate": 0}
 """Audit event -> which of its arguments is the path."""
@@ -70,7 +70,7 @@ class Fault:
 def analyze_with_cache() -> int:
     """Twice, as a user would: what the cache keeps is written, then read."""
     for _ in range(2):
-        (trace,) = load("trace.json")
+        (trace,) = load_all("trace.json")
         assert len(trace.rows["kernels"]) == EVENTS, len(trace.rows["kernels"])
         assert int((trace.rows["kernels"]["end_ns"] - trace.rows["kernels"]["start_ns"]).sum()) == EVENTS * 1_000
     return 0

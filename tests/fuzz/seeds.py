@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from tests.fuzz import mutate
 from tests.ranks.flight_dumps import dump, entry
 from tests.readers import test_hlo, test_jax_memory, test_kineto
@@ -112,7 +112,7 @@ def _intact(content: bytes, chosen: Format) -> bool:
         path = Path(folder, f"seed.{chosen.suffix}")
         path.write_bytes(content)
         try:
-            load(path)
+            load_all(path)
             chosen.mutate(content, Random(0))
         except Exception:
             return False

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from tests.fuzz.rounds import fuzz
 from tests.fuzz.seeds import FORMATS, seeds
 from tests.fuzz.worker import examine, make
@@ -18,7 +18,7 @@ def test_some_inputs(reader: str, tmp_path: Path) -> None:
     """The built seed as it is, and a few mutations, in this process."""
     path = tmp_path / f"input.{FORMATS[reader].suffix}"
     path.write_bytes(seeds(reader)[0])
-    assert load(path)
+    assert load_all(path)
     for number in range(len(seeds(reader)), len(seeds(reader)) + 8):
         path.write_bytes(make(reader, number))
         examine(path, number)

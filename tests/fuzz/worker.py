@@ -25,7 +25,7 @@ from unittest.mock import patch
 
 from perfscope.analyzers import engine, sections
 from perfscope.analyzers.engine import Analysis, analyze
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.dashboards.report import render
 from perfscope.model.errors import PerfscopeError
 from tests.fuzz.mutate import mutated
@@ -65,7 +65,7 @@ def _weights(reader: str) -> tuple[float, ...]:
 def examine(path: Path, number: int) -> str:
     """Read, judge and report. ``refused``: in one line; ``analysed`` otherwise."""
     try:
-        traces = load(path)
+        traces = load_all(path)
         for trace in traces:
             trace.check()
         with patch.object(engine, "log_failure", _fail), patch.object(sections, "log_failure", _fail):

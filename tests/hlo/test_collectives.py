@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfscope.analyzers.hlo.collectives import GroupReader
+from perfscope.analyzers.hlo.collective import GroupReader
 from tests.hlo.modules import ADD_COMPUTATION, cost, op_cost
 
 GROUPS = "replica_groups={{0,1,2,3},{4,5,6,7}}"

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfscope.analyzers.hlo.device import program_device
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.hlo.program import (
     Runs,
@@ -19,7 +20,6 @@ from perfscope.analyzers.hlo.program import (
     programs_apart,
     scope,
 )
-from perfscope.analyzers.hlo.program_device import program_device
 from tests.build import TraceBuilder
 from tests.hlo_build import GPU, hlo_module, hlo_trace, recorded_trace
 

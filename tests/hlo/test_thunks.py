@@ -9,7 +9,7 @@ import pytest
 
 from perfscope.analyzers.hlo.parse.thunks import read_thunks
 from perfscope.analyzers.readers.hlo.program import thunks_beside
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 
 TEXT = """\
 001: kCustomKernel [source       | next=029 (9)] loop_broadcast_fusion_1 grid: [16384, 2, 1] threads: [128, 1, 1]
@@ -66,10 +66,10 @@ FIXTURE = Path(__file__).parents[2] / "fixtures" / "h100-programs" / "mlp-swiglu
 
 def test_the_launches_beside_a_program_come_with_it(tmp_path: Path) -> None:
     (tmp_path / "00.jit_step.hlo.pb").write_bytes(lzma.decompress(FIXTURE.read_bytes()))
-    (trace,) = load(tmp_path / "00.jit_step.hlo.pb")
+    (trace,) = load_all(tmp_path / "00.jit_step.hlo.pb")
     assert trace.hlo[0].thunks is None
     (tmp_path / "00.jit_step.thunk_sequence.txt.gz").write_bytes(gzip.compress(TEXT.encode()))
-    (trace,) = load(tmp_path / "00.jit_step.hlo.pb")
+    (trace,) = load_all(tmp_path / "00.jit_step.hlo.pb")
     assert trace.hlo[0].thunks is not None
     assert len(trace.hlo[0].thunks.thunks) == 7
 

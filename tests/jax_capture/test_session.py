@@ -15,7 +15,7 @@ import pytest
 from perfscope.analyzers.engine import judge
 from perfscope.analyzers.memory.growth import jax_growth
 from perfscope.analyzers.readers.hlo.proto import read as read_program
-from perfscope.analyzers.readers.load import load, load_one
+from perfscope.analyzers.readers.load import load_all, load_one
 from perfscope.analyzers.readers.run import memory as _jax_moments
 from perfscope.analyzers.registry import load_rule
 from perfscope.analyzers.time.steps import steps_work
@@ -86,7 +86,7 @@ def test_the_trace_opens_with_its_steps_and_lies_where_tensorboard_looks(looped:
     folder = run_folder(looped.folder) / "rank00000"
     (shown,) = folder.glob("plugins/profile/*/*.xplane.pb")
     assert shown.read_bytes() == (folder / "timing.xplane.pb").read_bytes()
-    trace = load(run_folder(looped.folder))[0]
+    trace = load_all(run_folder(looped.folder))[0]
     assert list(trace.steps["number"]) == [2, 3, 4], "the step that the stop cut off is not among them"
     assert "jit_train_step" in {module.name for module in trace.hlo}
     modules = set(trace.frame("hlo_ops")["module"])
@@ -197,7 +197,7 @@ def test_a_step_annotation_of_the_programs_own_is_the_step(tmp_path: Path) -> No
     assert captured(program, cwd=tmp_path).returncode == 0
     process = only(tmp_path)
     assert (process.step_source, process.steps_seen) == ("StepTraceAnnotation train", 9)
-    trace = load(run_folder(tmp_path))[0]
+    trace = load_all(run_folder(tmp_path))[0]
     assert list(trace.steps["number"]) == [1002, 1003, 1004], "numbered as the program numbers them"
 
 
@@ -379,7 +379,7 @@ def test_a_run_hands_its_logs_to_the_rules(tmp_path: Path) -> None:
         LOOP + "work(9, rows=lambda turn: 8 if turn < 7 else 4, after=lambda turn, loss: loss.item())\n",
     )
     assert captured(program, cwd=tmp_path).returncode == 0
-    (trace,) = load(run_folder(tmp_path))
+    (trace,) = load_all(run_folder(tmp_path))
     assert {"hlo", "compile_events", "host_reads", "steps"} <= trace.recorded
     assert [event.step for event in trace.compile_events if event.kind == "retrace"][-1] == 7
     assert {read.call for read in trace.host_reads} == {"item"}
@@ -414,7 +414,7 @@ def test_a_program_that_only_dispatches_is_timed_with_the_device_and_prints_the_
     assert process.window_compilations == 0
     assert process.window_ns is not None
     assert process.window_ns > sum(process.untraced_step_ns[:4]), "their dispatch lies in it"
-    (trace,) = load(run_folder(tmp_path))
+    (trace,) = load_all(run_folder(tmp_path))
     assert (trace.window_ns, trace.window_steps) == (process.window_ns, 4)
     assert trace.step_times_ns == (), "what it takes to queue a step is no step time"
 
@@ -423,7 +423,7 @@ def test_a_program_that_only_dispatches_is_timed_with_the_device_and_prints_the_
 def test_all_work_of_the_traced_steps_is_in_the_recording(tmp_path: Path) -> None:
     program = write(tmp_path, AHEAD)
     assert captured(program, cwd=tmp_path).returncode == 0
-    (trace,) = load(run_folder(tmp_path))
+    (trace,) = load_all(run_folder(tmp_path))
     work = trace.fact(steps_work)
     assert work is not None
     assert work.late, "the host did not wait"

@@ -11,7 +11,7 @@ import pytest
 from perfscope.analyzers.engine import judge
 from perfscope.analyzers.memory.fragmentation import memory_fragmentation
 from perfscope.analyzers.memory.trace_memories import trace_memories
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.analyzers.readers.torch_memory import reader as torch_memory_reader
 from perfscope.analyzers.registry import load_rule
 from perfscope.model.finding import Outcome
@@ -244,7 +244,7 @@ def test_one_moment_with_free_pieces_cannot_be_judged() -> None:
     ],
 )
 def test_snapshots_of_the_corpus(corpus: Path, name: str, cost: int | None) -> None:
-    (trace,) = load(corpus / "torch_mem" / f"{name}.pickle.gz")
+    (trace,) = load_all(corpus / "torch_mem" / f"{name}.pickle.gz")
     outcome = judge(RULE, trace)
     assert [finding.cost_bytes for finding in outcome.findings] == ([] if cost is None else [cost])
     assert outcome.status == ("clean" if cost is None else "flagged")

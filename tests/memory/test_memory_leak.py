@@ -13,7 +13,7 @@ from perfscope.analyzers.memory.categories import memory_timelines
 from perfscope.analyzers.memory.growth import memory_growth, trend
 from perfscope.analyzers.memory.rules.memory_leak import LEAST_BYTES
 from perfscope.analyzers.memory.trace_memories import trace_memories
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.analyzers.registry import load_rule
 from perfscope.model.finding import Outcome
 from perfscope.model.memory import AllocatorCounters, SourceLine
@@ -201,7 +201,7 @@ def test_arrays_that_are_replaced_or_few_are_no_leak() -> None:
 @pytest.mark.corpus
 @pytest.mark.parametrize("name", ["medium512_train", "medium512_infer", "fragmented", "tiny", "fwd_bf16_128"])
 def test_single_steps_of_the_corpus_are_not_judged(corpus: Path, name: str) -> None:
-    (trace,) = load(corpus / "torch_mem" / f"assignment2-systems__{name}.pickle.gz")
+    (trace,) = load_all(corpus / "torch_mem" / f"assignment2-systems__{name}.pickle.gz")
     assert judge(RULE, trace).status == "abstained"
 
 
@@ -209,7 +209,7 @@ def test_a_real_program_that_keeps_a_graph(tmp_path: Path) -> None:
     """torch's own events, on the CPU: the defect is found at its line, the twin is clean."""
     pytest.importorskip("torch")
     for detached in (False, True):
-        (trace,) = load(_trained(tmp_path / f"{detached}.pt.trace.json", detached))
+        (trace,) = load_all(_trained(tmp_path / f"{detached}.pt.trace.json", detached))
         outcome = judge(RULE, trace)
         assert len(trace.fact(memory_timelines)) == 1
         if detached:

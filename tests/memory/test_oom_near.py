@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.engine import judge
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.analyzers.registry import load_rule
 from perfscope.model.finding import Outcome
 from perfscope.model.memory import AllocatorCounters
@@ -156,5 +156,5 @@ def test_without_memory_rules_on_it_abstain(rule: str) -> None:
 @pytest.mark.corpus
 @pytest.mark.parametrize(("name", "status"), [("h100_qwen1.5-0.5b", "clean"), ("mi300_qwen1.5-0.5b", "abstained")])
 def test_recorded_inference_has_room(corpus: Path, name: str, status: str) -> None:
-    (trace,) = load(corpus / "kineto" / f"TraceLens__{name}.json.gz")
+    (trace,) = load_all(corpus / "kineto" / f"TraceLens__{name}.json.gz")
     assert judge(RULE, trace).status == status

@@ -13,7 +13,7 @@ from perfscope.analyzers.memory.categories import memory_timelines
 from perfscope.analyzers.memory.holders import UNSEEN, PeakHolders, memory_holders
 from perfscope.analyzers.memory.rules import peak_owner
 from perfscope.analyzers.memory.trace_memories import trace_memories
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.analyzers.readers.torch_memory import reader as torch_memory_reader
 from perfscope.analyzers.registry import load_rule
 from perfscope.model.finding import Finding, Outcome, Where
@@ -421,7 +421,7 @@ def recorded(folder: Path, attention: Any, optimizer_of: Any) -> Trace:
             steps.zero_grad()
             del loss, q, k, v
             profiler.step()
-    (trace,) = load(path)
+    (trace,) = load_all(path)
     return trace
 
 
@@ -459,7 +459,7 @@ def test_attention_of_a_real_program(tmp_path: Path) -> None:
     ],
 )
 def test_snapshots_of_the_corpus(corpus: Path, name: str, found: set[str]) -> None:
-    (trace,) = load(corpus / "torch_mem" / f"assignment2-systems__{name}.pickle.gz")
+    (trace,) = load_all(corpus / "torch_mem" / f"assignment2-systems__{name}.pickle.gz")
     outcome = judge(RULE, trace)
     assert outcome.status == ("flagged" if found else "clean")
     assert kinds(outcome) == found
@@ -472,7 +472,7 @@ def test_snapshots_of_the_corpus(corpus: Path, name: str, found: set[str]) -> No
 @pytest.mark.corpus
 def test_scores_of_every_layer_are_counted(corpus: Path) -> None:
     """24 layers of 16 heads and 512 x 512 scores for a batch of 4, in float32."""
-    (trace,) = load(corpus / "torch_mem" / "assignment2-systems__medium512_train.pickle.gz")
+    (trace,) = load_all(corpus / "torch_mem" / "assignment2-systems__medium512_train.pickle.gz")
     finding = finding_of_kind(judge(RULE, trace), "attention scores")
     assert finding.evidence[0]["held_bytes"] == 24 * 4 * 16 * 512 * 512 * 4
     assert finding.evidence[0]["blocks"] == 24
@@ -480,7 +480,7 @@ def test_scores_of_every_layer_are_counted(corpus: Path) -> None:
 
 @pytest.mark.corpus
 def test_a_snapshot_of_one_moment_abstains(corpus: Path) -> None:
-    (trace,) = load(corpus / "torch_mem" / "LLM-inference__oom_nohistory.pickle.gz")
+    (trace,) = load_all(corpus / "torch_mem" / "LLM-inference__oom_nohistory.pickle.gz")
     outcome = judge(RULE, trace)
     assert outcome.status == "abstained"
     assert "a single moment" in (outcome.reason or "")

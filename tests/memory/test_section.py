@@ -15,7 +15,7 @@ from perfscope.analyzers.engine import analyze, conclude, examine
 from perfscope.analyzers.judge import judge_paths
 from perfscope.analyzers.memory.holders import UNSEEN
 from perfscope.analyzers.memory.trace_memories import Memory
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.analyzers.registry import chosen_rules
 from perfscope.analyzers.sections import memory as section_module
 from perfscope.analyzers.sections.memory import MOST_RANKS, memory_section
@@ -144,7 +144,7 @@ def test_traces_that_were_cut_down_say_the_same() -> None:
 @pytest.mark.corpus
 @pytest.mark.parametrize("name", ["assignment2-systems__medium512_train", "assignment2-systems__fragmented"])
 def test_snapshots_sum_up_and_travel(corpus: Path, name: str) -> None:
-    (trace,) = load(corpus / "torch_mem" / f"{name}.pickle.gz")
+    (trace,) = load_all(corpus / "torch_mem" / f"{name}.pickle.gz")
     for entry in memory_section([trace]).entries:
         sums(entry.worst)
     whole, travelled = whole_and_slim_reports([trace])

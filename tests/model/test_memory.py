@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.model.memory import AllocatorCounters, Pairs, pair_events, strictly_increasing
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
@@ -45,7 +45,7 @@ def test_a_run_carries_them_with_the_steps_between(tmp_path: Path) -> None:
     manifest["memory"] = {"allocated_bytes.all.current": 100}
     manifest["memory_after"] = {"allocated_bytes.all.current": 130}
     (run / "rank00000" / "process.json").write_text(json.dumps(manifest))
-    (trace,) = load(run)
+    (trace,) = load_all(run)
     assert trace.allocator_counters is not None
     assert trace.allocator_counters.grown_bytes == 30
     assert trace.allocator_counters.steps == max(end for _, end in passes) - min(start for start, _ in passes)
@@ -56,7 +56,7 @@ def test_a_run_that_counted_nothing_has_none(tmp_path: Path) -> None:
     manifest = json.loads((run / "rank00000" / "process.json").read_text())
     manifest["memory"], manifest["memory_after"] = {}, {}
     (run / "rank00000" / "process.json").write_text(json.dumps(manifest))
-    (trace,) = load(run)
+    (trace,) = load_all(run)
     assert trace.allocator_counters is None
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from perfscope.analyzers.ops.achieved import NOTHING, host_costs, kernel_costs, moved_bytes
 from perfscope.analyzers.ops.top_work import TopWork, merge_top_work, top_work
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.model.trace import CopyKind, HostMemory, Trace
 from tests.build import TraceBuilder
 from tests.conftest import corpus_files
@@ -182,7 +182,7 @@ def test_several_traces_are_summed() -> None:
 @pytest.mark.corpus
 @pytest.mark.parametrize("path", corpus_files("kineto", "*.json.gz"), ids=lambda path: path.name.split(".json")[0])
 def test_nothing_runs_faster_than_its_roofline_but_for_what_fits_in_a_cache(path: Path) -> None:
-    (trace,) = load(path)
+    (trace,) = load_all(path)
     top = top_work(trace)
     if top is None:
         pytest.skip("no work in it")
@@ -195,7 +195,7 @@ def test_nothing_runs_faster_than_its_roofline_but_for_what_fits_in_a_cache(path
 
 @pytest.mark.corpus
 def test_megatron_products_reach_what_an_a100_does(corpus: Path) -> None:
-    (trace,) = load(corpus / "kineto" / "astra-sim__megatron_kineto_0.json.gz")
+    (trace,) = load_all(corpus / "kineto" / "astra-sim__megatron_kineto_0.json.gz")
     row = next(row for row in top_of(trace).ops if row.name == "aten::mm")
     assert 0.75 < (row.achieved.roofline_share or 0) < 0.85
 
@@ -203,7 +203,7 @@ def test_megatron_products_reach_what_an_a100_does(corpus: Path) -> None:
 @pytest.mark.corpus
 def test_kernels_of_a_compiled_program_have_the_cost_of_their_instruction(corpus: Path) -> None:
     """A convolution as an unfolding and a product, which has all the FLOPs."""
-    (trace,) = load(corpus / "xplane" / "TraceLens__mi300_jax_conv_08.xplane.pb.gz")
+    (trace,) = load_all(corpus / "xplane" / "TraceLens__mi300_jax_conv_08.xplane.pb.gz")
     costs, codes = trace.fact(kernel_costs), trace.rows["kernels"]["name"].tolist()
     product = [row for row, code in enumerate(codes) if trace.text(code).startswith("Cijk_")]
     unfolding = [row for row, code in enumerate(codes) if trace.text(code).startswith("Im3d2Col")]

@@ -16,7 +16,7 @@ from perfscope.analyzers.hlo.parse.text import module_of
 from perfscope.analyzers.ops.kernels import matmul_precision
 from perfscope.analyzers.ops.rules.full_precision_matmul.plan import mixed_precision, planned_products
 from perfscope.analyzers.plans.time import plan_works
-from perfscope.analyzers.readers.load import load, load_one
+from perfscope.analyzers.readers.load import load_all, load_one
 from perfscope.analyzers.registry import load_rule
 from perfscope.model.finding import AbstainError, Finding, Outcome
 from perfscope.model.torch_plan import LoadedPlan
@@ -65,7 +65,7 @@ RECORDED_PLANS = Path(__file__).resolve().parents[2] / "fixtures" / "plans-h100"
 
 def plan_in_float32(name: str, products: str) -> Trace:
     """A recorded plan as if its operands were float32 and torch's setting were ``products``."""
-    (trace,) = load(RECORDED_PLANS / name)
+    (trace,) = load_all(RECORDED_PLANS / name)
     (held,) = trace.torch_plans
     graphs = tuple(
         dataclasses.replace(

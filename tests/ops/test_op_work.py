@@ -8,7 +8,7 @@ import pytest
 from perfscope.analyzers.ops.op_call import CostKind, OpCost
 from perfscope.analyzers.ops.op_work import op_category, op_work, op_works
 from perfscope.analyzers.predict.curve import Category
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from tests.conftest import CORPUS
 
 
@@ -48,7 +48,7 @@ def test_every_costed_kernel_belongs_to_one_call() -> None:
     path = CORPUS / "kineto" / "TraceLens__h100_bert-small.json.gz"
     if not path.exists():
         pytest.skip(f"no {path}")
-    (trace,) = load(path)
+    (trace,) = load_all(path)
     kernels = trace.rows["kernels"]
     works = op_works(trace)
     rows = [row for work in works for row in work.kernels]

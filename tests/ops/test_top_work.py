@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.ops.kernel_names import LONGEST, short_kernel_name
 from perfscope.analyzers.ops.top_work import NOT_KNOWN, merge_top_work, top_work
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.model.trace import CopyKind, HostMemory
 from tests.build import TraceBuilder
 from tests.conftest import corpus_files
@@ -83,7 +83,7 @@ def test_long_names_are_cut_and_stay_different(first: str, second: str) -> None:
 @pytest.mark.corpus
 @pytest.mark.parametrize("path", corpus_files("kineto", "*.json.gz"), ids=lambda path: path.name.split(".json")[0])
 def test_every_kernel_of_a_real_trace_has_a_readable_name(path: Path) -> None:
-    (trace,) = load(path)
+    (trace,) = load_all(path)
     codes = set(trace.rows["kernels"]["name"].tolist())
     if not codes:
         pytest.skip("no kernels in it")

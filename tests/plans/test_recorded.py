@@ -11,7 +11,7 @@ import pytest
 
 from perfscope.analyzers.engine import Analysis, analyze
 from perfscope.analyzers.plans.time import PlanWork, plan_works
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.dashboards.report import render
 from perfscope.model.documents.torch_plan import MAX_BYTES, fingerprint_of
 from perfscope.model.finding import Finding
@@ -34,12 +34,12 @@ DEFECTS = [
 
 @cache
 def judged(name: str) -> Analysis:
-    return analyze(load(RECORDED / name))
+    return analyze(load_all(RECORDED / name))
 
 
 @cache
 def work_of(name: str) -> PlanWork:
-    (trace,) = load(RECORDED / name)
+    (trace,) = load_all(RECORDED / name)
     (work,) = trace.fact(plan_works)
     return work
 

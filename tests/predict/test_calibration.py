@@ -9,7 +9,7 @@ import pytest
 
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.predict import estimate
-from perfscope.analyzers.predict.calibrate import FEWEST, Calibration, bounded, calibrate, measured_run
+from perfscope.analyzers.predict.calibration import FEWEST, Calibration, bounded, calibrate, measured_run
 from tests.hlo_build import GPU, hlo_module, hlo_trace, recorded_trace
 from tests.predict.targets import target
 

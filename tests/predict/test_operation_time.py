@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from perfscope.analyzers.devices.target import Target
 from perfscope.analyzers.devices.tiles import Sizes, padded_share, wave_share
-from perfscope.analyzers.hlo.collectives import collectives_of
+from perfscope.analyzers.hlo.collective import collectives_of
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.predict.assumptions import factors_for
 from perfscope.analyzers.predict.collective_time import CollectiveRange, collective_range

@@ -11,7 +11,7 @@ from perfscope.analyzers import predict
 from perfscope.analyzers.hlo.module import MAX_CALL_DEPTH
 from perfscope.analyzers.predict import Estimate, estimate
 from perfscope.analyzers.predict.spans import PRIORITY, Played, Task, play
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.analyzers.sections import programs as section_module
 from perfscope.analyzers.sections.programs import NO_ESTIMATE, estimate_section
 from perfscope.model.documents.compile_manifest import Compiled, CompiledProgram, CompiledTarget, dump
@@ -190,7 +190,7 @@ def test_what_no_time_can_be_said_of_is_refused_in_one_line(wrong: str) -> None:
 
 @pytest.mark.parametrize("file", FIXTURES[::4], ids=lambda file: file.name.removesuffix(".hlo.pb.xz"))
 def test_every_program_adds_up(file: Path) -> None:
-    (trace,) = load(file)
+    (trace,) = load_all(file)
     for module in trace.hlo:
         found = estimate(module, H100)
         check(found)
@@ -202,7 +202,7 @@ def test_every_program_adds_up(file: Path) -> None:
 @pytest.mark.corpus
 @pytest.mark.parametrize("file", corpus_files("aot", "*.hlo.*"), ids=lambda file: file.name)
 def test_every_program_of_the_corpus_adds_up(file: Path) -> None:
-    (trace,) = load(file)
+    (trace,) = load_all(file)
     for module in trace.hlo:
         if module.platform == "cpu" or not module.is_scheduled:
             continue

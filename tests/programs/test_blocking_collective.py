@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.engine import judge
-from perfscope.analyzers.hlo.collectives import collectives, collectives_of, independent_work
+from perfscope.analyzers.hlo.collective import collectives, collectives_of, independent_work
 from perfscope.analyzers.programs.collectives import cause_of
 from perfscope.analyzers.readers.load import load_one
 from perfscope.analyzers.registry import load_rule

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.engine import Analysis, analyze
-from perfscope.analyzers.hlo.collectives import by_size, collectives
+from perfscope.analyzers.hlo.collective import by_size, collectives
 from perfscope.analyzers.programs.collectives import collective_time
 from perfscope.analyzers.readers.load import load_all, load_one
 from perfscope.model.documents import compile_manifest

@@ -11,8 +11,8 @@ import pytest
 from perfscope.analyzers.devices import find_device
 from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.hlo.cost.module import module_cost
+from perfscope.analyzers.hlo.device import program_device
 from perfscope.analyzers.hlo.module import HloModule
-from perfscope.analyzers.hlo.program_device import program_device
 from perfscope.analyzers.hlo.roofline import program_roofs, roof_sum_ns
 from perfscope.analyzers.hlo.time import hlo_time
 from perfscope.analyzers.merge_programs import merge_programs

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.engine import judge
-from perfscope.analyzers.hlo.collectives import collectives_of
-from perfscope.analyzers.hlo.executions import measured_ns
+from perfscope.analyzers.hlo.collective import collectives_of
+from perfscope.analyzers.hlo.execution import measured_ns
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.readers.xspace import reader as xspace_reader
 from perfscope.analyzers.registry import load_rule

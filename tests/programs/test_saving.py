@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.hlo.executions import executions_of, exposed_ns, measured_ns, measured_run_ns
+from perfscope.analyzers.hlo.execution import executions_of, exposed_ns, measured_ns, measured_run_ns
 from perfscope.analyzers.programs.saving import Part, bytes_ns, once_ns, price, program_roof_ns
 from perfscope.analyzers.readers.xspace import reader as xspace_reader
 from tests.hlo_build import GPU, hlo_module, hlo_trace, recorded_trace

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from perfscope.analyzers.query import QUERIES, Database
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 
 pytestmark = pytest.mark.corpus
 
@@ -27,7 +27,7 @@ MAXTEXT = "nsys_jax/JAX-Toolbox__maxtext_fsdp4_test_data.zip"
 
 @lru_cache(maxsize=4)
 def _database(path: Path) -> Database:
-    return Database(load(path))
+    return Database(load_all(path))
 
 
 def answer(corpus: Path, file: str, query: str) -> pd.DataFrame:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from perfscope.analyzers.engine import Analysis, analyze
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.model.trace import Trace
 
 Event = dict[str, Any]
@@ -50,7 +50,7 @@ def planted(files: Sequence[Path], folder: Path, plant: Plant) -> list[Trace]:
         recording["traceEvents"] = plant(pickle.loads(_pickled(path)), rank)
         written = folder / f"rank{rank}_{path.name.removesuffix('.gz')}"
         written.write_text(json.dumps(recording))
-        traces += load(written)
+        traces += load_all(written)
     return traces
 
 
@@ -59,7 +59,7 @@ def job_of(corpus: Path, pattern: str) -> tuple[Trace, ...]:
     """The ranks of a recorded job of the corpus, read once."""
     files = sorted((corpus / "kineto").glob(pattern))
     assert files
-    return tuple(trace for file in files for trace in load(file))
+    return tuple(trace for file in files for trace in load_all(file))
 
 
 def recorded_events(path: Path) -> list[Event]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers.readers import flight_recorder
-from perfscope.analyzers.readers.load import load, load_path
+from perfscope.analyzers.readers.load import load_all, load_path
 from perfscope.model.documents.flight_recorder import FlightRecord, Progress
 from perfscope.model.errors import DataError
 from perfscope.model.finding import Outcome
@@ -29,7 +29,7 @@ STACK = [
 
 
 def record_of(path: Path) -> FlightRecord:
-    (trace,) = load(path)
+    (trace,) = load_all(path)
     assert trace.recorded == {"flight_record"}
     assert trace.flight_record is not None
     return trace.flight_record
@@ -41,7 +41,7 @@ def test_a_pickle_of_any_binary_protocol(tmp_path: Path, protocol: int) -> None:
     path.write_bytes(pickle.dumps(dump([entry(frames=STACK)], status={"0": (1, 0)}), protocol=protocol))
     if protocol < 2:  # text protocols have no magic bytes; torch writes none of them
         with pytest.raises(DataError):
-            load(path)
+            load_all(path)
         return
     record = record_of(path)
     assert (record.rank, record.version, record.nccl_version) == (3, "2.9", "2.21.5")
@@ -57,7 +57,7 @@ def test_json_and_gzip(tmp_path: Path) -> None:
     text = json.dumps(dump([entry("send 0->1", 4, between=True), entry("recv 0<-1", 5, between=True)])).encode()
     (tmp_path / "nccl_trace_rank_0.json").write_bytes(text)
     (tmp_path / "nccl_trace_rank_1.json.gz").write_bytes(gzip.compress(text))
-    traces = load(tmp_path)
+    traces = load_all(tmp_path)
     assert [trace.source.rank for trace in traces] == [0, 1]
     assert traces[0].flight_record is not None
     assert [(call.operation, call.peer) for call in traces[0].flight_record.calls] == [
@@ -78,7 +78,7 @@ def test_a_tar_of_them_and_other_files(tmp_path: Path) -> None:
             member = tarfile.TarInfo(name)
             member.size = len(data)
             archive.addfile(member, io.BytesIO(data))
-    assert [trace.source.rank for trace in load(path)] == [0, 1]
+    assert [trace.source.rank for trace in load_all(path)] == [0, 1]
 
 
 class Call:
@@ -92,7 +92,7 @@ def test_what_asks_for_a_function_is_refused_and_not_run(tmp_path: Path, capsys:
     path = tmp_path / "nccl_trace_rank_0"
     path.write_bytes(pickle.dumps({**dump(), "more": Call()}, protocol=4))
     with pytest.raises(DataError, match="it needs a class"):
-        load(path)
+        load_all(path)
     assert capsys.readouterr().out == ""
 
 
@@ -138,7 +138,7 @@ def test_odd_values_are_left_out_and_not_taken_for_others(tmp_path: Path) -> Non
     odd = entry(timeout_ms="long", input_sizes=None, frames="none", process_group=None, state="lost", retired=True)
     path = tmp_path / "dump"
     path.write_bytes(pickle.dumps({**dump([odd]), "pg_config": {"0": {"ranks": "[0, 1, ..."}, "1": 3}, "pg_status": 7}))
-    (trace,) = load(path)
+    (trace,) = load_all(path)
     assert trace.flight_record is not None
     (call,) = trace.flight_record.calls
     assert (call.timeout_ns, call.input_sizes, call.file, call.group, call.pending) == (None, (), None, "", False)
@@ -155,7 +155,7 @@ def test_a_trace_that_tells_of_nccl_is_no_dump() -> None:
 
 @pytest.mark.corpus
 def test_the_corpus(corpus: Path) -> None:
-    traces = load(corpus / "nccl_fr" / "nvidia-resiliency-ext__gpu_error_1st.tar.gz")
+    traces = load_all(corpus / "nccl_fr" / "nvidia-resiliency-ext__gpu_error_1st.tar.gz")
     assert [trace.source.rank for trace in traces] == list(range(16))
     assert sum(trace.source.events_read for trace in traces) == 289
 
@@ -167,7 +167,7 @@ outcome_of = compared_by("hung_collective")
 
 
 def judged(folder: Path, dumps: dict[int, dict[str, Any]]) -> Outcome:
-    return outcome_of(load(write_dumps(folder, dumps)))
+    return outcome_of(load_all(write_dumps(folder, dumps)))
 
 
 def test_the_rank_that_never_came_is_named_and_its_victims_are_not(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_nothing_pending_is_clean(tmp_path: Path) -> None:
 
 def test_one_dump_or_dumps_of_two_jobs_are_not_judged(tmp_path: Path) -> None:
     write_dumps(tmp_path, {0: dump([entry()]), 1: dump([])})
-    one, other = load(tmp_path)
+    one, other = load_all(tmp_path)
     assert "collect the dumps of all ranks" in (outcome_of([one]).reason or "")
     twice = outcome_of([one, other, one])
     assert (twice.status, "several dumps are of rank 0" in (twice.reason or "")) == ("abstained", True)
@@ -278,5 +278,5 @@ def test_one_dump_or_dumps_of_two_jobs_are_not_judged(tmp_path: Path) -> None:
 def test_the_faults_that_were_injected_are_found_and_nothing_else(
     corpus: Path, name: str, ranks: tuple[int, ...], subject: str
 ) -> None:
-    (finding,) = outcome_of(load(corpus / "nccl_fr" / f"nvidia-resiliency-ext__{name}.tar.gz")).findings
+    (finding,) = outcome_of(load_all(corpus / "nccl_fr" / f"nvidia-resiliency-ext__{name}.tar.gz")).findings
     assert (finding.ranks, finding.subject) == (ranks, subject)

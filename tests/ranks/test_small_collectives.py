@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.model.finding import Outcome
 from perfscope.model.trace import RECORDED, Trace
 from tests.build import TraceBuilder
@@ -100,4 +100,4 @@ def test_without_sizes_or_collectives_it_abstains() -> None:
 @pytest.mark.corpus
 def test_tensor_parallel_activations_and_real_buckets_are_clean(corpus: Path) -> None:
     for name in ("astra-sim__megatron_kineto_0.json.gz", "HolisticTraceAnalysis__nccl_data.json.gz"):
-        assert outcome_of(*load(corpus / "kineto" / name)).status == "clean"
+        assert outcome_of(*load_all(corpus / "kineto" / name)).status == "clean"

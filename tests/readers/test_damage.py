@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfscope.__main__ import run
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.model.errors import DataError
 from tests.readers import test_hlo, test_jax_memory, test_kineto
 from tests.readers.memory_snapshots import Allocator
@@ -52,7 +52,7 @@ def changed_bytes(suffix: str, data: st.DataObject) -> None:
         path.write_bytes(content)
         traces, refusal = [], f"{path}: none"
         try:
-            traces = load(path)
+            traces = load_all(path)
         except DataError as error:
             refusal = str(error)
         assert refusal.startswith(f"{path}: ")

@@ -15,7 +15,7 @@ import pytest
 from perfscope.__main__ import run
 from perfscope.analyzers.ranks.rules import hung_collective
 from perfscope.analyzers.readers.kineto import document
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.model.errors import DataError
 
 EVENT = {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 1.0, "dur": 2.0,
@@ -53,7 +53,7 @@ def test_the_end_of_the_events_is_looked_for_in_few_passes(tmp_path: Path, monke
     completes = document._completes
     monkeypatch.setattr(document, "_completes", lambda rest, **keys: tried.append(1) or completes(rest, **keys))
     with pytest.raises(DataError, match="the event array does not end"):
-        load(path)
+        load_all(path)
     assert 0 < len(tried) < 100
 
 
@@ -70,7 +70,7 @@ def test_nested_shared_lists_of_a_dump_are_no_text(tmp_path: Path) -> None:
             "entries": [entry]}  # fmt: skip
     path = tmp_path / "dump_0"
     path.write_bytes(pickle.dumps(dump, 2))
-    (read,) = load(path)
+    (read,) = load_all(path)
     assert read.flight_record is not None
     (call,) = read.flight_record.calls
     assert call.state == "scheduled"
@@ -137,7 +137,7 @@ def test_calls_that_differ_in_a_late_input(sizes: tuple[list[list[int]], ...], t
         groups = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
         dump = {"version": "2.10", "pg_config": groups, "pg_status": {}, "entries": [entry]}
         (tmp_path / f"dump_{rank}").write_bytes(pickle.dumps(dump, 2))
-    findings = list(hung_collective.compare(load(tmp_path)))
+    findings = list(hung_collective.compare(load_all(tmp_path)))
     mismatch = next(finding for finding in findings if finding.subject == "members of a group call another size")
     assert len(mismatch.ranks) == 1
     assert len({row["call"] for row in mismatch.evidence}) == 2

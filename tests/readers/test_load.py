@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from perfscope.analyzers.readers import FORMAT_WORDS, READERS
 from perfscope.analyzers.readers import load as loading
 from perfscope.analyzers.readers.file_bytes import read_head
-from perfscope.analyzers.readers.load import load, load_all, load_one, load_path
+from perfscope.analyzers.readers.load import load_all, load_one, load_path
 from perfscope.analyzers.readers.run.parts import RunPart
 from perfscope.model.errors import DataError, UsageError
 from perfscope.model.trace import Source, Trace
@@ -60,13 +60,13 @@ def fake(path: Path, what: object = 0) -> Path:
 
 def problem(path: str | Path) -> str:
     with pytest.raises(DataError) as caught:
-        load(path)
+        load_all(path)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 def test_a_file_whatever_its_name(tmp_path: Path) -> None:
-    (trace,) = load(fake(tmp_path / "anything.bin", 3))
+    (trace,) = load_all(fake(tmp_path / "anything.bin", 3))
     assert trace.source.rank == 3
     assert load_one(tmp_path / "anything.bin").source.rank == 3
 
@@ -205,7 +205,7 @@ def test_what_a_reader_stumbles_over_is_one_line_and_memory_is_not_hidden(tmp_pa
     file = fake(tmp_path / "t", "value")
     assert problem(file) == f"{file}: corrupt or unsupported file: row 3 has no time"
     with pytest.raises(MemoryError):
-        load(fake(tmp_path / "m", "memory"))
+        load_all(fake(tmp_path / "m", "memory"))
 
 
 def test_too_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +218,7 @@ def test_too_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_links_to_folders_are_not_followed(tmp_path: Path) -> None:
     fake(tmp_path / "real" / "r0", 0)
     (tmp_path / "real" / "loop").symlink_to(tmp_path / "real")
-    assert len(load(tmp_path)) == 1
+    assert len(load_all(tmp_path)) == 1
 
 
 def test_readers_of_other_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,7 +275,7 @@ def test_several_runs_are_not_taken_for_ranks(tmp_path: Path, monkeypatch: pytes
     run_directory(tmp_path, "20261121-174233-train-1111")
     assert problem("perfscope-runs").endswith("name one, or `latest`")
     with pytest.raises(UsageError, match="2 runs begin so"):
-        load("2026")
+        load_all("2026")
 
 
 @given(content=st.binary(max_size=300))
@@ -284,7 +284,7 @@ def test_any_bytes_give_a_trace_or_one_line(content: bytes, tmp_path: Path) -> N
     file = tmp_path / "any"
     file.write_bytes(content)
     try:
-        load(file)
+        load_all(file)
         said = f"{file}: read"
     except DataError as error:
         said = str(error)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from perfscope.__main__ import main
 from perfscope.analyzers.readers import pickles
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.analyzers.readers.torch_memory import history as entries_module
 from perfscope.analyzers.readers.torch_memory.history import NUMBERS, Entries
 from perfscope.analyzers.readers.torch_memory.state import Stacks
@@ -215,7 +215,7 @@ def test_what_would_run_is_not_run(tmp_path: Path) -> None:
         path = tmp_path / "snapshot.pickle"
         path.write_bytes(pickle.dumps(snapshot, protocol=protocol))
         with pytest.raises(DataError, match="needs a class"):
-            load(path)
+            load_all(path)
     assert not trap.exists()
 
 

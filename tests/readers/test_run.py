@@ -15,7 +15,7 @@ import pytest
 from perfscope.analyzers.engine import judge
 from perfscope.analyzers.memory.categories import memory_timelines
 from perfscope.analyzers.ranks.sets import rank_sets
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.analyzers.readers.run import reader as reader
 from perfscope.analyzers.readers.run.memory import attach_snapshot, mark_failed
 from perfscope.analyzers.readers.run.reader import why_no_step
@@ -153,7 +153,7 @@ def test_a_run_that_found_no_steps_says_once_that_nothing_was_captured(tmp_path:
 
 
 def test_a_recorded_run_gives_trace_detail_and_graph() -> None:
-    (trace,) = load(GRAPH)
+    (trace,) = load_all(GRAPH)
     assert "op_graph" in trace.recorded
     assert trace.op_graph is not None
     assert trace.detail is not None
@@ -262,7 +262,7 @@ def test_two_run_directories_of_one_job_are_joined(tmp_path: Path) -> None:
         folder = make(tmp_path / f"task{rank}", PROCESS)
         distributed = {"rank": rank, "world_size": 2, "backend": "nccl"}
         (folder / TIMING).write_bytes(gzip.compress(text(events(), distributedInfo=distributed).encode()))
-    (found,) = rank_sets([*load(tmp_path / "task0"), *load(tmp_path / "task1")])
+    (found,) = rank_sets([*load_all(tmp_path / "task0"), *load_all(tmp_path / "task1")])
     assert found.job.ranks == (0, 1)
     assert len(found.matching.matched) == 2
 
@@ -402,7 +402,7 @@ def a_run(folder: Path, corpus: Path, *passes: str) -> Path:
 
 @pytest.mark.corpus
 def test_a_run_carries_it_in_its_detail(tmp_path: Path, corpus: Any) -> None:
-    (trace,) = load(a_run(tmp_path / "run", corpus, "memory"))
+    (trace,) = load_all(a_run(tmp_path / "run", corpus, "memory"))
     assert trace.detail is not None
     assert "memory_state" in trace.detail.recorded
     assert "memory_state" not in trace.recorded
@@ -411,7 +411,7 @@ def test_a_run_carries_it_in_its_detail(tmp_path: Path, corpus: Any) -> None:
 
 @pytest.mark.corpus
 def test_a_failed_allocation_is_a_trace_of_its_own(tmp_path: Path, corpus: Any) -> None:
-    run, failed = load(a_run(tmp_path / "run", corpus, "out_of_memory"))
+    run, failed = load_all(a_run(tmp_path / "run", corpus, "out_of_memory"))
     assert run.source.format == "run"
     assert failed.source.format == "torch_memory"
     assert failed.source.path.endswith("out_of_memory.pickle.gz")
@@ -440,6 +440,6 @@ def test_a_damaged_snapshot_is_said_and_the_rest_is_read(tmp_path: Path, corpus:
     folder = a_run(tmp_path / "run", corpus, "memory")
     damaged = folder / "rank00000" / "memory.pickle.gz"
     damaged.write_bytes(damaged.read_bytes()[:500])
-    (trace,) = load(folder)
+    (trace,) = load_all(folder)
     assert any("memory pass is corrupt" in note for note in trace.source.notes)
     assert trace.detail is not None

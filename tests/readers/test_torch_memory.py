@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.memory.categories import memory_timelines
 from perfscope.analyzers.readers.flight_recorder import sniff as sniff_flight_recorder
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.analyzers.readers.torch_memory.reader import read, sniff
 from perfscope.model.trace import Trace
 from perfscope.model.trace.tables import HeldState, MemoryAction
@@ -35,7 +35,7 @@ def write_snapshot(path: Path, snapshot: Any, protocol: int = 4) -> Path:
 
 
 def read_snapshot(path: Path) -> Trace:
-    (trace,) = load(path)
+    (trace,) = load_all(path)
     trace.check()
     assert trace.source.format == "torch_memory"
     return trace
@@ -231,7 +231,7 @@ def test_a_snapshot_is_no_flight_recording() -> None:
 
 
 def test_analyze_says_why_rules_do_not_look(tmp_path: Path) -> None:
-    analysis = analyze(load(write_snapshot(tmp_path / "x.pickle", Allocator(seed=1).run(300).snapshot())))
+    analysis = analyze(load_all(write_snapshot(tmp_path / "x.pickle", Allocator(seed=1).run(300).snapshot())))
     abstained = {outcome.rule: outcome.reason for outcome in analysis.outcomes if outcome.status == "abstained"}
     assert abstained.keys() >= {"launch_bound", "host_sync", "input_stall", "exposed_communication"}
     assert all(abstained.values())

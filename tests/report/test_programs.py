@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from perfscope.analyzers.engine import Analysis, TimedWindow, analyze
 from perfscope.analyzers.predict import Range
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.analyzers.sections.programs import ProgramsSection, plan_section
 from perfscope.dashboards.report import html_report, json_report, markdown, text
 from perfscope.dashboards.report.renderers.html import section_html
@@ -200,7 +200,7 @@ TIMES = re.compile(r"(?: \((\d+) times\))?$")
 
 @pytest.mark.parametrize("name", sorted(folder.name for folder in RECORDED.iterdir() if folder.is_dir()))
 def test_what_inductor_left_apart_is_said_once_and_counted(name: str) -> None:
-    section = plan_section(load(RECORDED / name))
+    section = plan_section(load_all(RECORDED / name))
     (plan,), (view,) = section.plans, plan_sections(section)
     apart = listed(view, "not fused")
     sentences = [TIMES.sub("", sentence) for sentence in apart]
@@ -213,7 +213,7 @@ def test_what_inductor_left_apart_is_said_once_and_counted(name: str) -> None:
 def test_tables_of_a_plan_never_scroll_sideways(tmp_path: Path, width: int) -> None:
     if binary() is None:
         pytest.skip("no Chromium on this machine")
-    (view,) = plan_sections(plan_section(load(RECORDED / "moe-loop")))
+    (view,) = plan_sections(plan_section(load_all(RECORDED / "moe-loop")))
     file = tmp_path / "plan.html"
     file.write_text(page([section_html(view)], title="plan", data_id="plan", data="{}"))
     with browser(tmp_path / "profile") as opened:

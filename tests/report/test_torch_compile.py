@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from perfscope.analyzers.coverage import DUMPS_ALONE, LOG_ALONE
 from perfscope.analyzers.engine import Analysis, analyze
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.analyzers.registry import load_rule, rule_ids
 from perfscope.analyzers.sections.compile import CompileSection, RankCompile
 from perfscope.dashboards.report import html_report, json_report, markdown, text
@@ -263,7 +263,7 @@ def test_a_folder_that_is_too_long_keeps_its_end() -> None:
 @pytest.mark.parametrize("path", LOGS, ids=lambda path: path.name)
 def test_logs_of_the_corpus(path: Path) -> None:
     schema = Draft202012Validator(json.loads((REPOSITORY / "docs" / "report-schema.json").read_text()))
-    held = analyze(load(path))
+    held = analyze(load_all(path))
     schema.validate(json.loads(json_report.render(held)))
     short = text.render(held, width=80)
     assert max(map(len, short.splitlines())) <= 80
@@ -275,7 +275,7 @@ def test_logs_of_the_corpus(path: Path) -> None:
 
 @pytest.mark.corpus
 def test_ranks_of_one_job_of_the_corpus(corpus: Path) -> None:
-    traces = [trace for path in LOGS if "rank" in path.name for trace in load(path)]
+    traces = [trace for path in LOGS if "rank" in path.name for trace in load_all(path)]
     held = analyze(traces)
     assert [one.rank for one in held.compile.ranks] == [0, 1, 2, 3]
     assert summarize(held).facts[0].startswith("torch.compile, each of 4 ranks: 4 graphs of 1 frame, no graph break")

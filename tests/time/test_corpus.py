@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.engine import judge
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.analyzers.registry import load_rule
 from perfscope.analyzers.time.account import step_accounts
 from perfscope.analyzers.time.calls import blocking_calls
@@ -29,7 +29,7 @@ RULES = ("host_sync", "launch_bound", "small_kernels", "exposed_communication", 
 
 @lru_cache(maxsize=4)
 def _read(path: Path) -> Trace:
-    (trace,) = load(path)
+    (trace,) = load_all(path)
     return trace
 
 

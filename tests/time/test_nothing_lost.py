@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perfscope.analyzers.engine import Analysis, analyze
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.analyzers.time.account import StepAccount, check_step_accounts, step_accounts
 from perfscope.analyzers.time.rules.unexplained_idle import LEAST_SHARE, LEAST_SHARE_ON_HOST
 from perfscope.model.documents.causes import Cause
@@ -204,7 +204,7 @@ FILES = [
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name.split(".json")[0])
 def test_of_every_file(path: Path) -> None:
     try:
-        traces = load(path)
+        traces = load_all(path)
     except DataError:
         assert "CORRUPT" in path.name
         return

@@ -14,7 +14,7 @@ from perfscope.__main__ import run
 from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.memory.holders import memory_holders
 from perfscope.analyzers.readers import load as loading
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.analyzers.selection import Selection, parse_selection, part_of
 from perfscope.analyzers.time import account_windows, device_busy, host_account, step_accounts, step_windows
 from perfscope.analyzers.time.account import check_step_accounts
@@ -37,7 +37,7 @@ RECORDED = (
 
 @pytest.fixture(params=RECORDED)
 def whole(request: pytest.FixtureRequest, corpus: Path) -> Trace:
-    traces = load(corpus / request.param)
+    traces = load_all(corpus / request.param)
     return next(trace for trace in traces if trace.fact(account_windows).numbers)
 
 
@@ -81,7 +81,7 @@ def test_no_rule_breaks_on_a_part(whole: Trace) -> None:
 
 
 def test_the_host_has_the_account_of_the_whole(corpus: Path) -> None:
-    (whole,) = load(corpus / RECORDED[0])
+    (whole,) = load_all(corpus / RECORDED[0])
     account = whole.fact(host_account)
     assert account is not None
     number = account.numbers[1]
@@ -91,7 +91,7 @@ def test_the_host_has_the_account_of_the_whole(corpus: Path) -> None:
 
 
 def test_memory_that_was_allocated_before_is_held(corpus: Path) -> None:
-    (whole,) = load(corpus / "kineto/TraceLens__h100_qwen1.5-0.5b.json.gz")
+    (whole,) = load_all(corpus / "kineto/TraceLens__h100_qwen1.5-0.5b.json.gz")
     begin, end = whole.span_ns()
     part = part_of(whole, Selection(time_ns=((end - begin) // 2, None)))
     (ours, *_), (all_of_it, *_) = part.fact(memory_holders), whole.fact(memory_holders)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.readers.load import load, load_path
+from perfscope.analyzers.readers.load import load_all, load_path
 from perfscope.commands.run import _notebook
 from perfscope.model.errors import UsageError
 from perfscope.model.trace.tables import MemoryCategory
@@ -89,7 +89,7 @@ def test_an_unmodified_loop_is_captured_in_three_passes_and_prints_the_same_numb
 
 def test_tensors_of_both_passes_sum_to_what_the_process_held(looped: Looped) -> None:
     process = only(looped.folder)
-    (main,) = load(looped.folder / "perfscope-runs" / "latest")
+    (main,) = load_all(looped.folder / "perfscope-runs" / "latest")
     assert main.detail is not None
     for item in (main, main.detail):
         held = item.rows["tensors"]
@@ -263,7 +263,7 @@ def test_a_program_that_ends_in_a_pass_keeps_its_complete_steps(tmp_path: Path) 
     assert "after 2 of the 3 steps" in str(found["timing"].reason)
     assert found["detail"].state == "missing"
     assert trace(tmp_path)["perfscope"] == {"pass": "timing", "steps": [2, 4], "cut_off": 4}
-    (read,) = load(tmp_path / "perfscope-runs" / "latest")
+    (read,) = load_all(tmp_path / "perfscope-runs" / "latest")
     assert read.steps["number"].tolist() == [2, 3], "the step that was cut off is none"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.engine import judge
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.analyzers.registry import load_rule
 from perfscope.analyzers.time.compiled_regions import call_name, compiled_kernel
 from perfscope.analyzers.time.sites import call_site
@@ -60,7 +60,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     env = {**os.environ, **cache, "PYTHONPATH": str(REPOSITORY)}
     done = warm.run(command, env=env, capture_output=True, text=True, cwd=folder, check=False)
     assert done.returncode == 0, done.stderr
-    return load(folder / "runs")[0]
+    return load_all(folder / "runs")[0]
 
 
 def fused(trace: Trace) -> dict[int, str]:

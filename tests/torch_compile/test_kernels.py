@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.analyzers.time.compiled_regions import call_name, compiled_kernel, compiled_rows, user_line
 from perfscope.analyzers.time.sites import call_site
 from perfscope.analyzers.time.spans import lineage
@@ -126,7 +126,7 @@ def test_without_a_log_nothing_is_joined() -> None:
 
 @pytest.mark.corpus
 def test_triton_kernels_of_a_real_trace_lead_to_their_call(corpus: Path) -> None:
-    (trace,) = load(corpus / "kineto" / "TraceLens__torch_compile_triton.json.gz")
+    (trace,) = load_all(corpus / "kineto" / "TraceLens__torch_compile_triton.json.gz")
     names = (
         "triton_red_fused_add_mean_mul_pow_rsqrt_0", "triton_red_fused__unsafe_view_add_mean_mul_pow_rsqrt_1",
         "triton_poi_fused__unsafe_view_mul_silu_2", "triton_poi_fused__unsafe_view_add_3",

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.model.compile_log import CompileLog, Graph, GraphNode, Recompile
 from perfscope.model.finding import Outcome
 from perfscope.model.trace import RECORDED, Trace
@@ -154,7 +154,7 @@ def test_without_a_log_it_abstains() -> None:
 
 @pytest.mark.corpus
 def test_the_ranks_of_the_corpus_agree_until_one_is_changed(corpus: Path) -> None:
-    traces = [load(path)[0] for path in sorted((corpus / "tlparse").glob("*multi_rank_runtime*"))]
+    traces = [load_all(path)[0] for path in sorted((corpus / "tlparse").glob("*multi_rank_runtime*"))]
     assert [trace.source.rank for trace in traces] == [0, 1, 2, 3]
     assert outcome_of(traces).status == "clean"
     logged = traces[3].compile_log
@@ -199,7 +199,7 @@ def test_a_real_program_whose_ranks_run_their_graphs_in_another_order(tmp_path: 
     def findings(**more: str) -> Outcome:
         shutil.rmtree(logs, ignore_errors=True)
         subprocess.run(command, env={**os.environ, **paths, **more}, check=True, capture_output=True, timeout=300)
-        return outcome_of([load(path)[0] for path in sorted(logs.iterdir())])
+        return outcome_of([load_all(path)[0] for path in sorted(logs.iterdir())])
 
     (finding,) = findings(TORCHINDUCTOR_FORCE_DISABLE_CACHES="1").findings
     assert (finding.subject, finding.ranks) == ("ranks run their graphs in another order", (1,))
@@ -207,5 +207,5 @@ def test_a_real_program_whose_ranks_run_their_graphs_in_another_order(tmp_path: 
     findings()
     assert findings().status == "clean"  # all of it from the cache
     assert "calls of graphs in order, some without" in " ".join(
-        note for path in logs.iterdir() for note in load(path)[0].source.notes
+        note for path in logs.iterdir() for note in load_all(path)[0].source.notes
     )

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfscope.analyzers.engine import judge
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.analyzers.registry import load_rule
 from perfscope.analyzers.torch_compile.guards import parse_guard
 from perfscope.model.compile_log import CodeLine, CompileLog, GraphBreak, Phase
@@ -80,7 +80,7 @@ RECORDED_PLANS = Path(__file__).resolve().parents[2] / "fixtures" / "plans-h100"
 
 def compiled_again(*reasons: str, name: str = "attention-naive-compiled") -> Trace:
     """A recorded plan with these recompilations of one frame."""
-    (trace,) = load(RECORDED_PLANS / name)
+    (trace,) = load_all(RECORDED_PLANS / name)
     (held,) = trace.torch_plans
     rows = tuple(
         PlanRecompile(

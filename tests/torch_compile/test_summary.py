@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.analyzers.sections import compile as home
 from perfscope.analyzers.sections.compile import MOST_OPS, MOST_PLACES, MOST_ROWS, NO_COMPILE, compile_section
 from perfscope.analyzers.torch_compile.frames import (
@@ -229,7 +229,7 @@ def test_any_phases_add_up_to_the_moments_they_lie_in(drawn: list[tuple[str, int
 @pytest.mark.corpus
 @pytest.mark.parametrize("name", LOGS)
 def test_the_phases_of_logs_of_every_age_add_up(corpus: Path, name: str) -> None:
-    (trace,) = load(corpus / f"tlparse/tlparse__{name}.log.gz")
+    (trace,) = load_all(corpus / f"tlparse/tlparse__{name}.log.gz")
     times = checked_split(trace)
     assert times.total_ns > 0
     assert times.stages_ns.get(Stage.OTHER, 0) < 0.001 * times.total_ns
@@ -392,7 +392,7 @@ def test_compile_time_in_the_traced_steps() -> None:
 @pytest.mark.corpus
 @pytest.mark.parametrize("path", corpus_files("tlparse", "*.log.gz"), ids=lambda path: path.name)
 def test_the_summaries_of_logs_of_every_age_add_up(path: Path) -> None:
-    (trace,) = load(path)
+    (trace,) = load_all(path)
     found = trace.fact(compile_summary)
     assert found is not None
     assert trace.compile_log is not None

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.dashboards.web.timeline import answer
 from perfscope.dashboards.web.timeline.lanes import CATEGORY_WORDS, Category, kernel_category, op_category
 from perfscope.dashboards.web.timeline.names import name_id
@@ -85,7 +85,7 @@ def test_names_that_are_cut_alike_are_told_apart(folder: Path, tmp_path: Path) -
     "file", ["kineto/TraceLens__h100_bert-small.json.gz", "kineto/TraceLens__h100_qwen1.5-0.5b.json.gz"]
 )
 def test_every_kernel_of_the_table_is_on_the_timeline(corpus: Path, tmp_path: Path, file: str) -> None:
-    traces = load(corpus / file)
+    traces = load_all(corpus / file)
     view_of("timeline", traces, tmp_path / "timeline")
     there = {known: (count, ns) for _, _, count, ns, known in _ask(tmp_path, "names")}
     view = view_of("kernels", traces, tmp_path / "kernels")["tables"]["kernels"]
@@ -183,7 +183,7 @@ def test_sides_of_collectives_are_found_among_all_kernels(corpus: Path, tmp_path
 
     paths = [str(corpus / "kineto" / f"astra-sim__megatron_kineto_{rank}.json.gz") for rank in (0, 1)]
     for number, path in enumerate(paths):
-        (trace,) = load(path)
+        (trace,) = load_all(path)
         view_of("timeline", [trace], tmp_path / "one")
         (tmp_path / "one" / "0").rename(tmp_path / str(number))
     judged = judge_paths(paths).loaded.traces

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.dashboards.web.timeline.lanes import Category
 from perfscope.dashboards.web.timeline.names import name_id
 from perfscope.model.trace import Trace
@@ -95,7 +95,7 @@ def test_two_ranks_are_summed(tmp_path: Path) -> None:
 
 @pytest.mark.corpus
 def test_the_layers_of_a_real_model(corpus: Path, tmp_path: Path) -> None:
-    (trace,) = load(corpus / "kineto" / "TraceLens__h100_qwen1.5-0.5b.json.gz")
+    (trace,) = load_all(corpus / "kineto" / "TraceLens__h100_qwen1.5-0.5b.json.gz")
     forms = view_of("flame", [trace], tmp_path)["trees"]["device"]
     rows = _rows(forms["merged"])
     assert [row["merged"] for row in rows if row["name"] == "nn.Module: Qwen2DecoderLayer"] == [24]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers.memory.categories import memory_timelines
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.dashboards.web.views import memory as _memory_parts
 from perfscope.dashboards.web.views.memory import read_curve
 from tests.conftest import corpus_files
@@ -98,7 +98,7 @@ def test_ranks_have_a_memory_each_the_highest_first(tmp_path: Path) -> None:
 def test_real_snapshots_and_programs(corpus: Path, tmp_path: Path) -> None:
     files = sorted(corpus_files("torch_mem"), key=lambda file: file.stat().st_size)[:3]
     for number, file in enumerate(files):
-        traces = load(file)
+        traces = load_all(file)
         view = view_of("memory", traces, tmp_path / str(number))
         peaks = {one.label: one.peak()[1] for trace in traces for one in trace.fact(memory_timelines)}
         assert view["memories"], file.name

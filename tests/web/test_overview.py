@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from perfscope.analyzers.devices import find_device
 from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.dashboards.web.views import Gathered, Job, Place, findings, timeline
 from perfscope.dashboards.web.views._not_recorded import RUN
 from perfscope.dashboards.web.views.overview import median_interval, utilization_of
@@ -129,14 +129,14 @@ def test_what_the_detail_pass_recorded_is_there(tmp_path: Path) -> None:
 
 
 def test_a_program_alone_asks_for_a_recording(tmp_path: Path) -> None:
-    traces = load(REPOSITORY / "fixtures" / "h100-programs" / "attention-blocked-scan-small-dots.hlo.pb.xz")
+    traces = load_all(REPOSITORY / "fixtures" / "h100-programs" / "attention-blocked-scan-small-dots.hlo.pb.xz")
     (only,) = view_of("overview", traces, tmp_path)["missing"]
     assert only["command"] == RUN
 
 
 @pytest.mark.corpus
 def test_a_real_trace(corpus: Path, tmp_path: Path) -> None:
-    view = view_of("overview", load(corpus / "kineto" / "TraceLens__h100_bert-small.json.gz"), tmp_path)
+    view = view_of("overview", load_all(corpus / "kineto" / "TraceLens__h100_bert-small.json.gz"), tmp_path)
     assert view["findings"] == 1
     assert "4.43 ms" in view["parts"]["tiles"]
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from perfscope.analyzers.devices import find_device
 from perfscope.analyzers.devices.target_text import parse_target
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.analyzers.sections.roofline_points import Point, merged
 from perfscope.dashboards.web.views._graphs import MOST_NODES, NODE_H, NODE_W, laid_out
 from perfscope.model.compile_log import CodeLine as Line
@@ -185,9 +185,9 @@ def test_a_log_without_kernels_says_why_there_is_no_graph(tmp_path: Path) -> Non
 
 @pytest.mark.corpus
 def test_real_programs_keep_every_bound(corpus: Path, tmp_path: Path) -> None:
-    from perfscope.analyzers.readers.load import load
+    from perfscope.analyzers.readers.load import load_all
 
-    traces = load(corpus / "xplane" / "TraceLens__mi300_jax_conv_08.xplane.pb.gz")
+    traces = load_all(corpus / "xplane" / "TraceLens__mi300_jax_conv_08.xplane.pb.gz")
     view = view_of("graph", traces, tmp_path)
     assert view["subjects"]
     for subject in view["subjects"]:
@@ -286,7 +286,7 @@ def test_an_unknown_roof_stays_unknown_when_ranks_are_added() -> None:
 
 @pytest.mark.corpus
 def test_a_real_recording_holds_all_instructions_that_were_measured(corpus: Path, tmp_path: Path) -> None:
-    (trace,) = load(corpus / "xplane" / "TraceLens__mi300_jax08_gemm.xplane.pb.gz")
+    (trace,) = load_all(corpus / "xplane" / "TraceLens__mi300_jax08_gemm.xplane.pb.gz")
     rows = _rows(view_of("roofline", [trace], tmp_path), "instructions")
     assert {row["basis"] for row in rows} == {"measured"}
     fastest = max(row["rate"] or 0 for row in rows)
@@ -315,7 +315,7 @@ LEAST_NS = 2 * 2 * 4 * 4096 * 4096 / 3.35e12 * 1e9
 def compiled(tmp_path: Path) -> Trace:
     file = tmp_path / "step.hlo.txt"
     file.write_text(PROGRAM)
-    (trace,) = load(file)
+    (trace,) = load_all(file)
     trace = replace(trace, judged_device="H100 SXM")
     return replace(trace, target=parse_target("h100"))
 
@@ -349,7 +349,7 @@ def test_the_timeline_is_the_modelled_schedule(compiled: Trace, tmp_path: Path) 
 
 def test_the_page_of_memory_has_the_planned_peaks(tmp_path: Path) -> None:
     """Planned, because nothing was recorded: the same bytes as on the first page, and their owners."""
-    traces = load(REPOSITORY / "fixtures" / "plans-h100" / "attention-naive")
+    traces = load_all(REPOSITORY / "fixtures" / "plans-h100" / "attention-naive")
     view = view_of("memory", traces, tmp_path / "memory")
     assert view["memories"] == []
     words = _words(view["planned"])

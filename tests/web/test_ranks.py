@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers.ranks.sets import rank_sets, table_of
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.dashboards.web.views import ranks as _heat
 from tests.build import TraceBuilder
 from tests.conftest import corpus_files
@@ -135,7 +135,7 @@ def test_a_real_job_sums_to_what_its_ranks_waited(corpus: Path, tmp_path: Path) 
     folder.mkdir()
     for file in corpus_files("kineto", "torchrec__sst_sleep*"):
         (folder / file.name).symlink_to(file)
-    traces = load(folder)
+    traces = load_all(folder)
     view = view_of("ranks", traces, tmp_path / "view")
     (ranks,) = rank_sets(traces)
     heat = view["jobs"][0]["heat"]

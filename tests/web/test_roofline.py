@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.dashboards.figures import roofline
 from perfscope.model.trace import Trace
 from tests.build import TraceBuilder
@@ -70,7 +70,7 @@ def test_the_axes_are_marked_in_round_numbers(tmp_path: Path) -> None:
 
 @pytest.mark.corpus
 def test_numbers_agree_with_the_table_of_kernels(corpus: Path, tmp_path: Path) -> None:
-    (trace,) = load(corpus / "kineto" / "TraceLens__h100_qwen1.5-0.5b.json.gz")
+    (trace,) = load_all(corpus / "kineto" / "TraceLens__h100_qwen1.5-0.5b.json.gz")
     points = _rows(view_of("roofline", [trace], tmp_path / "roofline")["tables"]["calls"])
     kernels = _rows(view_of("kernels", [trace], tmp_path / "kernels")["tables"]["kernels"])
     (attention,) = [row for row in points if "flash_attention" in row["name"]]

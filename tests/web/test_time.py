@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.dashboards.web.server.api import cell, csv_of
 from perfscope.model.errors import DataError
 from perfscope.model.trace import Trace
@@ -35,7 +35,7 @@ def _rows(view: dict, kind: str) -> dict[str, dict]:
 
 @pytest.mark.corpus
 def test_the_sums_of_a_real_trace_are_those_of_its_tables(corpus: Path, tmp_path: Path) -> None:
-    (trace,) = load(corpus / "kineto" / "TraceLens__h100_bert-small.json.gz")
+    (trace,) = load_all(corpus / "kineto" / "TraceLens__h100_bert-small.json.gz")
     view = view_of("kernels", [trace], tmp_path)
     work = (trace.rows["kernels"], trace.rows["copies"])
     assert view["tables"]["kernels"]["ns"] == sum(int((rows["end_ns"] - rows["start_ns"]).sum()) for rows in work)
@@ -134,7 +134,7 @@ def test_what_is_too_small_is_summed_beside_the_others(tmp_path: Path) -> None:
 
 @pytest.mark.corpus
 def test_the_sums_of_a_real_trace(corpus: Path, tmp_path: Path) -> None:
-    (trace,) = load(corpus / "kineto" / "TraceLens__h100_bert-small.json.gz")
+    (trace,) = load_all(corpus / "kineto" / "TraceLens__h100_bert-small.json.gz")
     trees = {kind: forms["apart"] for kind, forms in view_of("flame", [trace], tmp_path)["trees"].items() if forms}
     work = (trace.rows["kernels"], trace.rows["copies"])
     assert trees["device"]["ns"][0] == sum(int((rows["end_ns"] - rows["start_ns"]).sum()) for rows in work)

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.memory.categories import memory_timelines
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.dashboards.web.timeline import answer
 from perfscope.dashboards.web.timeline.index import Index, build, names_by_time, save, tile
 from perfscope.dashboards.web.timeline.index import load as load_index
@@ -232,7 +232,7 @@ def test_real_traces_lose_nothing(path: Path) -> None:
     if path.stat().st_size > 8 << 20:
         pytest.skip("larger ones are the benchmark's")
     try:
-        traces = load(path)
+        traces = load_all(path)
     except DataError as error:
         pytest.skip(str(error))
     for trace in traces:
@@ -346,7 +346,7 @@ def test_counters_by_name() -> None:
 
 @pytest.mark.corpus
 def test_memory_in_use_is_a_counter(corpus: Path) -> None:
-    (trace,) = load(corpus / "kineto" / "TraceLens__h100_bert-small.json.gz")
+    (trace,) = load_all(corpus / "kineto" / "TraceLens__h100_bert-small.json.gz")
     memory = next(one for one in series_of(trace) if one.label == "memory of cuda:0")
     assert memory.unit == "bytes"
     device = next(one for one in trace.fact(memory_timelines) if one.label == "cuda:0")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers.programs.programs import programs
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.dashboards.web.views import compile as compile_page
 from perfscope.dashboards.web.views.compile import REST
 from perfscope.model.compile_log import CodeLine, CompileLog, Graph, GraphBreak, GraphNode, Recompile
@@ -100,7 +100,7 @@ def test_what_jax_logged(tmp_path: Path) -> None:
 
 def test_programs_are_those_of_the_trace(tmp_path: Path) -> None:
     file = REPOSITORY / "fixtures" / "h100-programs" / "attention-blocked-scan-small-dots.hlo.pb.xz"
-    traces = load(file)
+    traces = load_all(file)
     rows = _rows(view_of("compile", traces, tmp_path), "xla_programs")
     expected = [one for trace in traces for one in trace.fact(programs)]
     assert [(row["flops"], row["bytes"], row["peak_bytes"]) for row in rows] == [
@@ -112,7 +112,7 @@ def test_programs_are_those_of_the_trace(tmp_path: Path) -> None:
 @pytest.mark.corpus
 @pytest.mark.parametrize("file", corpus_files("tlparse", "*simple.log.gz") + corpus_files("tlparse", "*cache*.log.gz"))
 def test_real_logs(corpus: Path, file: Path, tmp_path: Path) -> None:
-    view = view_of("compile", load(file), tmp_path)
+    view = view_of("compile", load_all(file), tmp_path)
     assert view["bars"]
     for bar in view["bars"]:
         assert sum(bar["stages"].values()) == bar["ns"]

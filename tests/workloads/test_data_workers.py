@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from tests.session.programs import captured, write
 
 LOADER = """
@@ -52,7 +52,7 @@ def test_the_function_of_the_data_set_is_named_in_workers_too(tmp_path: Path, wo
     name = write(tmp_path, LOADER)
     done = captured("-q", "--level", "light", name, "planted", *workers.split("-"), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    (trace,) = load(tmp_path / "perfscope-runs" / "latest")
+    (trace,) = load_all(tmp_path / "perfscope-runs" / "latest")
     finding = next(finding for rule, finding in analyze(trace).findings() if rule == "input_stall")
     made = [row for row in finding.evidence if "makes_batch" in row and "share" in row]
     assert made[0]["makes_batch"] == "Text.__getitem__"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.engine import Analysis, analyze
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.model.finding import Finding
 from tests.session.programs import captured, write
 
@@ -108,7 +108,7 @@ def analysis_of(folder: Path, framework: str, kind: str, twin: str, *options: st
     name = write(folder, program(framework))
     done = captured("-q", *options, name, kind, twin, str(STEPS), cwd=folder)
     assert done.returncode == 0, done.stderr
-    (trace,) = load(folder / "perfscope-runs" / "latest")
+    (trace,) = load_all(folder / "perfscope-runs" / "latest")
     return analyze(trace)
 
 
@@ -204,7 +204,7 @@ def compile_findings(folder: Path, framework: str, twin: str) -> list[tuple[str,
     write(folder, COMPILING[framework])
     done = captured("-q", "train.py", twin, cwd=folder)
     assert done.returncode == 0, done.stderr
-    (trace,) = load(folder / "perfscope-runs" / "latest")
+    (trace,) = load_all(folder / "perfscope-runs" / "latest")
     return [(rule, finding) for rule, finding in analyze(trace).findings() if rule in COMPILE_RULES]
 
 

@@ -20,7 +20,7 @@ from perfscope.analyzers.predict.collective_time import Exchange, exchange_range
 from perfscope.analyzers.predict.curve import Category
 from perfscope.analyzers.predict.efficiency import Work
 from perfscope.analyzers.predict.spans import Range
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.model.collectives import element_size, message_elements, operation_of
 from perfscope.model.trace import MISSING, CopyKind, Trace
 from tools.calibration.files import PROGRAMS
@@ -84,7 +84,7 @@ def _recording(path: Path, program: str) -> Recording:
     collectives: list[Exchanged] = []
     kernel_ns: Counter[str] = Counter()
     costed_ns: Counter[str] = Counter()
-    for trace in load(path):
+    for trace in load_all(path):
         calls += _calls(trace)
         calls += _copies(trace)
         collectives += _collectives(trace)

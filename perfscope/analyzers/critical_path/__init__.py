@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-from perfscope.analyzers.critical_path.graph import Graph, NodeKind, Via, dependency_graph
-from perfscope.analyzers.critical_path.job import JobPath, job_paths
-from perfscope.analyzers.critical_path.path import PARTS, CriticalPath, critical_path, path_parts
+from typing import TYPE_CHECKING
+
+from perfscope.analyzers.critical_path.graph import Graph, NodeKind, dependency_graph
+from perfscope.analyzers.critical_path.job import job_paths
+from perfscope.analyzers.critical_path.path import PARTS, critical_path, path_parts
 from perfscope.analyzers.critical_path.replay import Change, replay, replayed_ns, slack, unchanged
 from perfscope.analyzers.critical_path.savings import bounded_by_job, bounded_by_path, saved_on_path
-from perfscope.analyzers.critical_path.summary import PathRow, PathSummary, merge_rows, path_rows, path_summary
-from perfscope.analyzers.critical_path.what_if import GENERAL_TARGETS, Hypothesis, WhatIf, parse_hypothesis, what_if
+from perfscope.analyzers.critical_path.summary import PathRow, PathSummary, path_rows, path_summary
+from perfscope.analyzers.critical_path.what_if import Hypothesis, WhatIf, parse_hypothesis, what_if
+from perfscope.model.faces import names_from
 
 __all__ = [
-    "GENERAL_TARGETS",
     "PARTS",
     "Change",
-    "CriticalPath",
     "Graph",
     "Hypothesis",
-    "JobPath",
     "NodeKind",
     "PathRow",
     "PathSummary",
-    "Via",
     "WhatIf",
     "bounded_by_job",
     "bounded_by_path",
     "critical_path",
     "dependency_graph",
     "job_paths",
-    "merge_rows",
     "parse_hypothesis",
     "path_parts",
     "path_rows",
@@ -40,3 +38,14 @@ __all__ = [
     "unchanged",
     "what_if",
 ]
+
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.critical_path.job_graph import MOST_RANKS as MOST_RANKS
+else:
+    __getattr__ = names_from(
+        __name__,
+        {
+            "job_graph": "MOST_RANKS",
+        },
+    )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
+from perfscope.analyzers.devices import roofline
 from perfscope.analyzers.devices.device import Device
 from perfscope.analyzers.devices.gpus import AMD, NVIDIA
 from perfscope.analyzers.devices.tpus import GOOGLE
+from perfscope.model.faces import names_from
 
 DEVICES: tuple[Device, ...] = (*NVIDIA, *AMD, *GOOGLE)
 
@@ -76,4 +79,50 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-__all__ = ["DEVICES", "Device", "close_names", "device_of_chip", "find_device", "named_device", "of_architecture"]
+__all__ = [
+    "DEVICES",
+    "Device",
+    "close_names",
+    "device_of_chip",
+    "find_device",
+    "named_device",
+    "of_architecture",
+    "roofline",
+]
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.devices.roofline import NS as NS
+    from perfscope.analyzers.devices.roofline import Bound as Bound
+    from perfscope.analyzers.devices.roofline import Roof as Roof
+    from perfscope.analyzers.devices.roofline import bytes_ns as bytes_ns
+    from perfscope.analyzers.devices.roofline import flops_ns as flops_ns
+    from perfscope.analyzers.devices.roofline import kernel_roof as kernel_roof
+    from perfscope.analyzers.devices.roofline import link_ns as link_ns
+    from perfscope.analyzers.devices.roofline import peak_flops as peak_flops
+    from perfscope.analyzers.devices.roofline import peak_ratio as peak_ratio
+    from perfscope.analyzers.devices.roofline import vector_ns as vector_ns
+    from perfscope.analyzers.devices.target import Target as Target
+    from perfscope.analyzers.devices.target import described_target as described_target
+    from perfscope.analyzers.devices.target_text import known_names as known_names
+    from perfscope.analyzers.devices.target_text import parse_target as parse_target
+    from perfscope.analyzers.devices.target_text import read_bytes_text as read_bytes_text
+    from perfscope.analyzers.devices.tiles import Sizes as Sizes
+    from perfscope.analyzers.devices.tiles import padded_share as padded_share
+    from perfscope.analyzers.devices.tiles import product_sizes as product_sizes
+    from perfscope.analyzers.devices.tiles import wave_share as wave_share
+    from perfscope.analyzers.devices.topology import Network as Network
+    from perfscope.analyzers.devices.topology import Topology as Topology
+    from perfscope.analyzers.devices.topology import closes as closes
+    from perfscope.analyzers.devices.topology import named_link as named_link
+    from perfscope.analyzers.devices.topology import read_topology as read_topology
+else:
+    __getattr__ = names_from(
+        __name__,
+        {
+            "roofline": "Bound NS Roof bytes_ns flops_ns kernel_roof link_ns peak_flops peak_ratio vector_ns",
+            "target": "Target described_target",
+            "target_text": "known_names parse_target read_bytes_text",
+            "tiles": "Sizes padded_share product_sizes wave_share",
+            "topology": "Network Topology closes named_link read_topology",
+        },
+    )

@@ -12,9 +12,12 @@ Attention and widened products are found on it. Other judgements keep the repres
   (``model/op_flops.py``); the bytes of a kernel depend on its fusion.
 """
 
+from typing import TYPE_CHECKING
+
 from perfscope.analyzers.graph.attention import ScoreGroup, score_groups
 from perfscope.analyzers.graph.op_flow import Flow, base_name, flow_of, short_name, trace_flow
 from perfscope.analyzers.graph.program_graph import Node, ProgramGraph
+from perfscope.model.faces import names_from
 
 __all__ = [
     "Flow",
@@ -27,3 +30,21 @@ __all__ = [
     "short_name",
     "trace_flow",
 ]
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.graph.from_hlo import POINTWISE as POINTWISE
+    from perfscope.analyzers.graph.from_hlo import HloProgram as HloProgram
+    from perfscope.analyzers.graph.from_hlo import Value as Value
+    from perfscope.analyzers.graph.from_ops import SOFTMAX as SOFTMAX
+    from perfscope.analyzers.graph.from_ops import op_program as op_program
+    from perfscope.analyzers.graph.from_trace import BATCHED as BATCHED
+    from perfscope.analyzers.graph.from_trace import trace_program as trace_program
+else:
+    __getattr__ = names_from(
+        __name__,
+        {
+            "from_hlo": "HloProgram POINTWISE Value",
+            "from_ops": "SOFTMAX op_program",
+            "from_trace": "BATCHED trace_program",
+        },
+    )

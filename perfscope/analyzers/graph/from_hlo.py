@@ -12,12 +12,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec.structs import replace
 
 from perfscope.analyzers.graph.program_graph import Node, OpClass, Product, ProgramGraph, softmax_parts
-from perfscope.analyzers.hlo.cost.module import ModuleCost
-from perfscope.analyzers.hlo.cost.ops import result_of
-from perfscope.analyzers.hlo.cost.products import WindowDim, window_dims
-from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction, Shape
-from perfscope.analyzers.hlo.structure import callees_first
-from perfscope.analyzers.hlo.views import REPEATED, path, tuple_index
+from perfscope.analyzers.hlo import (
+    REPEATED,
+    Computation,
+    HloModule,
+    Instruction,
+    ModuleCost,
+    Shape,
+    WindowDim,
+    callees_first,
+    path,
+    result_of,
+    tuple_index,
+    window_dims,
+)
 
 POINTWISE = REPEATED | {
     "abs", "add", "and", "clamp", "compare", "divide", "erf", "exponential", "exponential-minus-one", "log",

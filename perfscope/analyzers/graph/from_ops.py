@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from perfscope.analyzers.graph.op_flow import short_name
 from perfscope.analyzers.graph.program_graph import Node, OpClass, Product, ProgramGraph, softmax_parts
-from perfscope.analyzers.ops.fusion import is_elementwise
+from perfscope.analyzers.ops import is_elementwise
 from perfscope.model.op_flops import PLAIN_PRODUCTS, PRODUCTS
 
 if TYPE_CHECKING:

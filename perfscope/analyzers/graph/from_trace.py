@@ -11,11 +11,11 @@ from collections.abc import Iterable
 
 from perfscope.analyzers.graph.from_ops import CLASSES, SOFTMAX, dense_product
 from perfscope.analyzers.graph.program_graph import Node, ProgramGraph, softmax_parts
-from perfscope.analyzers.ops.kernels import input_tensors
+from perfscope.analyzers.ops import input_tensors
 from perfscope.analyzers.time import slice_name
 from perfscope.model.trace import Trace
 
-BATCHED = frozenset({"bmm", "baddbmm"})
+BATCHED: frozenset[str] = frozenset({"bmm", "baddbmm"})
 """A plain `mm` around a softmax may be a gate between two weights, which shapes do not show."""
 
 

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from perfscope.analyzers.devices import Device
-from perfscope.analyzers.devices.roofline import Roof, bytes_ns, flops_ns, link_ns, vector_ns
+from perfscope.analyzers.devices import Device, Roof, bytes_ns, flops_ns, link_ns, vector_ns
 from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost, hlo_costs
 from perfscope.analyzers.hlo.cost.types import Cost, Phase
 from perfscope.analyzers.hlo.time import HloTime, InstructionTime, hlo_time

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from perfscope.analyzers.memory.trace_memories import (
     MOST_PROGRAMS,
     HeldCategory,
@@ -10,5 +12,37 @@ from perfscope.analyzers.memory.trace_memories import (
     Reserved,
     trace_memories,
 )
+from perfscope.model.faces import names_from
 
 __all__ = ["MOST_PROGRAMS", "HeldCategory", "Holders", "Memory", "Reserved", "trace_memories"]
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.memory.blocks import event_timelines as event_timelines
+    from perfscope.analyzers.memory.categories import memory_timelines as memory_timelines
+    from perfscope.analyzers.memory.holders import SCARCE_SHARE as SCARCE_SHARE
+    from perfscope.analyzers.memory.holders import UNSEEN as UNSEEN
+    from perfscope.analyzers.memory.holders import Holder as Holder
+    from perfscope.analyzers.memory.holders import PeakHolders as PeakHolders
+    from perfscope.analyzers.memory.holders import judged_timelines as judged_timelines
+    from perfscope.analyzers.memory.holders import memory_holders as memory_holders
+    from perfscope.analyzers.memory.holders import peak_held as peak_held
+    from perfscope.analyzers.memory.phases import asking_op as asking_op
+    from perfscope.analyzers.memory.picture import Band as Band
+    from perfscope.analyzers.memory.picture import MemoryPicture as MemoryPicture
+    from perfscope.analyzers.memory.picture import memory_picture as memory_picture
+    from perfscope.analyzers.memory.tables.memory_owners import GROUPINGS as GROUPINGS
+    from perfscope.analyzers.memory.tables.memory_owners import RESULT as RESULT
+    from perfscope.analyzers.memory.tables.memory_owners import line_text as line_text
+    from perfscope.analyzers.memory.tables.memory_owners import owners as owners
+else:
+    __getattr__ = names_from(
+        __name__,
+        {
+            "blocks": "event_timelines",
+            "categories": "memory_timelines",
+            "holders": "Holder PeakHolders SCARCE_SHARE UNSEEN judged_timelines memory_holders peak_held",
+            "phases": "asking_op",
+            "picture": "Band MemoryPicture memory_picture",
+            "tables.memory_owners": "GROUPINGS RESULT line_text owners",
+        },
+    )

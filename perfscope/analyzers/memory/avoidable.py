@@ -18,7 +18,7 @@ from perfscope.analyzers.memory.categories import memory_phases, with_graph
 from perfscope.analyzers.memory.holders import line_of
 from perfscope.analyzers.memory.phases import AskingOps, asking_op, asking_ops, following
 from perfscope.analyzers.memory.sites import frames_named, is_optimizer_file, nearest_frame, user_frames
-from perfscope.analyzers.ops.attention import trace_attentions
+from perfscope.analyzers.ops import trace_attentions
 from perfscope.analyzers.time import graph_op, named_slices, nearest_ancestor, steps_at
 from perfscope.model.finding import MOST_ROWS, Cell
 from perfscope.model.live_bytes import NEVER, Int64

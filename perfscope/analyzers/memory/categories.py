@@ -29,8 +29,7 @@ from msgspec.structs import replace
 from perfscope.analyzers.memory.blocks import Memory, event_timelines, memory_of, memory_rows
 from perfscope.analyzers.memory.phases import NO_PHASES, Phases, event_phases, following, op_categories, span_phases
 from perfscope.analyzers.memory.sites import Numbered, block_sites, stack_categories, stack_phases
-from perfscope.analyzers.ops import movements
-from perfscope.analyzers.ops.recompute import recompute_regions
+from perfscope.analyzers.ops import movements, recompute_regions
 from perfscope.analyzers.time import nearest_ancestor, step_windows, steps_at
 from perfscope.model.live_bytes import NEVER, Int64
 from perfscope.model.memory import (
@@ -70,7 +69,7 @@ def memory_timelines(trace: Trace) -> tuple[MemoryTimeline, ...]:
     recorded = tuple(categorized(trace, timeline) for timeline in trace.fact(event_timelines))
     if not trace.hlo:
         return recorded
-    from perfscope.analyzers.programs.blocks import program_timelines
+    from perfscope.analyzers.programs import program_timelines
 
     return (*recorded, *trace.fact(program_timelines))
 

@@ -298,7 +298,7 @@ class JaxGrowth(Struct, frozen=True, kw_only=True):
 
 def jax_growth(trace: Trace) -> JaxGrowth | None:
     """Return the growth within the traced steps; ``None`` if the two profiles or the steps were not recorded."""
-    from perfscope.analyzers.hlo.scope import is_library
+    from perfscope.analyzers.hlo import is_library
 
     steps = len(trace.rows["steps"])
     if trace.held_before is None or not steps or not len(trace.rows["held"]):

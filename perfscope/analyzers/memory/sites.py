@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from perfscope.analyzers.ops.recompute import autograd_nodes
+from perfscope.analyzers.ops import autograd_nodes
 from perfscope.analyzers.time import graph_op, nearest_ancestor
 from perfscope.model.frames import Owner, owner_of, parse_frame, parse_module
 from perfscope.model.live_bytes import Int64

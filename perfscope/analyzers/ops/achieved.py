@@ -19,8 +19,17 @@ import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perfscope.analyzers.devices import DEVICES, Device, find_device
-from perfscope.analyzers.devices.roofline import NS, Roof, bytes_ns, kernel_roof, link_ns, peak_flops
+from perfscope.analyzers.devices import (
+    DEVICES,
+    NS,
+    Device,
+    Roof,
+    bytes_ns,
+    find_device,
+    kernel_roof,
+    link_ns,
+    peak_flops,
+)
 from perfscope.analyzers.graph import trace_flow
 from perfscope.analyzers.ops.eager_cost import op_cost
 from perfscope.analyzers.ops.fusion import is_elementwise_kernel, region_bytes
@@ -34,7 +43,7 @@ from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, CopyKind, SliceKind, Trace
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.hlo.time import InstructionTime
+    from perfscope.analyzers.hlo import InstructionTime
 
 Floats = npt.NDArray[np.float64]
 
@@ -448,9 +457,7 @@ def _repeated(trace: Trace) -> npt.NDArray[np.bool_]:
 
 def _add_instructions(trace: Trace, costs: Costs, devices: tuple[Device | None, ...]) -> None:
     """Add kernels of compiled XLA programs: the cost of their instruction, divided by time among several."""
-    from perfscope.analyzers.hlo.cost.module import hlo_costs
-    from perfscope.analyzers.hlo.roofline import roof_of, run_times
-    from perfscope.analyzers.hlo.scope import scope_of
+    from perfscope.analyzers.hlo import hlo_costs, roof_of, run_times, scope_of
 
     kernels = trace.rows["kernels"]
     length = kernels["end_ns"] - kernels["start_ns"]
@@ -479,7 +486,7 @@ def _add_instructions(trace: Trace, costs: Costs, devices: tuple[Device | None, 
 
 def _instruction_kernels(trace: Trace) -> dict[tuple[InstructionTime, int], list[int]]:
     """Map (instruction, device) of a scheduled program to its kernels."""
-    from perfscope.analyzers.hlo.time import hlo_time
+    from perfscope.analyzers.hlo import hlo_time
 
     ops, kernels = trace.rows["hlo_ops"], trace.rows["kernels"]
     result: dict[tuple[InstructionTime, int], list[int]] = defaultdict(list)

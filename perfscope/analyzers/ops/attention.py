@@ -13,9 +13,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.graph import Flow, Node, ProgramGraph, ScoreGroup, base_name, flow_of, score_groups, trace_flow
-from perfscope.analyzers.graph.from_ops import SOFTMAX, op_program
-from perfscope.analyzers.graph.from_trace import BATCHED, trace_program
+from perfscope.analyzers.graph import (
+    BATCHED,
+    SOFTMAX,
+    Flow,
+    Node,
+    ProgramGraph,
+    ScoreGroup,
+    base_name,
+    flow_of,
+    op_program,
+    score_groups,
+    trace_flow,
+    trace_program,
+)
 from perfscope.analyzers.ops.fusion import is_elementwise, region_bytes
 from perfscope.analyzers.ops.kernels import Operand, input_tensors
 from perfscope.analyzers.ops.recompute import EVALUATE, autograd_nodes

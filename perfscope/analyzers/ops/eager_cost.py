@@ -20,7 +20,7 @@ from functools import lru_cache
 
 from msgspec.structs import replace
 
-from perfscope.analyzers.devices.tiles import Sizes, product_sizes
+from perfscope.analyzers.devices import Sizes, product_sizes
 from perfscope.analyzers.ops.kernels import ITEM_SIZES, Operand, Shape, broadcast, promoted
 from perfscope.analyzers.ops.op_call import Argument, OpCall, OpCost, parse_call
 from perfscope.model.op_flops import attention_flops, flops_of, product_flops

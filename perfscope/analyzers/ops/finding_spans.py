@@ -21,8 +21,8 @@ from perfscope.model.memory import MemoryTimeline
 from perfscope.model.trace import MISSING, Trace
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.hlo.module import HloModule
-    from perfscope.analyzers.programs.saving import Part
+    from perfscope.analyzers.hlo import HloModule
+    from perfscope.analyzers.programs import Part
 
 Int64 = npt.NDArray[np.int64]
 
@@ -58,14 +58,14 @@ def spans_of_ops(trace: Trace, ops: Iterable[int]) -> tuple[Span, ...]:
 
 def spans_of_instructions(trace: Trace, module: HloModule, names: Iterable[str]) -> tuple[Span, ...]:
     """Return the rows of instructions on all devices, longest first; a loop with its own row is one span."""
-    from perfscope.analyzers.programs.saving import Part
+    from perfscope.analyzers.programs import Part
 
     return spans_of_parts(trace, [Part(module=module, instructions=tuple(names), modelled_ns=None)])
 
 
 def spans_of_parts(trace: Trace, parts: Iterable[Part]) -> tuple[Span, ...]:
     """Return the same as `spans_of_instructions` for the instructions of several parts."""
-    from perfscope.analyzers.hlo.executions import rows_of
+    from perfscope.analyzers.hlo import rows_of
 
     if not len(trace.rows["hlo_ops"]):
         return ()

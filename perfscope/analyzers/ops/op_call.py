@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from perfscope.analyzers.devices.tiles import Sizes
+from perfscope.analyzers.devices import Sizes
 from perfscope.analyzers.ops.kernels import ITEM_SIZES, Operand, canonical_dtype
 
 CostKind = Literal["product", "convolution", "attention", "memory"]

@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from perfscope.analyzers.devices import named_device
-from perfscope.analyzers.devices.roofline import kernel_roof
-from perfscope.analyzers.hlo.program_device import recorded_device
+from perfscope.analyzers.devices import kernel_roof, named_device
+from perfscope.analyzers.hlo import recorded_device
 from perfscope.analyzers.ops.graph_time import graph_time
 from perfscope.analyzers.time import step_windows, subtree_ends
 from perfscope.model.finding import AbstainError, Basis

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from perfscope.analyzers.plans.collectives import (
+    XLA_KINDS,
     ExchangeRow,
     ExchangeSummary,
     ExchangeTotals,
+    StepExchanges,
+    eager_asked,
     exchange_rows,
     exchange_summary,
+    kernels_beside,
+    planned_asked,
 )
 from perfscope.analyzers.plans.time import (
     GraphWork,
@@ -20,20 +27,41 @@ from perfscope.analyzers.plans.time import (
     product_dtype,
     shortest_ns,
 )
+from perfscope.model.faces import names_from
 
 __all__ = [
+    "XLA_KINDS",
     "ExchangeRow",
     "ExchangeSummary",
     "ExchangeTotals",
     "GraphWork",
     "PlanWork",
+    "StepExchanges",
     "Work",
     "bytes_ns",
+    "eager_asked",
     "exchange_rows",
     "exchange_summary",
+    "kernels_beside",
     "launches",
     "op_bytes",
     "plan_works",
+    "planned_asked",
     "product_dtype",
     "shortest_ns",
 ]
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.plans.graph_cost import Saving as Saving
+    from perfscope.analyzers.plans.graph_cost import how_joined as how_joined
+    from perfscope.analyzers.plans.graph_cost import saving as saving
+    from perfscope.analyzers.plans.graph_cost import step_bytes as step_bytes
+    from perfscope.analyzers.plans.graph_cost import step_ns as step_ns
+    from perfscope.analyzers.plans.graph_cost import steps_in as steps_in
+else:
+    __getattr__ = names_from(
+        __name__,
+        {
+            "graph_cost": "Saving how_joined saving step_bytes step_ns steps_in",
+        },
+    )

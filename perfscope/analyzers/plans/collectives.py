@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
-from perfscope.analyzers.devices.target import Target
+from perfscope.analyzers.devices import Target
 from perfscope.analyzers.predict import (
     NO_TIME,
     CollectiveRange,

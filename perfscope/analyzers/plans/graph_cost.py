@@ -7,9 +7,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from perfscope.analyzers.graph import trace_flow
-from perfscope.analyzers.ops import longest_ns
-from perfscope.analyzers.ops.fusion import region_bytes
-from perfscope.analyzers.ops.graph_time import graph_time, ops_time
+from perfscope.analyzers.ops import graph_time, longest_ns, ops_time, region_bytes
 from perfscope.analyzers.plans.time import bytes_ns, plan_works, shortest_ns
 from perfscope.analyzers.time import WorkTime, step_windows, whole_ns
 from perfscope.model.severity import Severity, severity_of

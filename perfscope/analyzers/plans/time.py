@@ -13,14 +13,9 @@ from collections.abc import Iterable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perfscope.analyzers.devices import roofline
-from perfscope.analyzers.devices.device import Device
-from perfscope.analyzers.devices.roofline import Roof, kernel_roof
-from perfscope.analyzers.devices.target import Target
-from perfscope.analyzers.devices.tiles import Sizes, product_sizes
+from perfscope.analyzers.devices import Device, Roof, Sizes, Target, kernel_roof, product_sizes, roofline
 from perfscope.analyzers.graph import Flow, flow_of, short_name
-from perfscope.analyzers.ops import op_category
-from perfscope.analyzers.ops.fusion import region_bytes
+from perfscope.analyzers.ops import op_category, region_bytes
 from perfscope.analyzers.plans.collectives import StepExchanges, eager_asked, planned_asked, step_exchanges
 from perfscope.analyzers.predict import NO_TIME, Category, Factors, Range, between, factors_for, ns_range, usual_range
 from perfscope.analyzers.predict import Work as KernelWork

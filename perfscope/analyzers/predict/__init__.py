@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from perfscope.analyzers.predict.assumptions import Assumption, Factors, factors_for, vendor_factors
-from perfscope.analyzers.predict.calibrate import Calibration, GroupError, InstructionError, bounded, calibrate
+from perfscope.analyzers.predict.assumptions import Factors, factors_for, vendor_factors
+from perfscope.analyzers.predict.calibration import Calibration, GroupError, InstructionError, bounded, calibrate
 from perfscope.analyzers.predict.collective_time import CollectiveRange, Exchange, collective_range, exchange_range
 from perfscope.analyzers.predict.curve import Category
 from perfscope.analyzers.predict.efficiency import Work, usual_range
 from perfscope.analyzers.predict.kernel_time import between
-from perfscope.analyzers.predict.model import Estimate, LineTime, Row, StreamPicture, StreamSpan
+from perfscope.analyzers.predict.model import Estimate, LineTime, Row, StreamPicture
 from perfscope.analyzers.predict.program import StepOfSeveral, calls_seen, estimate, step_of
 from perfscope.analyzers.predict.spans import NO_TIME, Parts, Played, Range, Task, ns_range, play
 
 __all__ = [
     "NO_TIME",
-    "Assumption",
     "Calibration",
     "Category",
     "CollectiveRange",
@@ -30,7 +29,6 @@ __all__ = [
     "Row",
     "StepOfSeveral",
     "StreamPicture",
-    "StreamSpan",
     "Task",
     "Work",
     "between",

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from perfscope.analyzers.devices.target import Target
-from perfscope.analyzers.hlo.module import HloModule, Instruction
-from perfscope.analyzers.hlo.program import fused
+from perfscope.analyzers.devices import Target
+from perfscope.analyzers.hlo import HloModule, Instruction, fused
 
 _MATRIX = {
     "NVIDIA": "best measured: 80% of the peak on H100 and H200, 87% on A100 (maximum achievable matmul FLOPS, "

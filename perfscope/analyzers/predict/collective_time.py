@@ -25,14 +25,8 @@ from math import prod
 
 from msgspec import Struct
 
-from perfscope.analyzers.devices.roofline import NS
-from perfscope.analyzers.devices.target import Target
-from perfscope.analyzers.devices.topology import closes
-from perfscope.analyzers.hlo.collectives import KINDS, Collective
-from perfscope.analyzers.hlo.cost.module import InstructionCost
-from perfscope.analyzers.hlo.cost.products import dims_of
-from perfscope.analyzers.hlo.module import Computation, HloModule
-from perfscope.analyzers.hlo.program import Runs
+from perfscope.analyzers.devices import NS, Target, closes
+from perfscope.analyzers.hlo import KINDS, Collective, Computation, HloModule, InstructionCost, Runs, dims_of
 from perfscope.analyzers.predict.assumptions import Factors
 from perfscope.analyzers.predict.spans import Range, ns_range
 

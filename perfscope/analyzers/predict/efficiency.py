@@ -19,10 +19,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from perfscope.analyzers.devices import Device
-from perfscope.analyzers.devices.roofline import NS, bytes_ns, flops_ns
-from perfscope.analyzers.devices.tiles import Sizes, wave_share
-from perfscope.analyzers.hlo.module import ITEM_BITS
+from perfscope.analyzers.devices import NS, Device, Sizes, bytes_ns, flops_ns, wave_share
+from perfscope.analyzers.hlo import ITEM_BITS
 from perfscope.analyzers.predict.curve import PRODUCTS, Category, Curve
 from perfscope.analyzers.predict.curves import CURVES
 from perfscope.analyzers.predict.spans import Range, ns_range

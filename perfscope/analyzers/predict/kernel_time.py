@@ -15,16 +15,19 @@ from collections.abc import Iterator, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perfscope.analyzers.devices import Device
-from perfscope.analyzers.devices.roofline import NS, Bound, Roof, bytes_ns, vector_ns
-from perfscope.analyzers.devices.tiles import Sizes, padded_share, wave_share
-from perfscope.analyzers.hlo.cost.module import ModuleCost
-from perfscope.analyzers.hlo.cost.products import dims_of
-from perfscope.analyzers.hlo.cost.types import Cost
-from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction, Shape
-from perfscope.analyzers.hlo.program import fused
-from perfscope.analyzers.hlo.roofline import products_ns
-from perfscope.analyzers.hlo.views import sources
+from perfscope.analyzers.devices import NS, Bound, Device, Roof, Sizes, bytes_ns, padded_share, vector_ns, wave_share
+from perfscope.analyzers.hlo import (
+    Computation,
+    Cost,
+    HloModule,
+    Instruction,
+    ModuleCost,
+    Shape,
+    dims_of,
+    fused,
+    products_ns,
+    sources,
+)
 from perfscope.analyzers.predict.assumptions import Factors, is_strided
 from perfscope.analyzers.predict.curve import Category
 from perfscope.analyzers.predict.efficiency import Work as KernelWork

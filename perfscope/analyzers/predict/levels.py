@@ -14,13 +14,18 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perfscope.analyzers.devices.roofline import Bound
-from perfscope.analyzers.devices.target import Target
-from perfscope.analyzers.hlo.collectives import Collective, collectives_of
-from perfscope.analyzers.hlo.cost.module import FREE, InstructionCost, ModuleCost
-from perfscope.analyzers.hlo.module import Computation, Instruction
-from perfscope.analyzers.hlo.parse.thunks import Thunks
-from perfscope.analyzers.hlo.structure import callees_first
+from perfscope.analyzers.devices import Bound, Target
+from perfscope.analyzers.hlo import (
+    FREE,
+    Collective,
+    Computation,
+    Instruction,
+    InstructionCost,
+    ModuleCost,
+    Thunks,
+    callees_first,
+    collectives_of,
+)
 from perfscope.analyzers.predict.assumptions import Factors, is_contended
 from perfscope.analyzers.predict.collective_time import CollectiveRange, collective_range, ended_by, held_collective
 from perfscope.analyzers.predict.kernel_time import cached_bytes, kernel_time

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct, field
 
-from perfscope.analyzers.devices.roofline import Bound
-from perfscope.analyzers.devices.target import Target
+from perfscope.analyzers.devices import Bound, Target
 from perfscope.analyzers.predict.assumptions import Assumption
 from perfscope.analyzers.predict.levels import Class
 from perfscope.analyzers.predict.spans import Kind, Parts, Range

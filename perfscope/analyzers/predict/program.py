@@ -8,14 +8,19 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perfscope.analyzers.devices.target import Target
-from perfscope.analyzers.hlo.buffers import assigned_memory
-from perfscope.analyzers.hlo.cost.module import ModuleCost, module_cost
-from perfscope.analyzers.hlo.module import HloModule, Instruction
-from perfscope.analyzers.hlo.parse.thunks import Thunks
-from perfscope.analyzers.hlo.program import where_of
-from perfscope.analyzers.hlo.roofline import utilization
-from perfscope.analyzers.hlo.scope import served, users_of
+from perfscope.analyzers.devices import Target
+from perfscope.analyzers.hlo import (
+    HloModule,
+    Instruction,
+    ModuleCost,
+    Thunks,
+    assigned_memory,
+    module_cost,
+    served,
+    users_of,
+    utilization,
+    where_of,
+)
 from perfscope.analyzers.predict import levels as streams
 from perfscope.analyzers.predict.assumptions import BLIND_SPOTS, Factors, factors_for, listed
 from perfscope.analyzers.predict.levels import Level, Levels, Piece

@@ -14,14 +14,20 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from perfscope.analyzers.graph import ScoreGroup, score_groups
-from perfscope.analyzers.graph.from_hlo import HloProgram, Value
-from perfscope.analyzers.hlo.cost.module import ModuleCost
-from perfscope.analyzers.hlo.cost.ops import result_of
-from perfscope.analyzers.hlo.cost.types import Phase, phase_of
-from perfscope.analyzers.hlo.module import ITEM_BITS, Computation, Instruction, Shape
-from perfscope.analyzers.hlo.program import costs, launched
-from perfscope.analyzers.hlo.views import made_by
+from perfscope.analyzers.graph import HloProgram, ScoreGroup, Value, score_groups
+from perfscope.analyzers.hlo import (
+    ITEM_BITS,
+    Computation,
+    Instruction,
+    ModuleCost,
+    Phase,
+    Shape,
+    costs,
+    launched,
+    made_by,
+    phase_of,
+    result_of,
+)
 from perfscope.model.trace import Trace
 
 _HBM, _VMEM = 0, 1

@@ -20,15 +20,29 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perfscope.analyzers.graph.from_hlo import HloProgram
-from perfscope.analyzers.hlo.buffers import Arena, arena_blocks, arena_of, in_device_memory, live_values
-from perfscope.analyzers.hlo.cost.collectives import COLLECTIVES
-from perfscope.analyzers.hlo.module import BufferAllocation, BufferAssignment, HloModule, Instruction
-from perfscope.analyzers.hlo.parse.thunks import Schedule
-from perfscope.analyzers.hlo.program import program_label
-from perfscope.analyzers.hlo.program_device import device_memory_bytes
-from perfscope.analyzers.hlo.scope import scope_of
-from perfscope.analyzers.hlo.views import REPEATED, SAME_BUFFER, SAME_ORDER, Source, path, sources
+from perfscope.analyzers.graph import HloProgram
+from perfscope.analyzers.hlo import (
+    COLLECTIVES,
+    REPEATED,
+    SAME_BUFFER,
+    SAME_ORDER,
+    Arena,
+    BufferAllocation,
+    BufferAssignment,
+    HloModule,
+    Instruction,
+    Schedule,
+    Source,
+    arena_blocks,
+    arena_of,
+    device_memory_bytes,
+    in_device_memory,
+    live_values,
+    path,
+    program_label,
+    scope_of,
+    sources,
+)
 from perfscope.analyzers.programs.donation import updates
 from perfscope.model.live_bytes import NEVER, Curve
 from perfscope.model.memory import BLOCKS, KnownBy, MemoryPhase, MemoryTimeline, SourceLine

@@ -21,11 +21,15 @@ from typing import Literal
 
 from msgspec import Struct
 
-from perfscope.analyzers.hlo.collectives import Collective, is_marked
-from perfscope.analyzers.hlo.cost.module import hlo_costs
-from perfscope.analyzers.hlo.executions import measured_run_ns, module_index
-from perfscope.analyzers.hlo.module import Instruction
-from perfscope.analyzers.hlo.program_device import program_device
+from perfscope.analyzers.hlo import (
+    Collective,
+    Instruction,
+    hlo_costs,
+    is_marked,
+    measured_run_ns,
+    module_index,
+    program_device,
+)
 from perfscope.analyzers.predict import collective_range, factors_for
 from perfscope.analyzers.programs.saving import Part, once_ns, wire_ns
 from perfscope.model.trace import Trace

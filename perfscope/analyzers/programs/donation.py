@@ -16,19 +16,25 @@ from dataclasses import replace
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.graph.from_hlo import HloProgram
-from perfscope.analyzers.hlo.buffers import (
+from perfscope.analyzers.graph import HloProgram
+from perfscope.analyzers.hlo import (
+    SAME_BUFFER,
+    SAME_ORDER,
+    UPDATES,
     Arena,
+    HloModule,
+    Instruction,
     LiveValue,
+    Schedule,
+    Shape,
     arena_blocks,
     arena_of,
     assigned_memory,
     live_peak_bytes,
     live_values,
+    made_by,
+    sources,
 )
-from perfscope.analyzers.hlo.module import HloModule, Instruction, Shape
-from perfscope.analyzers.hlo.parse.thunks import Schedule
-from perfscope.analyzers.hlo.views import SAME_BUFFER, SAME_ORDER, UPDATES, made_by, sources
 from perfscope.model.jax_log import CompileEvent
 from perfscope.model.live_bytes import peak
 from perfscope.model.trace import Trace

@@ -12,21 +12,28 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct, field
 
-from perfscope.analyzers.hlo.cost.module import hlo_costs
-from perfscope.analyzers.hlo.cost.products import PRODUCTS
-from perfscope.analyzers.hlo.executions import measured_run_ns, module_index
-from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction, Shape
-from perfscope.analyzers.hlo.program import CONTROL, Runs, control_runs, fused
-from perfscope.analyzers.hlo.program_device import program_device
-from perfscope.analyzers.hlo.roofline import compute_ns
-from perfscope.analyzers.hlo.views import (
+from perfscope.analyzers.hlo import (
+    CONTROL,
     MOVES_NOTHING,
+    PRODUCTS,
     SAME_BUFFER,
     SAME_ORDER,
     UPDATES,
+    Computation,
+    HloModule,
+    Instruction,
     Parts,
+    Runs,
+    Shape,
     Source,
+    compute_ns,
+    control_runs,
+    fused,
+    hlo_costs,
     made_by,
+    measured_run_ns,
+    module_index,
+    program_device,
     sources,
 )
 from perfscope.analyzers.programs.saving import Part, bytes_ns

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from perfscope.analyzers.graph.from_hlo import HloProgram
-from perfscope.analyzers.hlo.collectives import Collective, collectives_of
-from perfscope.analyzers.hlo.module import HloModule, Instruction, Shape
-from perfscope.analyzers.hlo.views import SAME_ELEMENTS
+from perfscope.analyzers.graph import HloProgram
+from perfscope.analyzers.hlo import SAME_ELEMENTS, Collective, HloModule, Instruction, Shape, collectives_of
 from perfscope.model.trace import Trace
 
 _PASSED = SAME_ELEMENTS | {"all-gather", "all-gather-start", "all-gather-done", "copy-start", "copy-done"}

@@ -13,13 +13,20 @@ import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from perfscope.analyzers.devices.roofline import Bound
-from perfscope.analyzers.hlo.cost.module import hlo_costs
-from perfscope.analyzers.hlo.module import HloModule, Instruction
-from perfscope.analyzers.hlo.program import program_label
-from perfscope.analyzers.hlo.roofline import InstructionRoof, measured_roofline
-from perfscope.analyzers.hlo.scope import scope_of, served, users_of
-from perfscope.analyzers.hlo.time import InstructionTime, hlo_time
+from perfscope.analyzers.devices import Bound
+from perfscope.analyzers.hlo import (
+    HloModule,
+    Instruction,
+    InstructionRoof,
+    InstructionTime,
+    hlo_costs,
+    hlo_time,
+    measured_roofline,
+    program_label,
+    scope_of,
+    served,
+    users_of,
+)
 from perfscope.analyzers.programs.programs import roof_device
 from perfscope.model.trace import MISSING, Trace
 

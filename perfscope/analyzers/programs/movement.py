@@ -12,9 +12,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from perfscope.analyzers.hlo.cost.module import hlo_costs
-from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction
-from perfscope.analyzers.hlo.scope import scope_of
+from perfscope.analyzers.hlo import Computation, HloModule, Instruction, hlo_costs, scope_of
 from perfscope.analyzers.programs.saving import Part, once_ns
 from perfscope.model.trace import Trace
 

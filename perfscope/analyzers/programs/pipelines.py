@@ -13,12 +13,20 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from perfscope.analyzers.hlo.collectives import Collective, collectives_of
-from perfscope.analyzers.hlo.cost.module import hlo_costs
-from perfscope.analyzers.hlo.executions import measured_run_ns, module_index
-from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction
-from perfscope.analyzers.hlo.program import CONTROL, control_runs, fused
-from perfscope.analyzers.hlo.views import UPDATES
+from perfscope.analyzers.hlo import (
+    CONTROL,
+    UPDATES,
+    Collective,
+    Computation,
+    HloModule,
+    Instruction,
+    collectives_of,
+    control_runs,
+    fused,
+    hlo_costs,
+    measured_run_ns,
+    module_index,
+)
 from perfscope.analyzers.programs.saving import Part, Price, once_ns, price
 from perfscope.model.trace import Trace
 

@@ -15,21 +15,25 @@ from typing import Literal
 import numpy as np
 from msgspec import Struct, field
 
-from perfscope.analyzers.devices.roofline import Bound
-from perfscope.analyzers.hlo.buffers import assigned_memory, peak_bytes
-from perfscope.analyzers.hlo.cost.module import ModuleCost, hlo_costs
-from perfscope.analyzers.hlo.module import HloModule
-from perfscope.analyzers.hlo.program import program_label
-from perfscope.analyzers.hlo.program_device import ProgramDevice, program_device
-from perfscope.analyzers.hlo.roofline import (
+from perfscope.analyzers.devices import Bound
+from perfscope.analyzers.hlo import (
+    HloModule,
     InstructionRoof,
+    InstructionTime,
+    ModuleCost,
+    ProgramDevice,
     Utilization,
     agreed_executions,
+    assigned_memory,
+    hlo_costs,
+    hlo_time,
     measured_roofline,
+    peak_bytes,
+    program_device,
+    program_label,
     roof_sum_ns,
     utilization,
 )
-from perfscope.analyzers.hlo.time import InstructionTime, hlo_time
 from perfscope.model.trace import MISSING, Trace
 
 Peak = Literal["assigned", "modelled"]

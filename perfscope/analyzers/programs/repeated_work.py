@@ -13,9 +13,7 @@ from collections import Counter
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.hlo.cost.module import ModuleCost
-from perfscope.analyzers.hlo.module import HloModule, Instruction, Shape
-from perfscope.analyzers.hlo.program import costs
+from perfscope.analyzers.hlo import HloModule, Instruction, ModuleCost, Shape, costs
 from perfscope.model.trace import Trace
 
 _TILED = re.compile(

@@ -18,12 +18,20 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from perfscope.analyzers.devices import roofline
-from perfscope.analyzers.hlo.cost.module import FREE, hlo_costs
-from perfscope.analyzers.hlo.executions import executions, executions_of, measured_run_ns, module_index
-from perfscope.analyzers.hlo.module import HloModule
-from perfscope.analyzers.hlo.program_device import program_device
-from perfscope.analyzers.hlo.roofline import program_roofs, roof_of, roof_sum_ns
-from perfscope.analyzers.hlo.time import hlo_time
+from perfscope.analyzers.hlo import (
+    FREE,
+    HloModule,
+    executions,
+    executions_of,
+    hlo_costs,
+    hlo_time,
+    measured_run_ns,
+    module_index,
+    program_device,
+    program_roofs,
+    roof_of,
+    roof_sum_ns,
+)
 from perfscope.analyzers.time import per_step, whole_ns
 from perfscope.model.finding import Basis, Finding
 from perfscope.model.severity import Severity, severity_of

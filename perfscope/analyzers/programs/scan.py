@@ -10,14 +10,26 @@ from math import ceil, log2
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.devices import Device, find_device
-from perfscope.analyzers.devices.roofline import bytes_ns, vector_ns
-from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost, module_cost
-from perfscope.analyzers.hlo.executions import executions_of, rows_of
-from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction
-from perfscope.analyzers.hlo.program import control_runs, costs
-from perfscope.analyzers.hlo.program_device import ASSUMED, program_device
-from perfscope.analyzers.hlo.views import REPEATED, SAME_BUFFER, is_collected, is_handed_on, tuple_index
+from perfscope.analyzers.devices import Device, bytes_ns, find_device, vector_ns
+from perfscope.analyzers.hlo import (
+    ASSUMED,
+    REPEATED,
+    SAME_BUFFER,
+    Computation,
+    HloModule,
+    Instruction,
+    InstructionCost,
+    ModuleCost,
+    control_runs,
+    costs,
+    executions_of,
+    is_collected,
+    is_handed_on,
+    module_cost,
+    program_device,
+    rows_of,
+    tuple_index,
+)
 from perfscope.analyzers.programs.saving import Part
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import Trace

@@ -12,15 +12,20 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from perfscope.analyzers.devices import Device
-from perfscope.analyzers.devices.roofline import bytes_ns
-from perfscope.analyzers.graph.from_hlo import POINTWISE, HloProgram, Value
-from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost
-from perfscope.analyzers.hlo.cost.products import dims_of
-from perfscope.analyzers.hlo.module import ITEM_BITS, Instruction, Shape
-from perfscope.analyzers.hlo.products import convolution_axes, dot_axes
-from perfscope.analyzers.hlo.program import costs
-from perfscope.analyzers.hlo.roofline import roof_of
+from perfscope.analyzers.devices import Device, bytes_ns
+from perfscope.analyzers.graph import POINTWISE, HloProgram, Value
+from perfscope.analyzers.hlo import (
+    ITEM_BITS,
+    Instruction,
+    InstructionCost,
+    ModuleCost,
+    Shape,
+    convolution_axes,
+    costs,
+    dims_of,
+    dot_axes,
+    roof_of,
+)
 from perfscope.model.trace import Trace
 
 _BACKWARD = "transpose("

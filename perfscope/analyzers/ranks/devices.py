@@ -34,8 +34,7 @@ from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, Trace
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.hlo.collectives import Collective
-    from perfscope.analyzers.hlo.module import Shape
+    from perfscope.analyzers.hlo import Collective, Shape
 
 OPERATIONS = {
     "all-gather": "all_gather",
@@ -137,7 +136,7 @@ def device_set(trace: Trace) -> DeviceSet | None:
     ops = trace.rows["hlo_ops"]
     if not trace.hlo or len(np.unique(ops["ordinal"][ops["kernel"] != MISSING])) < 2:
         return None
-    from perfscope.analyzers.hlo.collectives import collectives
+    from perfscope.analyzers.hlo import collectives
 
     runs, guessed = _Runs(), False
     for number, collective in enumerate(trace.fact(collectives)):
@@ -162,7 +161,7 @@ def is_process(trace: Trace) -> bool:
 def _reaches_out(trace: Trace) -> bool:
     if not trace.hlo and "hlo" not in trace.recorded:
         return False
-    from perfscope.analyzers.hlo.collectives import collectives
+    from perfscope.analyzers.hlo import collectives
 
     ordinals = trace.rows["hlo_ops"]["ordinal"]
     own = len(np.unique(ordinals[ordinals != MISSING]))
@@ -208,7 +207,7 @@ def _nothing(_: Trace) -> tuple[Local, ...]:
 
 
 def _process_set(job: Job) -> ProcessSet | None:
-    from perfscope.analyzers.hlo.collectives import collectives
+    from perfscope.analyzers.hlo import collectives
 
     runs = _Runs()
     for member in job.members:
@@ -265,7 +264,7 @@ def _world_of(collective: Collective) -> int:
 
 def _rows(trace: Trace, collective: Collective) -> Int64:
     """Return the rows of ``hlo_ops`` of a collective on devices, including its done."""
-    from perfscope.analyzers.hlo.executions import rows_of
+    from perfscope.analyzers.hlo import rows_of
 
     ops = trace.rows["hlo_ops"]
     rows = rows_of(trace, collective.module, dict.fromkeys((collective.start.name, collective.done.name)))
@@ -305,8 +304,7 @@ def _groups_of_devices(
     Groups contain places (partitions or replicas). If ``device_at`` is unknown, the n-th place is assumed to be the
     n-th device; otherwise groups with a place that was not recorded are omitted.
     """
-    from perfscope.analyzers.hlo.cost.collectives import group_size
-    from perfscope.analyzers.hlo.module import MAX_GROUP_IDS
+    from perfscope.analyzers.hlo import MAX_GROUP_IDS, group_size
 
     world = _world_of(collective)
     if world > MAX_GROUP_IDS:  # a corrupt file may contain any number
@@ -325,8 +323,7 @@ def _groups_of_devices(
 
 def _groups_of_places(collective: Collective) -> tuple[Group, ...]:
     """Return the places of each group; empty if unknown."""
-    from perfscope.analyzers.hlo.cost.collectives import group_size
-    from perfscope.analyzers.hlo.module import MAX_GROUP_IDS
+    from perfscope.analyzers.hlo import MAX_GROUP_IDS, group_size
 
     world = _world_of(collective)
     if world > MAX_GROUP_IDS:
@@ -424,7 +421,7 @@ def _device_set(runs: _Runs, traces: Mapping[int, Trace]) -> DeviceSet | None:
 
 def _expected_rows(trace: Trace, collective: Collective, ran: Mapping[Occurrence, int]) -> float:
     """Return the expected rows per device if each run of the collective has one row."""
-    from perfscope.analyzers.hlo.executions import executions_of
+    from perfscope.analyzers.hlo import executions_of
 
     numbers = {run for run, _ in ran}
     if MISSING not in numbers:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perfscope.analyzers.devices.topology import Network, Topology
+from perfscope.analyzers.devices import Network, Topology
 from perfscope.analyzers.ranks.job import Local, locals_of
 from perfscope.analyzers.ranks.matching import Matched
 from perfscope.analyzers.ranks.sets import RankSet, device_of

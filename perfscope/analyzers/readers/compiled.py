@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.devices.target import Target, described_target
+from perfscope.analyzers.devices import Target, described_target
 from perfscope.analyzers.readers.hlo import proto
 from perfscope.analyzers.readers.hlo.program import join_programs
 from perfscope.analyzers.readers.op_graph import read_op_graph

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from perfscope.analyzers.hlo.protos import decode
-from perfscope.analyzers.hlo.scope import is_library
+from perfscope.analyzers.hlo import decode, is_library
 from perfscope.analyzers.readers.file_bytes import open_bytes
 from perfscope.model.errors import DataError
 from perfscope.model.trace import MISSING, TABLES, Trace, TraceBuilder

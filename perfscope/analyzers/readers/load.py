@@ -117,7 +117,7 @@ def is_remote(path: object) -> bool:
     return isinstance(path, str | Path) and _SCHEME.match(str(path)) is not None
 
 
-def load(path: str | Path) -> list[Trace]:
+def load_all(path: str | Path) -> list[Trace]:
     """Return the traces of a run directory, ``latest``, a trace file, or a folder (all below it), by rank.
 
     ``DataError`` if the path is missing, unreadable, empty, corrupt, or of an unknown format.
@@ -127,13 +127,10 @@ def load(path: str | Path) -> list[Trace]:
 
 def load_one(path: str | Path) -> Trace:
     """Return the single trace at ``path``; ``UsageError`` if there are several, ``DataError`` as in ``load``."""
-    traces = load(path)
+    traces = load_all(path)
     if len(traces) > 1:
         raise UsageError(f"{path}: holds {len(traces)} traces; perfscope.load_all() gives them all")
     return traces[0]
-
-
-load_all = load
 
 
 def load_path(path: str | Path) -> Loaded:

@@ -13,7 +13,7 @@ from perfscope.model.errors import DataError
 from perfscope.model.trace import Trace
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.hlo.module import HloModule
+    from perfscope.analyzers.hlo import HloModule
     from perfscope.analyzers.plans import ExchangeSummary, GraphWork, PlanWork, Work
     from perfscope.analyzers.predict import Calibration, Estimate, LineTime, Range, StepOfSeveral
     from perfscope.analyzers.programs import HotSpots, Program
@@ -162,7 +162,7 @@ def estimate_section(traces: Sequence[Trace]) -> EstimateSection:
 
 def _ran_on(trace: Trace, device: str) -> bool:
     """Whether a trace is a recording of programs on a device of that name."""
-    from perfscope.analyzers.hlo.program_device import recorded_device
+    from perfscope.analyzers.hlo import recorded_device
 
     if not len(trace.rows["hlo_ops"]):
         return False
@@ -173,7 +173,7 @@ def _ran_on(trace: Trace, device: str) -> bool:
 def _of_trace(
     trace: Trace, recorded: Sequence[Trace], problems: list[str]
 ) -> tuple[list[ProgramTime], StepOfSeveral | None]:
-    from perfscope.analyzers.hlo.program import program_labels
+    from perfscope.analyzers.hlo import program_labels
     from perfscope.analyzers.predict import calls_seen, step_of
 
     programs, whole, counts = [], [], []
@@ -197,7 +197,7 @@ def _of_trace(
 
 
 def _modelled(trace: Trace, index: int, module: HloModule) -> Estimate:
-    from perfscope.analyzers.hlo.cost.module import hlo_costs
+    from perfscope.analyzers.hlo import hlo_costs
     from perfscope.analyzers.predict import estimate
 
     assert trace.target is not None
@@ -490,7 +490,7 @@ def _merged(rows: Iterable[KernelRow]) -> list[KernelRow]:
 
 
 def _apart(work: PlanWork) -> Iterator[ApartRow]:
-    from perfscope.analyzers.ops.rules.unfused_ops.inductor import pairs_apart
+    from perfscope.analyzers.ops import pairs_apart
 
     for one in pairs_apart(work):
         yield ApartRow(

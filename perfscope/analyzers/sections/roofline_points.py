@@ -12,14 +12,18 @@ from typing import Literal
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.devices import Device
-from perfscope.analyzers.devices.roofline import NS, kernel_roof
+from perfscope.analyzers.devices import NS, Device, kernel_roof
 from perfscope.analyzers.graph import base_name
-from perfscope.analyzers.hlo.cost.module import InstructionCost, hlo_costs
-from perfscope.analyzers.hlo.program import program_label
-from perfscope.analyzers.hlo.program_device import recorded_device
-from perfscope.analyzers.hlo.roofline import InstructionRoof, roof_of, run_times
-from perfscope.analyzers.hlo.time import hlo_time
+from perfscope.analyzers.hlo import (
+    InstructionCost,
+    InstructionRoof,
+    hlo_costs,
+    hlo_time,
+    program_label,
+    recorded_device,
+    roof_of,
+    run_times,
+)
 from perfscope.analyzers.ops import (
     OpCost,
     call_roof,

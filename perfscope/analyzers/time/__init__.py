@@ -58,7 +58,7 @@ from perfscope.analyzers.time.model_calls import (
 )
 from perfscope.analyzers.time.phases import PHASES, work_phases
 from perfscope.analyzers.time.rank_waits import reduced_too_often
-from perfscope.analyzers.time.records import device_records, host_records, op_records, plan_records, program_records
+from perfscope.analyzers.time.records import op_records, plan_records, program_records
 from perfscope.analyzers.time.samples import nearest_samples, sampled_site, stacks
 from perfscope.analyzers.time.sites import (
     MOST_SITES,
@@ -116,10 +116,8 @@ from perfscope.analyzers.time.whole_run.cores import (
     CoreSummary,
     CoreWaits,
     core_summary,
-    core_wait_share,
     core_waits,
     time_with_core,
-    waits_of_steps,
     with_busy_note,
 )
 from perfscope.analyzers.time.whole_run.step_growth import GrownName, StepGrowth, grown_names, step_growth
@@ -171,13 +169,11 @@ __all__ = [
     "compiled_rows",
     "compiles",
     "core_summary",
-    "core_wait_share",
     "core_waits",
     "covering_slices",
     "detail_row",
     "device_busy",
     "device_doubts",
-    "device_records",
     "device_times",
     "divide",
     "does",
@@ -192,7 +188,6 @@ __all__ = [
     "graph_ops_inside",
     "grown_names",
     "host_account",
-    "host_records",
     "idle_pieces",
     "innermost_spans",
     "input_slices",
@@ -249,7 +244,6 @@ __all__ = [
     "union_of",
     "user_line",
     "waits_for_all_streams",
-    "waits_of_steps",
     "warm_accounts",
     "warm_windows",
     "whole_ns",

@@ -14,7 +14,7 @@ from perfscope.model.intervals import Intervals, union
 from perfscope.model.trace import Trace
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.hlo.module import HloModule, Instruction
+    from perfscope.analyzers.hlo import HloModule, Instruction
 
 INTERPRETED = "pallas_interpret"
 """Name of the fact about an interpreted kernel."""
@@ -57,8 +57,7 @@ def is_interpreted(trace: Trace, instruction: Instruction) -> bool:
 
 
 def _rows(trace: Trace, module: HloModule, fact: ProgramFact) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-    from perfscope.analyzers.hlo.executions import rows_of
-    from perfscope.analyzers.hlo.program import CONTROL, control_runs
+    from perfscope.analyzers.hlo import CONTROL, control_runs, rows_of
 
     inside: set[str] = set()
     for name in control_runs(module):

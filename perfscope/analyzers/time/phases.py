@@ -137,8 +137,7 @@ def _instruction_phases(trace: Trace) -> Int64:
     result = np.full(len(ops), PHASES.index("not_told"))
     if not len(ops):
         return result
-    from perfscope.analyzers.hlo.scope import scope_of
-    from perfscope.analyzers.hlo.time import hlo_time
+    from perfscope.analyzers.hlo import hlo_time, scope_of
 
     paths = [{item.name: item.op_name for _, item in module.instructions()} for module in trace.hlo]
     phases: dict[tuple[str, str], Phase] = {}

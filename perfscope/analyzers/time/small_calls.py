@@ -20,7 +20,7 @@ from perfscope.model.intervals import union
 from perfscope.model.trace import Trace
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.hlo.module import HloModule, Shape
+    from perfscope.analyzers.hlo import HloModule, Shape
 
 SHORT_NS = 1_000_000
 """Maximum duration of a step without a profiler: dispatching a call takes 10 to 100 us, longer steps do something else.
@@ -53,8 +53,7 @@ def small_call(trace: Trace) -> SmallCall | None:
     """Return the function; ``None`` if steps are not such calls. A fact of the trace."""
     if not trace.hlo:
         return None
-    from perfscope.analyzers.hlo.executions import executions
-    from perfscope.analyzers.hlo.program import call_line
+    from perfscope.analyzers.hlo import call_line, executions
 
     ran, calls = trace.fact(executions), len(trace.rows["run_steps"])
     steps = trace.fact(step_windows).count

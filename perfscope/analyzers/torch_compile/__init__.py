@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from perfscope.analyzers.torch_compile.frames import plain_function, planned_breaks, where_of
 from perfscope.analyzers.torch_compile.jax_compilations import compile_ns, compiled_functions
 from perfscope.analyzers.torch_compile.summary import (
     BreakSummary,
     CompileSummary,
     FrameSummary,
-    GraphGroup,
     KernelSummary,
     RecompileSummary,
     compile_summary,
 )
+from perfscope.model.faces import names_from
 
 __all__ = [
     "BreakSummary",
     "CompileSummary",
     "FrameSummary",
-    "GraphGroup",
     "KernelSummary",
     "RecompileSummary",
     "compile_ns",
@@ -28,3 +29,21 @@ __all__ = [
     "planned_breaks",
     "where_of",
 ]
+
+if TYPE_CHECKING:
+    from perfscope.analyzers.torch_compile.inductor_fusion import RefusedPair as RefusedPair
+    from perfscope.analyzers.torch_compile.inductor_fusion import log_has_refusals as log_has_refusals
+    from perfscope.analyzers.torch_compile.inductor_fusion import node_bytes as node_bytes
+    from perfscope.analyzers.torch_compile.inductor_fusion import refused_pairs as refused_pairs
+    from perfscope.analyzers.torch_compile.phases import Stage as Stage
+    from perfscope.analyzers.torch_compile.phases import compile_times as compile_times
+    from perfscope.analyzers.torch_compile.rules.compile_time import cache_use as cache_use
+else:
+    __getattr__ = names_from(
+        __name__,
+        {
+            "inductor_fusion": "RefusedPair log_has_refusals node_bytes refused_pairs",
+            "phases": "Stage compile_times",
+            "rules.compile_time": "cache_use",
+        },
+    )

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
-from perfscope.analyzers.ops.fusion import NOTHING_LOST
-from perfscope.analyzers.ops.kernels import ITEM_SIZES
+from perfscope.analyzers.ops import ITEM_SIZES, NOTHING_LOST
 from perfscope.analyzers.time import user_line
 from perfscope.model.trace import Trace
 

@@ -15,8 +15,7 @@ from perfscope.commands.run import TARGET, RunCommand
 from perfscope.model.errors import UsageError
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.compare.ab.judge import AbResult
-    from perfscope.analyzers.compare.ab.profiles import Profiles
+    from perfscope.analyzers.compare import AbResult, Profiles
     from perfscope.model.documents.ab import AbState, Launch, Pairs
     from perfscope.profiler.ab.worktrees import Checkout
 
@@ -142,7 +141,7 @@ def ab(context: click.Context, /, *, output: Path, resume: Path | None, outputs:
     chance and large enough to matter, and a second batch of launches confirms it. Its cause is found by launches
     under capture after the others.
     """
-    from perfscope.analyzers.compare.ab.judge import AbJudge
+    from perfscope.analyzers.compare import AbJudge
     from perfscope.model.documents import ab as ab_state
     from perfscope.profiler.ab import runner
     from perfscope.profiler.ab.worktrees import checkout
@@ -188,8 +187,7 @@ def end(result: AbResult, launched: Pairs, state: AbState, outputs: Outputs) -> 
     """Compare the profiled launches of a finished A/B, write and show all of it; the exit code."""
     from msgspec.structs import replace
 
-    from perfscope.analyzers.compare.ab.profiles import compare_profiles
-    from perfscope.analyzers.compare.runs.likely import as_notes
+    from perfscope.analyzers.compare import as_notes, compare_profiles
     from perfscope.dashboards.report.compare import json
 
     pairs = [(_folder(state, base), _folder(state, head)) for base, head in launched.profiled]

@@ -18,7 +18,7 @@ from perfscope.model.documents.run_folders import STAMP
 from perfscope.model.errors import DONE, GATE_NOT_MET, INCONCLUSIVE, DataError, UsageError
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.compare.runs.comparison import Comparison
+    from perfscope.analyzers.compare import Comparison
     from perfscope.model.documents.comparison import Document
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -111,11 +111,11 @@ def output_options(fail_on: str, known: Sequence[str] | None = None) -> Callable
 
 def check_gates(fail_on: Sequence[str]) -> None:
     """``UsageError`` if one of them is not a gate."""
-    from perfscope.analyzers.compare.programs import gates as program_gates
+    from perfscope.analyzers.compare import PROGRAM_GATES, program_gate
 
     for gate in fail_on:
-        if gate not in (*GATES, NOTHING) and not program_gates.program_gate(gate):
-            known = ", ".join((*GATES, *program_gates.GATES, NOTHING))
+        if gate not in (*GATES, NOTHING) and not program_gate(gate):
+            known = ", ".join((*GATES, *PROGRAM_GATES, NOTHING))
             raise UsageError(f"--fail-on {gate}: not one of {known}")
     if NOTHING in fail_on and len(fail_on) > 1:
         raise UsageError(f"--fail-on {NOTHING}: and {next(gate for gate in fail_on if gate != NOTHING)}?")

@@ -15,7 +15,7 @@ from perfscope.model.errors import UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from perfscope.analyzers.readers.load import Loaded
+    from perfscope.analyzers.readers import Loaded
 
 
 @click.command()
@@ -44,8 +44,7 @@ def runs(
     """
     from msgspec.structs import replace
 
-    from perfscope.analyzers.compare.runs.cautions import compare_loaded
-    from perfscope.analyzers.compare.runs.run_sets import runs_in
+    from perfscope.analyzers.compare import compare_loaded, runs_in
     from perfscope.analyzers.selection import EVERYTHING, load_selected, parse_selection
     from perfscope.dashboards.report.compare import json
 
@@ -82,8 +81,7 @@ def _compare_sets(named: Sides, runs: tuple[tuple[Path, ...] | None, tuple[Path,
     """Compare two sides of which one at least is a folder of several runs: launches of one program."""
     from msgspec.structs import replace
 
-    from perfscope.analyzers.compare.runs.run_sets import read_one, read_set
-    from perfscope.analyzers.compare.runs.sets import compare_sets
+    from perfscope.analyzers.compare import compare_sets, read_one, read_set
     from perfscope.dashboards.report.compare import json
 
     manifests = [str(file) for side in runs for run in side or () for file in run_folders.manifests(run)]

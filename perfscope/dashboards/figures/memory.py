@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from perfscope.analyzers.memory.categories import memory_timelines
-from perfscope.analyzers.memory.picture import memory_picture
+from perfscope.analyzers.memory import memory_picture, memory_timelines
 from perfscope.dashboards.figures.drawing import (
     FAILED,
     LABEL_LIMIT,

@@ -16,9 +16,7 @@ from perfscope.analyzers.coverage import programs_alone
 from perfscope.analyzers.critical_path import WhatIf
 from perfscope.analyzers.engine import Analysis
 from perfscope.analyzers.large_parts import LargePart
-from perfscope.analyzers.memory import HeldCategory, Memory, Reserved
-from perfscope.analyzers.memory.holders import Holder
-from perfscope.analyzers.memory.picture import MemoryPicture
+from perfscope.analyzers.memory import HeldCategory, Holder, Memory, MemoryPicture, Reserved
 from perfscope.analyzers.ops import Achieved, TopWork, Utilization, WorkRow
 from perfscope.analyzers.plans import Work
 from perfscope.analyzers.predict import Calibration, Estimate, InstructionError, Parts, Row
@@ -26,10 +24,11 @@ from perfscope.analyzers.programs import LeastTime, Program
 from perfscope.analyzers.ranks import CollectiveKind, PairKind, RankShare
 from perfscope.analyzers.results import result_homes
 from perfscope.analyzers.savings import step_time
-from perfscope.analyzers.sections.compile import CompileSection
-from perfscope.analyzers.sections.memory import MemoryEntry, MemorySection
-from perfscope.analyzers.sections.programs import (
+from perfscope.analyzers.sections import (
+    CompileSection,
     EstimateSection,
+    MemoryEntry,
+    MemorySection,
     PlanSummary,
     ProgramsSection,
     ProgramTime,

@@ -17,9 +17,8 @@ from perfscope.model.trace.tables import TABLES, CallKind
 if TYPE_CHECKING:
     import pandas as pd
 
-    from perfscope.analyzers.devices.target import Target
-    from perfscope.analyzers.devices.topology import Topology
-    from perfscope.analyzers.hlo.module import HloModule
+    from perfscope.analyzers.devices import Target, Topology
+    from perfscope.analyzers.hlo import HloModule
     from perfscope.model.compile_log import CompileLog
     from perfscope.model.documents.flight_recorder import FlightRecord
     from perfscope.model.documents.run import ProgramFact

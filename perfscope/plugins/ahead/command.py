@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from perfscope.plugins.ahead.setup import kind_of, need_compilers, set_up, set_u
 from perfscope.plugins.ahead.targets.completion import complete_targets
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.devices.target import Target
+    from perfscope.analyzers.devices import Target
     from perfscope.plugins.ahead.request import Framework, Request
 
 DEFAULT_TARGET = "h100"
@@ -124,7 +125,7 @@ def compile_(
     Options before the program are perfscope's, everything after it is the program's. It runs without data and without
     devices, far enough to see what it compiles.
     """
-    from perfscope.analyzers.devices.target_text import parse_target, read_bytes_text
+    from perfscope.analyzers.devices import parse_target, read_bytes_text
 
     words, kind = context.meta[TARGET]
     if not words or kind == "command":
@@ -187,8 +188,7 @@ def _program_file(words: tuple[str, ...], *, module: bool) -> Framework | None:
 
     ``UsageError`` for a program that is compiled already.
     """
-    from perfscope.analyzers.readers.file_bytes import read_head
-    from perfscope.analyzers.readers.hlo import proto, text
+    from perfscope.analyzers.readers import READERS, read_head
     from perfscope.model.documents.program_files import program_file
 
     path = Path(words[0])
@@ -198,7 +198,8 @@ def _program_file(words: tuple[str, ...], *, module: bool) -> Framework | None:
     kind = program_file(path, head)
     if kind is not None:
         return "torch" if kind == "torch_export" else "jax"
-    reader = text if text.sniff(path, head) else proto if proto.sniff(path, head) else None
+    readers = (import_module(READERS[kind]) for kind in ("hlo_text", "hlo_proto"))
+    reader = next((each for each in readers if each.sniff(path, head)), None)
     if reader is None:
         return None
     if any(program.is_scheduled or program.platform is not None for program in reader.read(path).hlo):

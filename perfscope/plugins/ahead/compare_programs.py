@@ -98,7 +98,7 @@ def programs(
     Both are checked out in temporary worktrees; the checkout is not touched. The program runs without data and
     without devices, far enough to see what it compiles. The compiler is deterministic, so once each is enough.
     """
-    from perfscope.analyzers.devices.target_text import parse_target
+    from perfscope.analyzers.devices import parse_target
     from perfscope.plugins.ahead.two_commits import Compilation, compile_both, refused
     from perfscope.profiler.ab.worktrees import checkout
 
@@ -139,11 +139,11 @@ def end(folders: dict[Arm, Path], method: dict[str, Any], directory: Path, outpu
     from msgspec.structs import replace
 
     from perfscope.analyzers.compare import compare
-    from perfscope.analyzers.readers.load import load
+    from perfscope.analyzers.readers import load_all
     from perfscope.dashboards.report.compare import json
     from perfscope.model.untrusted_text import sanitize_value
 
-    sides = load(folders["base"]), load(folders["head"])
+    sides = load_all(folders["base"]), load_all(folders["head"])
     comparison = compare(*sides)
     comparison = replace(comparison, notes=tuple(dict.fromkeys((*comparison.notes, *_not_compiled(folders)))))
     gates = own_gates(comparison, outputs.fail_on)

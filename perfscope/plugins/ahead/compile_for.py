@@ -56,7 +56,7 @@ def compile_for(
     ``UsageError``: unknown target or policy. ``DataError``: no layers were found for the policy.
     ``NothingCompiledError``: it was not compiled, with the reason.
     """
-    from perfscope.analyzers.devices.target_text import parse_target
+    from perfscope.analyzers.devices import parse_target
     from perfscope.analyzers.judge import judge_paths
     from perfscope.model.documents import compile_manifest
     from perfscope.plugins.ahead.common.compile import compile_program, default_memory_limit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.hlo.collectives import collectives_of
+from perfscope.analyzers.hlo import collectives_of
 from perfscope.analyzers.predict import estimate
 from perfscope.analyzers.programs import programs
 from perfscope.dashboards.report.blocks import Column, Marked, Range, table
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from perfscope.analyzers.devices.target import Target
+    from perfscope.analyzers.devices import Target
     from perfscope.analyzers.engine import Analysis
-    from perfscope.analyzers.hlo.module import HloModule
+    from perfscope.analyzers.hlo import HloModule
     from perfscope.analyzers.predict import Estimate
     from perfscope.analyzers.programs import Program
     from perfscope.dashboards.report.blocks import Value

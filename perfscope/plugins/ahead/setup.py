@@ -48,7 +48,7 @@ def setup(*, targets: tuple[str, ...], remove: bool, quiet: bool, verbose: bool)
 
 def kind_of(name: str) -> Kind:
     """The compiler of a target; ``UsageError`` as `parse_target`."""
-    from perfscope.analyzers.devices.target_text import parse_target
+    from perfscope.analyzers.devices import parse_target
     from perfscope.plugins.ahead.common.build_key import compiler_kind_of
     from perfscope.plugins.ahead.target_request import target_request
     from perfscope.plugins.ahead.targets.plugins import SETUP_NAMES

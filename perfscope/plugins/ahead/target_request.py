@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from perfscope.analyzers.devices.target import Target
+from perfscope.analyzers.devices import Target
 from perfscope.model.errors import UsageError
 from perfscope.plugins.ahead.request import TargetRequest
 

@@ -40,7 +40,7 @@ def export(
     all ranks on one timeline; a name that ends in .gz is packed. `speedscope` holds stacks of the host and of compiled
     programs, `parquet` every table as it is, `tensorboard` a folder that TensorBoard and XProf open.
     """
-    from perfscope.analyzers.readers.load import load_paths
+    from perfscope.analyzers.readers import load_paths
     from perfscope.plugins.exports.clocks import apart
     from perfscope.plugins.exports.export import Subject, module_of
     from perfscope.plugins.exports.export import export as write

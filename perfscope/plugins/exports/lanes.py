@@ -15,7 +15,7 @@ import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perfscope.analyzers.readers.columns import nesting_order
+from perfscope.analyzers.readers import nesting_order
 from perfscope.model.trace.columns import Array
 from perfscope.plugins.exports.events import Events, Tracks
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from perfscope.analyzers.memory.blocks import event_timelines
+from perfscope.analyzers.memory import event_timelines
 from perfscope.model.documents import perfetto_vocabulary as words
 from perfscope.model.trace import SliceKind, Trace
 from perfscope.model.trace.columns import MISSING, Array, Rows

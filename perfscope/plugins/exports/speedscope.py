@@ -14,8 +14,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from perfscope.analyzers.hlo.scope import scope_of
-from perfscope.analyzers.hlo.time import hlo_time
+from perfscope.analyzers.hlo import hlo_time, scope_of
 from perfscope.model.errors import DataError
 from perfscope.model.trace import Trace
 from perfscope.model.trace.columns import MISSING

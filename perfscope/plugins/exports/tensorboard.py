@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from perfscope.analyzers.readers.file_bytes import open_bytes
+from perfscope.analyzers.readers import open_bytes
 from perfscope.model.documents import perfetto_vocabulary as words
 from perfscope.model.errors import DataError
 from perfscope.model.trace import Trace

@@ -95,7 +95,7 @@ class _Facts:
 
 
 def _facts(head: str) -> _Facts:
-    from perfscope.analyzers.readers.load import resolve
+    from perfscope.analyzers.readers import resolve
     from perfscope.model.commits import current_commit
     from perfscope.model.documents import run_folders as runs
     from perfscope.plugins.history.run_record import hardware_of, uid_of

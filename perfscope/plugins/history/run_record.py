@@ -21,7 +21,7 @@ from perfscope.analyzers.compare import (
     timed_name,
 )
 from perfscope.analyzers.engine import Analysis, analyze
-from perfscope.analyzers.readers.load import load_path, resolve
+from perfscope.analyzers.readers import load_path, resolve
 from perfscope.analyzers.savings import step_time
 from perfscope.model.commits import is_commit_hash
 from perfscope.model.documents import run_folders

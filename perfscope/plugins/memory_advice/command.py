@@ -71,8 +71,8 @@ def memory(
     than another are listed, from the quickest to the leanest; the quickest that fits the budget comes first. For a run
     of `perfscope compile` whose JAX program and compiler are here, the policies are compiled for their exact peaks.
     """
-    from perfscope.analyzers.devices.target_text import read_bytes_text
-    from perfscope.analyzers.readers.load import load_path
+    from perfscope.analyzers.devices import read_bytes_text
+    from perfscope.analyzers.readers import load_path
     from perfscope.plugins.memory_advice import sections as advice
     from perfscope.plugins.memory_advice.models import step_models
     from perfscope.plugins.memory_advice.plans import plan_memory

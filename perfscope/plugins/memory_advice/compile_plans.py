@@ -16,7 +16,7 @@ from perfscope.commands.options import tell
 from perfscope.model.errors import DataError, PerfscopeError, UsageError
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.devices.target import Target
+    from perfscope.analyzers.devices import Target
     from perfscope.model.documents.compile_manifest import Compiled, CompiledProgram
     from perfscope.model.trace import Trace
     from perfscope.plugins.ahead import PolicyName, Request
@@ -88,7 +88,7 @@ def with_compiled_peaks(trace: Trace, model: StepModel, *, quiet: bool) -> tuple
 
     A policy that the compiler refuses, or that is out of time, keeps its estimate.
     """
-    from perfscope.analyzers.readers.load import load_path
+    from perfscope.analyzers.readers import load_path
     from perfscope.plugins.memory_advice.verified import WORDS, compiled_step, with_exact_peaks
 
     try:
@@ -135,8 +135,8 @@ def exact_command(trace: Trace) -> str | None:
 
 def _of_recording(trace: Trace) -> str | None:
     """That of a run of `perfscope run`, for the device that it was recorded on where that can be compiled for."""
-    from perfscope.analyzers.devices.target_text import parse_target
-    from perfscope.analyzers.hlo.program_device import program_device
+    from perfscope.analyzers.devices import parse_target
+    from perfscope.analyzers.hlo import program_device
     from perfscope.model.documents import run_folders
 
     try:
@@ -224,7 +224,7 @@ def _compared(plan: VerifiedPlan, program: PolicyProgram, run: _CompiledRun) -> 
     """A plan with the program that was compiled with its policy."""
     from msgspec.structs import replace
 
-    from perfscope.analyzers.readers.load import load_path
+    from perfscope.analyzers.readers import load_path
     from perfscope.plugins.memory_advice.verified import compiled_step
 
     if program.folder is None:

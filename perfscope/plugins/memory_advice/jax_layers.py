@@ -16,12 +16,21 @@ from pathlib import PurePosixPath
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost
-from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction
-from perfscope.analyzers.hlo.parse.thunks import Schedule
-from perfscope.analyzers.hlo.program import fused, primitive
-from perfscope.analyzers.hlo.scope import Scope, scope_of
-from perfscope.analyzers.hlo.views import is_collected, is_handed_on, updated_operand
+from perfscope.analyzers.hlo import (
+    Computation,
+    HloModule,
+    Instruction,
+    InstructionCost,
+    ModuleCost,
+    Schedule,
+    Scope,
+    fused,
+    is_collected,
+    is_handed_on,
+    primitive,
+    scope_of,
+    updated_operand,
+)
 
 STACK_TRAFFIC = 4
 """Memory traffic of a value that a loop over layers keeps, relative to its size, because its stack is filled, written

@@ -9,9 +9,8 @@ from itertools import product
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perfscope.analyzers.devices import Device, find_device, named_device
-from perfscope.analyzers.devices.topology import named_link
-from perfscope.analyzers.memory.holders import SCARCE_SHARE
+from perfscope.analyzers.devices import Device, find_device, named_device, named_link
+from perfscope.analyzers.memory import SCARCE_SHARE
 from perfscope.plugins.memory_advice.simulate import Placement, Simulation, Simulator, keep_all, todays
 from perfscope.plugins.memory_advice.step_model import Policy, StepModel
 

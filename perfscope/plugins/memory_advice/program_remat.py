@@ -15,17 +15,24 @@ import numpy as np
 from msgspec import Struct
 
 from perfscope.analyzers.devices import find_device, roofline
-from perfscope.analyzers.hlo.buffers import arena_of
-from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost
-from perfscope.analyzers.hlo.cost.ops import result_of
-from perfscope.analyzers.hlo.cost.types import phase_of
-from perfscope.analyzers.hlo.module import HloModule, Shape
-from perfscope.analyzers.hlo.parse.thunks import Schedule
-from perfscope.analyzers.hlo.program import costs
-from perfscope.analyzers.hlo.program_device import ASSUMED, ProgramDevice, device_memory_bytes, program_device
-from perfscope.analyzers.hlo.roofline import compute_ns, roof_of
-from perfscope.analyzers.programs.blocks import program_timelines
-from perfscope.analyzers.programs.saving import Part, bytes_ns, price
+from perfscope.analyzers.hlo import (
+    ASSUMED,
+    HloModule,
+    InstructionCost,
+    ModuleCost,
+    ProgramDevice,
+    Schedule,
+    Shape,
+    arena_of,
+    compute_ns,
+    costs,
+    device_memory_bytes,
+    phase_of,
+    program_device,
+    result_of,
+    roof_of,
+)
+from perfscope.analyzers.programs import Part, bytes_ns, price, program_timelines
 from perfscope.model.finding import Cell
 from perfscope.model.memory import MemoryTimeline
 from perfscope.model.trace import Trace

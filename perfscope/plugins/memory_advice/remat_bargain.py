@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from perfscope.analyzers.memory.holders import SCARCE_SHARE
+from perfscope.analyzers.memory import SCARCE_SHARE
 from perfscope.model.finding import AbstainError
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns

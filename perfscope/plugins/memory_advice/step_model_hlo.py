@@ -14,13 +14,18 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perfscope.analyzers.hlo.buffers import arena_of
-from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost, hlo_costs
-from perfscope.analyzers.hlo.executions import executions
-from perfscope.analyzers.hlo.parse.thunks import Schedule
-from perfscope.analyzers.hlo.program import program_label
-from perfscope.analyzers.hlo.program_device import device_memory_bytes, program_device
-from perfscope.analyzers.programs.saving import bytes_ns, once_ns
+from perfscope.analyzers.hlo import (
+    InstructionCost,
+    ModuleCost,
+    Schedule,
+    arena_of,
+    device_memory_bytes,
+    executions,
+    hlo_costs,
+    program_device,
+    program_label,
+)
+from perfscope.analyzers.programs import bytes_ns, once_ns
 from perfscope.model.finding import AbstainError
 from perfscope.model.memory import MemoryTimeline
 from perfscope.model.trace import Trace

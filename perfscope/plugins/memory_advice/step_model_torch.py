@@ -15,8 +15,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from perfscope.analyzers.graph import short_name
-from perfscope.analyzers.ops import OpTimes, op_times
-from perfscope.analyzers.ops.graph_time import graph_time
+from perfscope.analyzers.ops import OpTimes, graph_time, op_times
 from perfscope.model.finding import AbstainError
 from perfscope.model.live_bytes import Int64, peak
 from perfscope.model.memory import ALLOCATION_ROUNDING, MemoryTimeline

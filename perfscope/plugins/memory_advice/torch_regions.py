@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 from msgspec import Struct, field
 
-from perfscope.analyzers.memory.categories import memory_timelines
+from perfscope.analyzers.memory import memory_timelines
 from perfscope.model.memory import MemoryTimeline
 from perfscope.model.op_graph import GraphOp, GraphStorage, OpGraph, storage_devices, taken_over
 from perfscope.model.trace import MISSING, Trace

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perfscope.analyzers.hlo.buffers import assigned_memory
-from perfscope.analyzers.hlo.program import program_label
+from perfscope.analyzers.hlo import assigned_memory, program_label
 from perfscope.model.trace import Trace
 from perfscope.plugins.ahead import PolicyName
 from perfscope.plugins.memory_advice.plans import Plan

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct, field
 
-from perfscope.analyzers.readers.columns import Columns
+from perfscope.analyzers.readers import Columns
 from perfscope.model.documents import perfetto_vocabulary as words
 from perfscope.model.trace import TABLES, TraceBuilder
 from perfscope.model.trace.columns import MISSING, Array

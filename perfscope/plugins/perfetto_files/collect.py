@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct, field
 
-from perfscope.analyzers.readers.columns import Columns
+from perfscope.analyzers.readers import Columns
 from perfscope.model.trace import TraceBuilder
 from perfscope.model.trace.columns import MISSING
 from perfscope.plugins.perfetto_files.annotations import KNOWN, Annotations

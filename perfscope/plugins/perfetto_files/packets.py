@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
-from perfscope.analyzers.hlo.protos import decode
+from perfscope.analyzers.hlo import decode
 from perfscope.model import wire
 from perfscope.model.errors import DataError
 from perfscope.model.wire import Data

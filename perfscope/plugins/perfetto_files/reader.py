@@ -28,8 +28,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.readers.columns import Columns
-from perfscope.analyzers.readers.file_bytes import open_bytes
+from perfscope.analyzers.readers import Columns, open_bytes
 from perfscope.model.documents import perfetto_vocabulary as words
 from perfscope.model.errors import DataError
 from perfscope.model.trace import Trace, TraceBuilder

@@ -8,10 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from perfscope.analyzers.readers import communication
-from perfscope.analyzers.readers.columns import (
+from perfscope.analyzers.readers import (
+    STEP_NAMES,
     Columns,
     Lookup,
+    call_kind,
+    collective_name,
+    copy_kind,
+    host_memory,
+    is_communication,
     join_columns,
     named_steps,
     nesting_order,
@@ -22,7 +27,6 @@ from perfscope.analyzers.readers.columns import (
     reorder,
     span_around,
 )
-from perfscope.analyzers.readers.kineto import categories
 from perfscope.model.documents import perfetto_vocabulary as words
 from perfscope.model.documents.perfetto_vocabulary import SLICE_KINDS, Place, place_of
 from perfscope.model.trace import TABLES, Rows, SliceKind, TraceBuilder
@@ -281,7 +285,7 @@ class Tables:
         columns = self._base(events)
         columns["thread"] = self._threads.of(events["track"])
         columns |= self._arguments.of("calls", events["event"])
-        guessed = self._by_name(columns["name"], categories.call_kind)
+        guessed = self._by_name(columns["name"], call_kind)
         columns["kind"] = np.where(columns["kind"] == MISSING, guessed, columns["kind"])
         columns["flow"] = events["flow"]
         reorder(columns, np.argsort(columns["start_ns"], kind="stable"))
@@ -314,10 +318,10 @@ class Tables:
         columns["op"] = self._by_op_number(self._arguments.numbers(words.OP_ARGUMENT, events["event"]))
         if table == "kernels":
             told = self._arguments.has(words.ARGUMENTS["kernels"]["communication"], events["event"])
-            guessed = self._by_name(columns["name"], communication.is_communication)
+            guessed = self._by_name(columns["name"], is_communication)
             columns["communication"] = np.where(told, columns["communication"] == 1, guessed)
         else:
-            for name, guess in (("kind", categories.copy_kind), ("host_memory", categories.host_memory)):
+            for name, guess in (("kind", copy_kind), ("host_memory", host_memory)):
                 guessed = self._by_name(columns["name"], guess)
                 columns[name] = np.where(columns[name] == MISSING, guessed, columns[name])
         if not len(columns["start_ns"]):
@@ -360,7 +364,7 @@ class Tables:
         rows = np.flatnonzero(kernels["communication"]) if not self._own else np.empty(0, np.int64)
         if not len(rows):
             return {}
-        names = [communication.collective_name(self._strings.strings[code]) for code in kernels["name"][rows].tolist()]
+        names = [collective_name(self._strings.strings[code]) for code in kernels["name"][rows].tolist()]
         return {
             "start_ns": kernels["start_ns"][rows], "end_ns": kernels["end_ns"][rows], "kernel": rows,
             "name": np.array([self._strings.code(name) for name in names], np.int64),
@@ -395,7 +399,7 @@ class Tables:
             return
         slices = self.rows["slices"]
         every = np.arange(len(slices))
-        self._set("steps", named_steps(slices, every, self._strings.strings, categories.STEP_NAMES))
+        self._set("steps", named_steps(slices, every, self._strings.strings, STEP_NAMES))
 
 
 def _inverse(order: Int) -> Int:

@@ -24,7 +24,7 @@ def replay(path: str, op: str, output: Path | None, source: int, verbose: bool) 
     For a name, it takes the shapes with most time. `--op all_reduce` and the other collectives write a script for
     torchrun. The script contains values of the trace only as checked numbers.
     """
-    from perfscope.analyzers.readers.load import load_paths
+    from perfscope.analyzers.readers import load_paths
     from perfscope.model.files import write_atomically
     from perfscope.plugins.replay.script import replay_script
 

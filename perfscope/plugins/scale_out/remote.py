@@ -17,20 +17,22 @@ from urllib.parse import unquote
 
 from msgspec.structs import replace
 
-from perfscope.analyzers.readers.file_bytes import HEAD_BYTES
-from perfscope.analyzers.readers.load import (
+from perfscope.analyzers.readers import (
+    HEAD_BYTES,
     MOST_FILES,
+    DividedRun,
     Input,
+    LostTask,
     ReadTrace,
+    RunPart,
     Skipped,
     Task,
     TaskResult,
     Unit,
+    divide_run,
     read_task,
     reader_of,
 )
-from perfscope.analyzers.readers.run.parts import DividedRun, RunPart, divide_run
-from perfscope.analyzers.readers.workers import LostTask
 from perfscope.model.documents.run_folders import LATEST
 from perfscope.model.errors import DataError, NotStartedError, UsageError
 from perfscope.model.trace import TraceBuilder

@@ -10,7 +10,7 @@ import pytest
 
 from perfscope.__main__ import run
 from perfscope.analyzers.programs import programs
-from perfscope.analyzers.readers.load import load, load_one
+from perfscope.analyzers.readers.load import load_all, load_one
 from perfscope.model.documents import compile_manifest
 from perfscope.model.documents.program_files import HEAD_BYTES, ProgramFile, program_file
 from perfscope.model.errors import DataError
@@ -72,7 +72,7 @@ def test_each_kind_is_known_and_analyze_names_the_command(tmp_path: Path, kind: 
         shown = " ".join(load_one(file).source.notes)
     else:
         with pytest.raises(DataError) as caught:
-            load(file)
+            load_all(file)
         shown = str(caught.value)
     assert f"perfscope compile {file} --target" in shown
 
@@ -136,7 +136,7 @@ def test_all_kinds_compile_to_the_same_program(tmp_path: Path, monkeypatch: pyte
         (program,) = manifest.programs
         assert program.name == "jit_step"
         assert manifest.command == (file.name,)
-        (loaded,) = load(run_of(folder))
+        (loaded,) = load_all(run_of(folder))
         (compiled,) = loaded.fact(programs)
         flops[kind] = compiled.flops
     assert len(flops) >= 4
@@ -151,7 +151,7 @@ def test_a_program_of_torch_export_is_planned(tmp_path: Path, monkeypatch: pytes
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 8))
     torch.export.save(torch.export.export(model, (torch.randn(32, 64),)), tmp_path / "mlp.pt2")
     assert run(["compile", "--target", "h100", "-o", str(tmp_path / "runs"), "-q", "mlp.pt2"]) == 0
-    (trace,) = load(run_of(tmp_path / "runs"))
+    (trace,) = load_all(run_of(tmp_path / "runs"))
     (plan,) = trace.torch_plans
     (graph,) = plan.plan.graphs
     assert len(graph.kernels) == 3  # two products, and GELU between them

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfscope.analyzers.readers.kineto import reader as kineto_reader
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.model.errors import DataError
 from perfscope.model.trace import Trace
 from perfscope.plugins.exports.clocks import aligned, apart, moved
@@ -84,10 +84,10 @@ def test_our_kineto_reader_reads_it(tmp_path: Path) -> None:
 @pytest.mark.corpus
 @pytest.mark.parametrize("name", ["TraceLens__h100_bert-small", "torchrec__sst_long_a2a_optimizer_4_44237__rank0"])
 def test_a_real_trace_survives(tmp_path: Path, corpus: Path, name: str) -> None:
-    (trace,) = load(corpus / "kineto" / f"{name}.json.gz")
+    (trace,) = load_all(corpus / "kineto" / f"{name}.json.gz")
     export(Subject(traces=(trace,)), "chrome", tmp_path / "t.json.gz")
     json.loads(gzip.decompress((tmp_path / "t.json.gz").read_bytes()))
-    (back,) = load(tmp_path / "t.json.gz")
+    (back,) = load_all(tmp_path / "t.json.gz")
     ours, theirs = totals(trace), totals(back)
     assert {key for key in ours if ours[key] != theirs[key]} <= {"counters", "counters by name", "counters sum"}
     assert told(back, "slices") == told(trace, "slices")

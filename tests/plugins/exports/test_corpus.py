@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.model.trace import Rows, SliceKind, Trace
 from perfscope.plugins.exports.about import has_times
 from perfscope.plugins.exports.export import Subject, export
@@ -45,7 +45,7 @@ def slow(file: Path) -> bool:
 
 
 def read(file: Path) -> list[Trace]:
-    traces = load(file)
+    traces = load_all(file)
     if not any(map(has_times, traces)):
         pytest.skip("nothing in it has a time")
     return traces
@@ -63,7 +63,7 @@ def test_an_export_says_what_the_trace_said(file: Path, tmp_path: Path) -> None:
     traces = read(file)
     target = tmp_path / "t.pftrace.gz"
     export(Subject(traces=tuple(traces)), "perfetto", target)
-    back = load(target)
+    back = load_all(target)
     for before, after in zip([trace for trace in traces if has_times(trace)], back, strict=True):
         after.check()
         assert totals(after) == totals(before)
@@ -82,7 +82,7 @@ def test_the_rules_find_the_same(file: Path, tmp_path: Path) -> None:
     traces = read(file)
     target = tmp_path / "t.pftrace.gz"
     export(Subject(traces=tuple(traces)), "perfetto", target)
-    before, after = analyze(traces), analyze(load(target))
+    before, after = analyze(traces), analyze(load_all(target))
     assert [device.compute_ns for device in after.devices] == [device.compute_ns for device in before.devices]
     assert [(rule, one.subject, one.cost_ns) for rule, one in after.findings()] == [
         (rule, one.subject, one.cost_ns) for rule, one in before.findings()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.__main__ import run
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.model.errors import UsageError
 from perfscope.plugins.exports import PLUGIN
 from perfscope.plugins.exports.command import FORMATS
@@ -67,7 +67,7 @@ def test_several_paths_become_one_file(tmp_path: Path) -> None:
     target.parent.mkdir()
     paths = [str(tmp_path / f"rank{rank}.json") for rank in range(2)]
     assert run(["export", *paths, "--to", "perfetto", "-o", str(target), "-q"]) == 0
-    back = load(target)
+    back = load_all(target)
     assert [one.source.rank for one in back] == [0, 1]
     assert [totals(one)["kernels"] for one in back] == [5, 5]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.model.errors import DataError, UsageError
 from perfscope.model.trace import TABLES, Trace
 from perfscope.model.trace.columns import MISSING
@@ -82,7 +82,7 @@ def test_large_tables_are_written_in_parts(tmp_path: Path, monkeypatch: pytest.M
      "xplane/TraceLens__mi300_jax08_gemm.xplane.pb.gz", "jax_memprof/Ajax__memory.prof"],
 )  # fmt: skip
 def test_real_traces_come_back(tmp_path: Path, corpus: Path, name: str) -> None:
-    traces = load(corpus / name)
+    traces = load_all(corpus / name)
     export(Subject(traces=tuple(traces)), "parquet", tmp_path / "out")
     same(tmp_path / "out", traces)
 

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from perfscope.analyzers.hlo.time import hlo_time
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.model.errors import DataError
 from perfscope.model.trace import Trace
 from perfscope.plugins.exports.export import Subject, export
@@ -76,7 +76,7 @@ def test_device_time_by_the_stack_that_launched_it(tmp_path: Path) -> None:
 
 @pytest.mark.corpus
 def test_xla_time_by_scope(tmp_path: Path, corpus: Path) -> None:
-    (trace,) = load(corpus / "aot" / "attn_naive.xplane.pb.gz")
+    (trace,) = load_all(corpus / "aot" / "attn_naive.xplane.pb.gz")
     found = written(tmp_path, trace)
     profile = found["profiles"][-1]
     assert profile["name"] == "XLA time by scope"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.model.errors import DataError
 from perfscope.plugins.exports import tensorboard as exporter
 from perfscope.plugins.exports.export import Subject, export
@@ -33,7 +33,7 @@ def test_a_trace_becomes_an_xspace_that_says_the_same(tmp_path: Path) -> None:
     assert "made from our tables" in remarks[-1]
     folder = tmp_path / "out" / "plugins" / "profile" / "perfscope"
     assert [one.name for one in sorted(folder.iterdir())] == ["rank00000.xplane.pb", "rank00001.xplane.pb"]
-    for trace, back in zip(traces, load(tmp_path / "out"), strict=True):
+    for trace, back in zip(traces, load_all(tmp_path / "out"), strict=True):
         back.check()
         ours, theirs = totals(trace), totals(back)
         for key in ("kernels", "kernels ns", "kernels streams", "kernels launched", "calls", "calls ns", "steps ns"):
@@ -62,7 +62,7 @@ def test_xprof_shows_every_span(tmp_path: Path) -> None:
 @pytest.mark.corpus
 def test_a_profile_of_xla_is_copied_as_it_was(tmp_path: Path, corpus: Path) -> None:
     file = corpus / "xplane" / "TraceLens__mi300_jax08_gemm.xplane.pb.gz"
-    remarks = export(Subject(traces=tuple(load(file))), "tensorboard", tmp_path / "out")
+    remarks = export(Subject(traces=tuple(load_all(file))), "tensorboard", tmp_path / "out")
     (copied,) = (tmp_path / "out").rglob("*.xplane.pb")
     assert copied.read_bytes() == gzip.decompress(file.read_bytes())
     assert any("copies of what the profiler wrote" in remark for remark in remarks)

@@ -12,7 +12,7 @@ from google.protobuf.wrappers_pb2 import BytesValue, DoubleValue, Int64Value, UI
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.model.trace import Trace
 from perfscope.model.wire import FIXED64, VARINT
 from perfscope.plugins.exports.about import has_times
@@ -124,7 +124,7 @@ SETS = [
 
 @pytest.mark.parametrize("name", SETS)
 def test_real_traces_open_whole(tmp_path: Path, corpus: Path, name: str) -> None:
-    traces = load(corpus / name)
+    traces = load_all(corpus / name)
     target = tmp_path / "t.pftrace.gz"
     export(Subject(traces=tuple(traces)), "perfetto", target)
     check(traces, target)
@@ -134,7 +134,7 @@ def test_real_traces_open_whole(tmp_path: Path, corpus: Path, name: str) -> None
 @pytest.mark.corpus
 @pytest.mark.parametrize("name", ["aot/md.xplane.pb.gz", "kineto/TraceLens__resnet_act_checkpoint.json.gz"])
 def test_real_traces_open_whole_as_json(tmp_path: Path, corpus: Path, name: str) -> None:
-    traces = load(corpus / name)
+    traces = load_all(corpus / name)
     target = tmp_path / "t.json.gz"
     export(Subject(traces=tuple(traces)), "chrome", target)
     check(traces, target)
@@ -144,7 +144,7 @@ def test_real_traces_open_whole_as_json(tmp_path: Path, corpus: Path, name: str)
 @pytest.mark.corpus
 def test_the_ranks_of_a_job_open_as_one(tmp_path: Path, corpus: Path) -> None:
     files = corpus_files("kineto", "torchrec__sst_long*rank[0-3].json.gz")
-    traces = [trace for file in files for trace in load(file)]
+    traces = [trace for file in files for trace in load_all(file)]
     assert len(traces) == 4
     target = tmp_path / "t.pftrace.gz"
     export(Subject(traces=tuple(traces)), "perfetto", target)

@@ -13,7 +13,7 @@ import pytest
 
 from perfscope.analyzers.compare.runs.comparison import compare
 from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.readers.load import load, load_path
+from perfscope.analyzers.readers.load import load_all, load_path
 from perfscope.analyzers.savings import step_time
 from perfscope.model.errors import DataError
 from perfscope.plugins.history.run_record import MOST_FINDINGS, record_of, uid_of
@@ -100,7 +100,7 @@ ONE, OTHER = (REPOSITORY / "fixtures" / name for name in ("cpu-attention-sdpa", 
 
 def test_the_metrics_are_those_that_a_comparison_judges() -> None:
     one, other = record_of(ONE), record_of(OTHER)
-    compared = compare(load(ONE), load(OTHER))
+    compared = compare(load_all(ONE), load_all(OTHER))
     judged = {result.name: (result.unit, result.base, result.head) for result in (one.result for one in compared.exact)}
     assert len(judged) >= 5
 
@@ -117,7 +117,7 @@ def test_the_metrics_are_those_that_a_comparison_judges() -> None:
 @pytest.mark.parametrize("run", RUNS, ids=lambda path: path.name)
 def test_real_runs(run: Path) -> None:
     record = record_of(run)
-    analysis = analyze(load(run))
+    analysis = analyze(load_all(run))
     manifest = json.loads((run / "run.json").read_text())
     assert (record.name, record.created_utc, record.exit_code) == (manifest["name"], manifest["created_utc"], 0)
     assert [(one.rule, one.subject, one.cost_ns) for one in record.findings] == [

@@ -10,9 +10,9 @@ import pytest
 from perfscope.analyzers.devices import named_device
 from perfscope.analyzers.engine import judge
 from perfscope.analyzers.hlo.buffers import peak_bytes
+from perfscope.analyzers.hlo.device import judged_for
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.hlo.program import costs
-from perfscope.analyzers.hlo.program_device import judged_for
 from perfscope.analyzers.registry import load_rule
 from perfscope.analyzers.time import device_doubts
 from perfscope.model.finding import Outcome

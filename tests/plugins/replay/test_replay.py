@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.model.errors import UsageError
 from perfscope.model.trace import SliceKind, Trace
 from perfscope.plugins.replay.command import replay
@@ -106,7 +106,7 @@ profiler.export_chrome_trace(sys.argv[1])
 def test_every_op_of_a_real_recording_can_be_replayed(tmp_path: Path) -> None:
     """torch gives the parameters of each; for ``aten::index`` the profiler records no indices."""
     ran(PROFILED, tmp_path, str(tmp_path / "trace.json"))
-    (trace,) = load(tmp_path / "trace.json")
+    (trace,) = load_all(tmp_path / "trace.json")
     slices = trace.rows["slices"]
     names = {trace.text(code) for code in set(slices["name"][slices["kind"] == SliceKind.OP].tolist())}
     ops = sorted(name for name in names if name.startswith("aten::"))
@@ -225,7 +225,7 @@ def test_values_that_are_no_numbers_are_not_taken(value: str) -> None:
 
 
 def test_strides_are_those_recorded(tmp_path: Path, corpus: Path) -> None:
-    (trace,) = load(corpus / "kineto" / "TraceLens__h100_qwen1.5-0.5b.json.gz")
+    (trace,) = load_all(corpus / "kineto" / "TraceLens__h100_qwen1.5-0.5b.json.gz")
     script = replay_script(trace, "aten::mm")
     assert literals(script)["INPUTS"] == [
         ("tensor", "bfloat16", (8944, 1024), (1024, 1)),

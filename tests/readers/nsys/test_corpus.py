@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from perfscope.analyzers.engine import Analysis, analyze
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers.load import load_all
 from perfscope.analyzers.time import step_accounts
 from perfscope.analyzers.time.device_time import device_times
 from perfscope.model.trace import CallKind, CopyKind, Trace
@@ -34,7 +34,7 @@ def pair(
     plain = tmp_path_factory.mktemp("nsys") / "export.sqlite"
     plain.write_bytes(gzip.decompress(request.param.read_bytes()))
     connection = sqlite3.connect(plain)
-    yield load(request.param), connection
+    yield load_all(request.param), connection
     connection.close()
 
 
@@ -152,7 +152,7 @@ def test_each_launch_is_the_one_sql_joins(pair: tuple[list[Trace], sqlite3.Conne
 
 
 def analyzed(corpus: Path, part: str) -> tuple[list[Trace], Analysis]:
-    traces = load(file_of(corpus, part))
+    traces = load_all(file_of(corpus, part))
     return traces, analyze(
         traces, ["host_sync", "host_bound", "launch_bound", "pageable_copy", "exposed_communication"]
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.readers.load import load, load_path
+from perfscope.analyzers.readers.load import load_all, load_path
 from perfscope.analyzers.readers.nsys import reader as export_module
 from perfscope.analyzers.readers.nsys import reader as nsys_reader
 from perfscope.analyzers.readers.run import reader as reader
@@ -125,14 +125,14 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
 def test_a_report_is_exported_and_read(report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = small().write(tmp_path / "made.sqlite")
     install(tmp_path, monkeypatch, f'[ "$1 $2 $3 $4" = "export --type sqlite --output" ] && cp {made} "$5"')
-    (trace,) = load(report)
+    (trace,) = load_all(report)
     assert len(trace.rows["kernels"]) == 1
     assert trace.source.path == str(report)
 
 
 def test_without_nsys_it_says_where_to_run_what(report: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    said = refused(load, report)
+    said = refused(load_all, report)
     assert "only `nsys` can read a report of Nsight Systems by 2025.5.1, and it is not on PATH" in said
     assert "nsys export --type sqlite --output train.sqlite train.nsys-rep" in said
 
@@ -143,24 +143,24 @@ def test_an_older_nsys_is_named(report: Path, tmp_path: Path, monkeypatch: pytes
         'echo "Exportation error: Version number is invalid: 2025@5@1@121" >&2; exit 1'
     )
     install(tmp_path, monkeypatch, script)
-    assert "written by 2025.5.1, newer than the nsys here (2022.4.2.1)" in refused(load, report)
+    assert "written by 2025.5.1, newer than the nsys here (2022.4.2.1)" in refused(load_all, report)
 
 
 def test_another_failure_is_passed_on(report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch, 'echo "Processing..."; echo "disk full" >&2; exit 3')
-    assert "`nsys export` failed (exit 3): disk full" in refused(load, report)
+    assert "`nsys export` failed (exit 3): disk full" in refused(load_all, report)
 
 
 def test_an_export_that_does_not_end_is_ended(report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export_module, "SECONDS", 0.2)
     install(tmp_path, monkeypatch, "exec sleep 60")
-    assert "took more than" in refused(load, report)
+    assert "took more than" in refused(load_all, report)
 
 
 @pytest.mark.corpus
 def test_real_reports_without_nsys(corpus: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    said = [refused(load, path) for path in sorted((corpus / "nsys_rep").iterdir())]
+    said = [refused(load_all, path) for path in sorted((corpus / "nsys_rep").iterdir())]
     assert len(said) == 2
     assert "a report of Nsight Systems by 2025.5.1, and it is not on PATH" in said[0]
     assert "a report of Nsight Systems, and it is not on PATH" in said[1]  # an older report does not tell its version

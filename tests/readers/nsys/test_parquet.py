@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.readers.load import load, load_path
+from perfscope.analyzers.readers.load import load_all, load_path
 from perfscope.analyzers.readers.nsys import jax_toolbox
 from perfscope.analyzers.readers.nsys import reader as nsys_reader
 from perfscope.analyzers.time.device_time import device_times
@@ -75,7 +75,7 @@ def test_a_folder_is_the_same_as_the_database(tmp_path: Path, kind: str) -> None
         )  # fmt: skip
         export.add("META_DATA_CAPTURE", name="PROCESS_0:COLLECT_CUDA_TRACE", value="true")
     database = export.write(tmp_path / "report.sqlite")
-    assert_same(nsys_reader.read(database), load(converted(database, tmp_path / "report_pqtdir")))
+    assert_same(nsys_reader.read(database), load_all(converted(database, tmp_path / "report_pqtdir")))
 
 
 @pytest.mark.corpus
@@ -87,7 +87,7 @@ def test_a_folder_is_the_same_as_the_database(tmp_path: Path, kind: str) -> None
 def test_real_exports_as_folders(path: Path, tmp_path: Path) -> None:
     database = tmp_path / "report.sqlite"
     database.write_bytes(gzip.decompress(path.read_bytes()))
-    assert_same(nsys_reader.read(database), load(converted(database, tmp_path / "report_pqtdir")))
+    assert_same(nsys_reader.read(database), load_all(converted(database, tmp_path / "report_pqtdir")))
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1" + b"\x00" * 64 + b"PAR1"])
@@ -95,7 +95,7 @@ def test_a_damaged_table_is_refused_in_one_line(tmp_path: Path, content: bytes) 
     folder = converted(small().write(tmp_path / "report.sqlite"), tmp_path / "report_pqtdir")
     (folder / "NVTX_EVENTS.parquet").write_bytes(content)
     with pytest.raises(DataError) as caught:
-        load(folder)
+        load_all(folder)
     assert "NVTX_EVENTS.parquet: cannot be read as parquet" in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -104,7 +104,7 @@ def test_text_where_numbers_belong_is_refused(tmp_path: Path) -> None:
     folder = converted(small().write(tmp_path / "report.sqlite"), tmp_path / "report_pqtdir")
     pq.write_table(pa.table({"start": ["soon"], "end": ["late"]}), folder / "OSRT_API.parquet")
     with pytest.raises(DataError, match=r"OSRT_API\.parquet: cannot be read as parquet"):
-        load(folder)
+        load_all(folder)
 
 
 def test_without_pyarrow_it_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ def write(folder: Path, rows: list[Any]) -> Path:
 
 
 def test_instructions_have_their_program_run_and_device(tmp_path: Path) -> None:
-    (trace,) = load(write(tmp_path / "set", two_devices()))
+    (trace,) = load_all(write(tmp_path / "set", two_devices()))
     trace.check()
     ops = trace.hlo_ops.sort_values(["ordinal", "start_ns"])
     assert ops["name"].tolist() == ["while.2", "loop_fusion.3", "all-gather-start.4"] * 4
@@ -184,7 +184,7 @@ def test_names_of_launcher_threads_tell_rank_and_devices(tmp_path: Path) -> None
     }
     folder = named_threads(write(tmp_path / "set", two_devices()), names)
     for path in (folder, zipped(folder, tmp_path / "set.zip")):
-        (trace,) = load(path)
+        (trace,) = load_all(path)
         trace.check()
         assert (trace.source.rank, trace.source.rank_source) == (2, "thread metadata")
         assert set(zip(trace.hlo_ops["ordinal"], trace.hlo_ops["place"], strict=True)) == {(0, 4), (1, 5)}
@@ -195,7 +195,7 @@ def test_a_process_with_one_device_launches_from_the_callers_thread(tmp_path: Pa
     folder = named_threads(
         write(tmp_path / "set", rows), {9: "XlaLauncher:#global=1,local=1,process=1,slice=0#", 50: "main"}
     )
-    (trace,) = load(folder)
+    (trace,) = load_all(folder)
     assert trace.source.rank == 1
     assert set(zip(trace.hlo_ops["ordinal"], trace.hlo_ops["place"], strict=True)) == {(1, 1)}
 
@@ -204,7 +204,7 @@ def test_a_process_with_one_device_launches_from_the_callers_thread(tmp_path: Pa
 def test_names_of_threads_that_cannot_be_read_cost_only_the_rank(tmp_path: Path, content: bytes) -> None:
     folder = write(tmp_path / "set", two_devices())
     (folder / jax_toolbox.THREADS).write_bytes(content)
-    (trace,) = load(folder)
+    (trace,) = load_all(folder)
     assert trace.source.rank is None
     assert len(trace.rows["hlo_ops"]) == 12
 
@@ -226,7 +226,7 @@ def test_devices_are_what_the_programs_were_compiled_for(tmp_path: Path) -> None
 
 
 def test_copies_that_cannot_be_told_apart_are_not_called_clean(tmp_path: Path) -> None:
-    outcome = analyze(load(write(tmp_path / "set", two_devices())), ["pageable_copy"])["pageable_copy"]
+    outcome = analyze(load_all(write(tmp_path / "set", two_devices())), ["pageable_copy"])["pageable_copy"]
     assert outcome.status == "abstained"
 
 
@@ -302,7 +302,7 @@ def zipped(folder: Path, file: Path, **more: bytes) -> Path:
 def test_the_archive_is_read_as_it_was_written(tmp_path: Path) -> None:
     folder = write(tmp_path / "set", two_devices())
     archive = zipped(folder, tmp_path / "set.zip", **{"../outside.txt": b"no", "dump/other.txt": b"no"})
-    (unpacked,), (packed,) = load(folder), load(archive)
+    (unpacked,), (packed,) = load_all(folder), load_all(archive)
     assert packed.source.path == str(archive)
     assert packed.hlo_ops.equals(unpacked.hlo_ops)
     assert packed.kernels.equals(unpacked.kernels)
@@ -313,7 +313,7 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypa
     archive = zipped(write(tmp_path / "set", two_devices()), tmp_path / "set.zip")
     monkeypatch.setattr(jax_toolbox, "MAX_UNPACKED", 1000)
     with pytest.raises(DataError, match="refused") as caught:
-        load(archive)
+        load_all(archive)
     assert str(caught.value).startswith(f"{archive}: unpacks to more than")
 
 
@@ -323,5 +323,5 @@ def test_a_damaged_archive_is_one_line(tmp_path: Path) -> None:
     content[60:200] = bytes(140)
     archive.write_bytes(content)
     with pytest.raises(DataError) as caught:
-        load(archive)
+        load_all(archive)
     assert "\n" not in str(caught.value)

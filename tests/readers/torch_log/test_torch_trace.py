@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.readers.load import load, load_path
+from perfscope.analyzers.readers.load import load_all, load_path
 from perfscope.analyzers.readers.torch_log import records
 from perfscope.analyzers.readers.torch_log.reader import NO_COMPILE_ID, read_log, sniff
 from perfscope.analyzers.readers.torch_log.reader import read_records as read_bytes
@@ -108,7 +108,7 @@ def test_a_folder_of_logs_is_a_trace_for_each(tmp_path: Path) -> None:
 
 def test_every_rule_can_meet_a_log_alone(tmp_path: Path) -> None:
     path = LogText().at(0).start(("/u/a.py", 4, "f")).metrics().write(tmp_path)
-    (trace,) = load(path)
+    (trace,) = load_all(path)
     trace.check()
     analysis = analyze([trace])
     assert analysis.findings() == ()
@@ -117,7 +117,7 @@ def test_every_rule_can_meet_a_log_alone(tmp_path: Path) -> None:
 
 def test_a_log_without_a_compilation_is_nothing_to_judge_by(tmp_path: Path) -> None:
     path = LogText().artifact("torch_version", {"pytorch_version": "2.13.0"}).write(tmp_path)
-    (trace,) = load(path)
+    (trace,) = load_all(path)
     assert trace.recorded == frozenset()
     assert any("no compilation in it" in note for note in trace.source.notes)
     assert {outcome.status for outcome in analyze([trace])} == {"abstained"}
@@ -234,7 +234,7 @@ def test_ranks_are_laid_side_by_side(tmp_path: Path) -> None:
         second.envelope["rank"] = 1
         second.lines = [line.replace('"rank": 0', '"rank": 1') for line in second.lines]
         paths.append(second.write(tmp_path, "dedicated_log_torch_trace_rank_1_x.log"))
-        return " ".join(render(analyze([load(path)[0] for path in paths]), verbose=True).split())
+        return " ".join(render(analyze([load_all(path)[0] for path in paths]), verbose=True).split())
 
     alike = notes(estimated(7_350_000))
     assert "collectives: 2 calls in the same order on all 2 ranks" in alike

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfscope.analyzers.hlo.collectives import collectives_of
+from perfscope.analyzers.hlo.collective import collectives_of
 from perfscope.analyzers.hlo.parse.proto import module_of_proto
 from perfscope.analyzers.hlo.time import hlo_time
 from perfscope.analyzers.memory.categories import memory_timelines

@@ -17,7 +17,7 @@ from perfscope.analyzers.compare.runs.change import time_change
 from perfscope.analyzers.compare.runs.comparison import Comparison, compare
 from perfscope.analyzers.compare.runs.structure import Said, said_by, structure_of
 from perfscope.analyzers.compare.statistics.verdict import LEAST_PAIRS, judge_many
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers import load_all
 from perfscope.model.documents.comparison import Kernel
 from perfscope.model.errors import DataError, UsageError
 from perfscope.model.trace import Trace
@@ -49,7 +49,7 @@ class _Numbers(Struct, frozen=True, kw_only=True):
     parts: Mapping[str, tuple[float, float]]
 
 
-def compare_profiles(pairs: Sequence[RunPair], lost: Sequence[str] = (), *, read: Read = load) -> Profiles:
+def compare_profiles(pairs: Sequence[RunPair], lost: Sequence[str] = (), *, read: Read = load_all) -> Profiles:
     """Compare profiled pairs of launches. ``lost``: reasons of launches that left no runs.
 
     A pair that cannot be read adds its reason. Traces are in memory for one pair at a time.

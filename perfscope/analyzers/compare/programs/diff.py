@@ -32,10 +32,7 @@ from perfscope.analyzers.compare.programs.row import (
     some_of,
 )
 from perfscope.analyzers.compare.programs.units import BYTES, FLOPS, PEAK, RECOMPUTED, WIRE, Unit, Units, units_of
-from perfscope.analyzers.hlo.cost.module import ModuleCost, module_cost
-from perfscope.analyzers.hlo.cost.products import PRODUCTS
-from perfscope.analyzers.hlo.module import HloModule, Instruction, Shape
-from perfscope.analyzers.hlo.parse.fusion_dump import refusal_of
+from perfscope.analyzers.hlo import PRODUCTS, HloModule, Instruction, ModuleCost, Shape, module_cost, refusal_of
 from perfscope.model.documents.compared_programs import ProgramWritten
 from perfscope.model.units import format_bytes
 

@@ -25,15 +25,8 @@ from perfscope.analyzers.compare.programs.row import (
     What,
 )
 from perfscope.analyzers.compare.programs.units import PLAN_BLOCKED, PLAN_BLOCKED_WIRE, PLAN_COLLECTIVES, PLAN_WIRE
-from perfscope.analyzers.hlo.cost.collectives import sent_bytes
-from perfscope.analyzers.plans import launches
-from perfscope.analyzers.plans.collectives import (
-    XLA_KINDS,
-    StepExchanges,
-    eager_asked,
-    kernels_beside,
-    planned_asked,
-)
+from perfscope.analyzers.hlo import sent_bytes
+from perfscope.analyzers.plans import XLA_KINDS, StepExchanges, eager_asked, kernels_beside, launches, planned_asked
 from perfscope.analyzers.predict import NO_TIME, Range
 from perfscope.model.documents.torch_plan import PlannedCollective
 from perfscope.model.op_graph import OpGraph

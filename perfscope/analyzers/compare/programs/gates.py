@@ -52,7 +52,7 @@ _METRICS = {
 DEFAULT = (LOST_FUSIONS, "hbm-bytes", "peak", "collective-bytes", BLOCKING, BREAKS)
 """Gates that ``programs`` selects."""
 
-GATES = ("programs", *sorted((LOST_FUSIONS, BLOCKING, BREAKS, MODELLED, *LEAST)))
+PROGRAM_GATES = ("programs", *sorted((LOST_FUSIONS, BLOCKING, BREAKS, MODELLED, *LEAST)))
 
 _GATE = re.compile(r"([a-z-]+?)(?::(\d{1,6}(?:\.\d{1,6})?)%?)?")
 
@@ -72,7 +72,7 @@ def program_gate(text: str) -> tuple[ProgramGate, ...]:
     ``UsageError`` if this gate takes no percentage.
     """
     match = _GATE.fullmatch(text)
-    if match is None or match[1] not in GATES:
+    if match is None or match[1] not in PROGRAM_GATES:
         return ()
     name, percent = match[1], None if match[2] is None else float(match[2])
     if name == "programs":

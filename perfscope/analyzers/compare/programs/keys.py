@@ -11,8 +11,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from perfscope.analyzers.compare.runs.keys import same_files
-from perfscope.analyzers.hlo.module import HloModule, Instruction, Shape
-from perfscope.analyzers.hlo.scope import scope_of
+from perfscope.analyzers.hlo import HloModule, Instruction, Shape, scope_of
 
 MOST_DEEP = 64
 """Maximum depth of the alignment between anchors; programs need three or four."""

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from perfscope.analyzers.compare.programs.keys import NO_LINES, LineMap, op_key
 from perfscope.analyzers.compare.programs.row import LIVE, ProgramRow, difference_rows
 from perfscope.analyzers.compare.programs.units import PEAK, PLAN_PEAK
-from perfscope.analyzers.hlo.buffers import AssignedMemory, assigned_memory
-from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.hlo import AssignedMemory, HloModule, assigned_memory
 from perfscope.model.torch_plan import StepMemory, TorchPlan, category_label, memory_as_run
 
 LASTING = "arguments, results and constants"

@@ -25,16 +25,20 @@ from perfscope.analyzers.compare.programs.units import (
     computation_digests,
 )
 from perfscope.analyzers.compare.runs.measures import LEAST_OF_PROGRAM, Measure
-from perfscope.analyzers.hlo.buffers import assigned_memory
-from perfscope.analyzers.hlo.collectives import collectives_of
-from perfscope.analyzers.hlo.cost.module import CONTAINERS, ModuleCost, hlo_costs
-from perfscope.analyzers.hlo.cost.types import phase_of
-from perfscope.analyzers.hlo.module import HloModule, Instruction
-from perfscope.analyzers.hlo.program import program_label
-from perfscope.analyzers.plans import PlanWork, plan_works
-from perfscope.analyzers.plans.collectives import StepExchanges
+from perfscope.analyzers.hlo import (
+    CONTAINERS,
+    HloModule,
+    Instruction,
+    ModuleCost,
+    assigned_memory,
+    collectives_of,
+    hlo_costs,
+    phase_of,
+    program_label,
+)
+from perfscope.analyzers.plans import PlanWork, StepExchanges, plan_works
 from perfscope.analyzers.predict import Range, estimate
-from perfscope.analyzers.readers.hlo.unoptimized import unoptimized_program
+from perfscope.analyzers.readers import unoptimized_program
 from perfscope.model.errors import DataError
 from perfscope.model.torch_plan import LoadedPlan
 from perfscope.model.trace import Trace

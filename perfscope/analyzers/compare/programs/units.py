@@ -7,12 +7,20 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import Struct, field
 
-from perfscope.analyzers.hlo.collectives import Collective, collectives_of
-from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost
-from perfscope.analyzers.hlo.cost.types import phase_of
-from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction
-from perfscope.analyzers.hlo.structure import callees_first
-from perfscope.analyzers.hlo.views import MOVES_NOTHING, SAME_BUFFER, sources
+from perfscope.analyzers.hlo import (
+    MOVES_NOTHING,
+    SAME_BUFFER,
+    Collective,
+    Computation,
+    HloModule,
+    Instruction,
+    InstructionCost,
+    ModuleCost,
+    callees_first,
+    collectives_of,
+    phase_of,
+    sources,
+)
 
 BYTES = "bytes moved per run"
 FLOPS = "FLOPs per run"

@@ -11,7 +11,7 @@ from perfscope.analyzers.compare.ab.environment import BUSY
 from perfscope.analyzers.compare.runs.comparison import Comparison, compare
 from perfscope.analyzers.compare.runs.likely import SETTLE
 from perfscope.analyzers.compare.runs.run_sets import MACHINE, environment_of
-from perfscope.analyzers.readers.load import Loaded
+from perfscope.analyzers.readers import Loaded
 from perfscope.model.documents.run import Run
 from perfscope.model.units import format_share
 

@@ -253,8 +253,8 @@ class Comparison(Sides, frozen=True, kw_only=True):
         """Reasons to fail a build, one line each.
 
         ``fail_on``: ``regression``, ``inconclusive``, ``finding:SEVERITY``, or gates of compiled programs
-        (`program_gates.GATES`), which do not apply to programs for different targets. A finding fails it if it is new
-        or costs more than before, and a count or the step time changed with it.
+        (`PROGRAM_GATES`), which do not apply to programs for different targets. A finding fails it if it is new or
+        costs more than before, and a count or the step time changed with it.
         """
         wanted = list(dict.fromkeys(fail_on))
         lines: list[str] = []

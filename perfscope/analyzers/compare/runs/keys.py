@@ -16,9 +16,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from perfscope.analyzers.compare.runs.window import Window
-from perfscope.analyzers.hlo.scope import scope_of
-from perfscope.analyzers.hlo.time import hlo_time
-from perfscope.analyzers.ops.recompute import autograd_nodes, recomputed_ops
+from perfscope.analyzers.hlo import hlo_time, scope_of
+from perfscope.analyzers.ops import autograd_nodes, recomputed_ops
 from perfscope.analyzers.time import UNKNOWN_SITE, CallSite, call_site, nearest_ancestor
 from perfscope.model.documents.causes import Cause, cause_words
 from perfscope.model.documents.comparison import KeyValues

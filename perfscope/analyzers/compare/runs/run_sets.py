@@ -23,7 +23,7 @@ from perfscope.analyzers.compare.runs.structure import Said, said_by
 from perfscope.analyzers.compare.statistics.estimators import location
 from perfscope.analyzers.compare.statistics.warm_up import steady_part
 from perfscope.analyzers.engine import Analysis, analyze
-from perfscope.analyzers.readers.load import load_path, reader_of
+from perfscope.analyzers.readers import load_path, reader_of
 from perfscope.analyzers.time import least_computing, warm_accounts
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.comparison import Side

@@ -32,7 +32,7 @@ from perfscope.analyzers.compare.statistics.verdict import (
     judge_many,
     levels,
 )
-from perfscope.analyzers.readers.load import load
+from perfscope.analyzers.readers import load_all
 from perfscope.model.documents import comparison as document
 from perfscope.model.documents.comparison import Kernel
 from perfscope.model.finding import Finding, Outcome
@@ -268,7 +268,7 @@ def _likely(step: MetricResult | None) -> Direction | None:
     return "regression" if step.verdict == "regression" else "improvement" if step.verdict == "improvement" else None
 
 
-def compare_sets(base: RunSet, head: RunSet, *, read: Callable[[Path], Sequence[Trace]] = load) -> SetsComparison:
+def compare_sets(base: RunSet, head: RunSet, *, read: Callable[[Path], Sequence[Trace]] = load_all) -> SetsComparison:
     """Compare the launches of two sides; ``read`` returns the traces of a run. ``UsageError`` for two kinds of runs."""
     sides = base.launches, head.launches
     middle = middle_of(sides[0]), middle_of(sides[1])

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perfscope.analyzers.hlo.collectives import GroupReader, Groups, SubAxis
+from perfscope.analyzers.hlo.collective import GroupReader, Groups, SubAxis
 from perfscope.analyzers.hlo.module import (
     MAX_PROTO_BYTES,
     Alias,

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from perfscope.analyzers.hlo.collectives import GroupReader
+from perfscope.analyzers.hlo.collective import GroupReader
 from perfscope.analyzers.hlo.module import (
     MAX_INSTRUCTIONS,
     Alias,

@@ -47,9 +47,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from perfscope.analyzers.hlo.collectives import MOST_SEARCHED, Collective, by_size, collectives, independent_work
-from perfscope.analyzers.hlo.module import Instruction
-from perfscope.analyzers.hlo.program import where_of
+from perfscope.analyzers.hlo import (
+    MOST_SEARCHED,
+    Collective,
+    Instruction,
+    by_size,
+    collectives,
+    independent_work,
+    where_of,
+)
 from perfscope.analyzers.ops import spans_of_parts
 from perfscope.analyzers.programs.collectives import cause_of, collective_time, overlap_parts, remedy, waiting_part
 from perfscope.analyzers.programs.gathered_and_cut import gathered_and_cut

@@ -54,13 +54,21 @@ from typing import TypeVar
 from msgspec import Struct
 
 from perfscope.analyzers.devices import Device
-from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost
-from perfscope.analyzers.hlo.module import Computation, Instruction
-from perfscope.analyzers.hlo.products import kernels_of
-from perfscope.analyzers.hlo.program import costs, primitive, where_of
-from perfscope.analyzers.hlo.program_device import program_device
-from perfscope.analyzers.hlo.roofline import roof_of
-from perfscope.analyzers.hlo.views import Fusions, fusions_of, path_across
+from perfscope.analyzers.hlo import (
+    Computation,
+    Fusions,
+    Instruction,
+    InstructionCost,
+    ModuleCost,
+    costs,
+    fusions_of,
+    kernels_of,
+    path_across,
+    primitive,
+    program_device,
+    roof_of,
+    where_of,
+)
 from perfscope.analyzers.ops import spans_of_parts
 from perfscope.analyzers.programs.saving import Part, Price, price, priced
 from perfscope.analyzers.programs.selection import SelectionProduct, selection_products

@@ -33,7 +33,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from perfscope.analyzers.hlo.program import program_label, where_of
+from perfscope.analyzers.hlo import program_label, where_of
 from perfscope.analyzers.ops import spans_of_instructions
 from perfscope.analyzers.programs.donation import (
     Donation,

@@ -24,9 +24,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perfscope.analyzers.hlo.executions import rows_of
-from perfscope.analyzers.hlo.module import HloModule, Instruction
-from perfscope.analyzers.hlo.program import Runs, launched, primitive, where_of
+from perfscope.analyzers.hlo import HloModule, Instruction, Runs, launched, primitive, rows_of, where_of
 from perfscope.analyzers.ops import spans_within
 from perfscope.analyzers.time import program_records, timed_cost, whole_ns
 from perfscope.model.finding import MOST_ROWS, Finding, Where, fit_title

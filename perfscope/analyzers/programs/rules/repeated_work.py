@@ -27,8 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from perfscope.analyzers.hlo.executions import measured_run_ns, module_index
-from perfscope.analyzers.hlo.program import call_line, costs, program_label, where_of
+from perfscope.analyzers.hlo import call_line, costs, measured_run_ns, module_index, program_label, where_of
 from perfscope.analyzers.ops import spans_of_instructions
 from perfscope.analyzers.programs.repeated_work import RepeatedWork, repeated_work
 from perfscope.analyzers.programs.saving import Part, price, priced, program_roof_ns

@@ -38,8 +38,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-from perfscope.analyzers.hlo.collectives import Collective, by_size, collectives
-from perfscope.analyzers.hlo.program import primitive, where_of
+from perfscope.analyzers.hlo import Collective, by_size, collectives, primitive, where_of
 from perfscope.analyzers.ops import spans_of_parts
 from perfscope.analyzers.programs.collectives import collective_time, waiting_part
 from perfscope.analyzers.programs.gathered_and_cut import GatheredAndCut, gathered_and_cut

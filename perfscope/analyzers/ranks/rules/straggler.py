@@ -375,7 +375,7 @@ def _finding(trace: Trace, skew: Skew, judged: list[CollectiveSkew], devices: in
 
 def _where_straggler(trace: Trace, skew: CollectiveSkew) -> Where:
     """Return the source line of the collective in the program's metadata."""
-    from perfscope.analyzers.hlo.program import where_of
+    from perfscope.analyzers.hlo import where_of
 
     for module in trace.hlo:
         if (module.name, module.program_id) != (skew.module, skew.program_id):

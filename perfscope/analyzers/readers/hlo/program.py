@@ -8,10 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from perfscope.analyzers.hlo.cost.module import hlo_costs
-from perfscope.analyzers.hlo.module import HloModule
-from perfscope.analyzers.hlo.parse.fusion_dump import refusals
-from perfscope.analyzers.hlo.parse.thunks import Thunks, read_thunks
+from perfscope.analyzers.hlo import HloModule, Thunks, hlo_costs, read_thunks, refusals
 from perfscope.analyzers.readers.file_bytes import open_bytes
 from perfscope.model.documents.program_files import compile_hint
 from perfscope.model.errors import DataError

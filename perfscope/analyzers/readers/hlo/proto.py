@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from perfscope.analyzers.hlo.module import MAX_PROTO_BYTES
-from perfscope.analyzers.hlo.parse.proto import module_of_proto
-from perfscope.analyzers.hlo.proto_wire import looks_like_module, looks_like_proto
+from perfscope.analyzers.hlo import MAX_PROTO_BYTES, looks_like_module, looks_like_proto, module_of_proto
 from perfscope.analyzers.readers.file_bytes import open_bytes
 from perfscope.analyzers.readers.hlo.program import program_trace
 from perfscope.model.errors import DataError

@@ -9,8 +9,7 @@ import io
 import re
 from pathlib import Path
 
-from perfscope.analyzers.hlo.module import MAX_TEXT_BYTES
-from perfscope.analyzers.hlo.parse.text import module_of
+from perfscope.analyzers.hlo import MAX_TEXT_BYTES, module_of
 from perfscope.analyzers.readers.file_bytes import open_bytes
 from perfscope.analyzers.readers.hlo.program import program_trace
 from perfscope.model.errors import DataError

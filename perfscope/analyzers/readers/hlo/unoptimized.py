@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.hlo import HloModule
 from perfscope.analyzers.readers.hlo import proto, text
 from perfscope.model.errors import DataError
 

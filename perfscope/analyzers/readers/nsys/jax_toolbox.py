@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.hlo import HloModule
 from perfscope.analyzers.readers.columns import Columns
 from perfscope.analyzers.readers.file_bytes import open_bytes
 from perfscope.analyzers.readers.hlo import proto

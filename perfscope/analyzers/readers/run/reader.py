@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct, field
 
-from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.hlo import HloModule
 from perfscope.analyzers.readers.hlo import proto
 from perfscope.analyzers.readers.kineto import reader as kineto_reader
 from perfscope.analyzers.readers.op_graph import read_op_graph

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.hlo.protos import decode
+from perfscope.analyzers.hlo import decode
 from perfscope.analyzers.readers.xspace.events import Columns, UnusualError, Wanted, read_events, split
 from perfscope.model.errors import DataError
 from perfscope.model.trace.columns import MISSING, Array

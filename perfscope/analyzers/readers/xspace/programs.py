@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct, field
 
-from perfscope.analyzers.hlo.module import MAX_GROUP_IDS, MAX_PROTO_BYTES, HloModule
+from perfscope.analyzers.hlo import MAX_GROUP_IDS, MAX_PROTO_BYTES, HloModule
 from perfscope.analyzers.readers.xspace import names
 from perfscope.analyzers.readers.xspace.planes import Line, Plane, numbers, parts, signed
 from perfscope.model.errors import DataError
@@ -162,7 +162,7 @@ class Programs(Struct):
             self._add(name, proto, stats.get("program_id"), shown)
 
     def _add(self, name: str, proto: bytes, program: object, shown: str) -> None:
-        from perfscope.analyzers.hlo.parse.proto import module_of_proto
+        from perfscope.analyzers.hlo import module_of_proto
 
         if not isinstance(program, int) or isinstance(program, bool):
             _, program = names.numbered_program(name)

@@ -7,9 +7,9 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfscope.analyzers.compare.runs.comparison import Comparison
-from perfscope.analyzers.compare.runs.comparison import compare as compared
-from perfscope.analyzers.readers.load import load_all
+from perfscope.analyzers.compare import Comparison
+from perfscope.analyzers.compare import compare as compared
+from perfscope.analyzers.readers import load_all
 from perfscope.model.trace import Trace
 
 if TYPE_CHECKING:

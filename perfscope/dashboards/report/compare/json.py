@@ -13,13 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from perfscope.analyzers.compare.ab.profiles import Profiles
-from perfscope.analyzers.compare.programs.row import ProgramChange, ProgramRow
-from perfscope.analyzers.compare.programs.units import UNITS
-from perfscope.analyzers.compare.runs.causes import Cause
-from perfscope.analyzers.compare.runs.change import PartChange, Side, StepChange
-from perfscope.analyzers.compare.runs.keys import LEVEL_WORDS, Key
-from perfscope.analyzers.compare.statistics.verdict import MetricResult
+from perfscope.analyzers.compare import (
+    LEVEL_WORDS,
+    UNITS,
+    Cause,
+    Key,
+    MetricResult,
+    PartChange,
+    Profiles,
+    ProgramChange,
+    ProgramRow,
+    Side,
+    StepChange,
+)
 from perfscope.dashboards.report.compare.words import said_of, said_of_metrics
 from perfscope.dashboards.report.renderers.records import Shape, Shapes, plain
 from perfscope.dashboards.report.renderers.values import percent
@@ -36,10 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from fractions import Fraction
 
-    from perfscope.analyzers.compare.ab.judge import AbResult
-    from perfscope.analyzers.compare.programs.row import Amounts
-    from perfscope.analyzers.compare.runs.comparison import Comparison
-    from perfscope.analyzers.compare.runs.sets import SetsComparison
+    from perfscope.analyzers.compare import AbResult, Amounts, Comparison, SetsComparison
     from perfscope.model.documents.ab import AbPlan
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
-from perfscope.analyzers.compare.programs.gates import ProgramGate, program_gate
+from perfscope.analyzers.compare import ProgramGate, program_gate
 from perfscope.dashboards.report.compare.words import (
     SINGLE,
     change_text,

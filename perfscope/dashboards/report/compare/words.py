@@ -6,9 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, TypeAlias
 
-from perfscope.analyzers.compare.runs.keys import LEVEL_WORDS, Level
-from perfscope.analyzers.compare.runs.likely import LIKELY, NOTED, OTHER_VENDOR
-from perfscope.analyzers.compare.runs.structure import NEUTRAL
+from perfscope.analyzers.compare import LEVEL_WORDS, LIKELY, NEUTRAL, NOTED, OTHER_VENDOR, Level
 from perfscope.dashboards.report.blocks import Effect
 from perfscope.dashboards.report.renderers.values import (
     amount,
@@ -25,8 +23,7 @@ from perfscope.model.units import format_ns
 from perfscope.model.untrusted_text import NAME_LIMIT, TEXT_LIMIT, sanitize
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.compare.runs.comparison import Comparison
-    from perfscope.analyzers.compare.statistics.verdict import MetricResult
+    from perfscope.analyzers.compare import Comparison, MetricResult
     from perfscope.dashboards.report.blocks import Tone, Value
     from perfscope.model.documents.compared_findings import Carried
     from perfscope.model.documents.compared_programs import ProgramAmount, ProgramDifference, ProgramRow

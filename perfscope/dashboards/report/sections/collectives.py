@@ -11,7 +11,7 @@ from perfscope.model.units import format_ns
 
 if TYPE_CHECKING:
     from perfscope.analyzers.ranks import CollectiveKind, PairKind, RankGroup
-    from perfscope.analyzers.sections.collectives import CollectivesSection, JobCollectives
+    from perfscope.analyzers.sections import CollectivesSection, JobCollectives
     from perfscope.dashboards.report.blocks import Block
 
 

@@ -18,15 +18,15 @@ from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize, shorten
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from perfscope.analyzers.sections.compile import CompileSection, RankCompile
+    from perfscope.analyzers.sections import CompileSection, RankCompile
     from perfscope.analyzers.torch_compile import (
         BreakSummary,
         CompileSummary,
         FrameSummary,
         KernelSummary,
         RecompileSummary,
+        Stage,
     )
-    from perfscope.analyzers.torch_compile.phases import Stage
     from perfscope.dashboards.report.blocks import Block
     from perfscope.model.compile_log import CacheResult, CodeLine
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         Row,
         StreamPicture,
     )
-    from perfscope.analyzers.sections.programs import EstimateSection, ProgramTime
+    from perfscope.analyzers.sections import EstimateSection, ProgramTime
     from perfscope.dashboards.report.blocks import Block
 
 COLORS = {"compute": "#3b78c9", "communication": "#c98714", "copy": "#7a8793"}

@@ -10,7 +10,7 @@ from perfscope.model.units import format_ns
 from perfscope.model.untrusted_text import sanitize, shorten
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.sections.compile import JaxCompile, JaxFunction
+    from perfscope.analyzers.sections import JaxCompile, JaxFunction
 
 NAME_LIMIT = 40
 """Characters of a function in a table or sentence."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.memory.holders import UNSEEN
+from perfscope.analyzers.memory import UNSEEN
 from perfscope.dashboards.report.blocks import Column, Section, Table, Tile, notes, table, tables
 from perfscope.dashboards.report.renderers.values import place_end
 from perfscope.dashboards.report.sections.memory_picture import (
@@ -19,10 +19,8 @@ from perfscope.model.units import format_bytes, format_share
 from perfscope.model.untrusted_text import sanitize, shorten
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.memory import HeldCategory, Holders, Memory, Reserved
-    from perfscope.analyzers.memory.holders import Holder
-    from perfscope.analyzers.memory.picture import MemoryPicture
-    from perfscope.analyzers.sections.memory import MemoryEntry, MemorySection, RankMemory
+    from perfscope.analyzers.memory import HeldCategory, Holder, Holders, Memory, MemoryPicture, Reserved
+    from perfscope.analyzers.sections import MemoryEntry, MemorySection, RankMemory
     from perfscope.dashboards.report.blocks import Block
     from perfscope.model.memory import SourceLine
 

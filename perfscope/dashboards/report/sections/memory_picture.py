@@ -11,8 +11,7 @@ from perfscope.model.units import format_ns
 from perfscope.model.untrusted_text import sanitize
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.memory import Memory
-    from perfscope.analyzers.memory.picture import Band, MemoryPicture
+    from perfscope.analyzers.memory import Band, Memory, MemoryPicture
 
 
 COLORS = {

@@ -18,7 +18,7 @@ from perfscope.model.untrusted_text import sanitize, shorten
 if TYPE_CHECKING:
     from perfscope.analyzers.plans import ExchangeRow, ExchangeSummary, ExchangeTotals, Work
     from perfscope.analyzers.predict import Range
-    from perfscope.analyzers.sections.programs import ApartRow, BreakRow, GraphRow, KernelRow, PlanSection, PlanSummary
+    from perfscope.analyzers.sections import ApartRow, BreakRow, GraphRow, KernelRow, PlanSection, PlanSummary
     from perfscope.dashboards.report.blocks import Block, Table
     from perfscope.model.torch_plan import PlanLine, StepMemory
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from perfscope.analyzers.programs import Execution, HotInstruction, HotPlace, HotSpots, LeastTime, Program
-    from perfscope.analyzers.sections.programs import ProgramsSection
+    from perfscope.analyzers.sections import ProgramsSection
     from perfscope.dashboards.report.blocks import Block, Value
 
 NAME_LIMIT = 28

@@ -29,7 +29,7 @@ from perfscope.model.plugins import load, named
 if TYPE_CHECKING:
     from perfscope.analyzers.devices import Device
     from perfscope.analyzers.judge import JudgeTask
-    from perfscope.analyzers.readers.load import Task, TaskResult
+    from perfscope.analyzers.readers import Task, TaskResult
     from perfscope.dashboards.web.views import Gathered
     from perfscope.model.trace import Trace
 
@@ -63,7 +63,7 @@ class Child:
 def _item(child: Child, arguments: Sequence[str]) -> None:
     """``PATH``: read and judge it with the ``pyproject.toml`` of the working directory, and write all views."""
     from perfscope.analyzers.configuration import find_configuration
-    from perfscope.analyzers.devices.topology import read_topology
+    from perfscope.analyzers.devices import read_topology
     from perfscope.analyzers.judge import judge_paths
     from perfscope.dashboards.report import json_report
     from perfscope.dashboards.web.views import VIEWS, Job, view_module
@@ -113,7 +113,7 @@ class _Gathering:
 
     def in_turn(self, work: JudgeTask, tasks: Sequence[Task]) -> Iterator[tuple[int, TaskResult]]:
         """Executor of `judge_paths` that runs in this process."""
-        from perfscope.analyzers.readers.load import read_task
+        from perfscope.analyzers.readers import read_task
 
         for index, task in enumerate(tasks):
             self._child.tell("working", f"reading {index + 1} of {len(tasks)}")
@@ -161,8 +161,8 @@ def _device(name: str) -> Device:
 
 def _pair(child: Child, arguments: Sequence[str]) -> None:
     """``BASE HEAD``: compare them as ``perfscope compare`` does; ``DOCUMENT``: show a stored comparison."""
-    from perfscope.analyzers.compare.runs.cautions import compare_loaded
-    from perfscope.analyzers.readers.load import load_path
+    from perfscope.analyzers.compare import compare_loaded
+    from perfscope.analyzers.readers import load_path
     from perfscope.dashboards.report.compare import json as as_json
     from perfscope.dashboards.web.views.compare import view_of
     from perfscope.model.documents import comparison

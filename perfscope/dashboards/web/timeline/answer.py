@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from perfscope.analyzers.ops.kernel_names import short_kernel_name
+from perfscope.analyzers.ops import short_kernel_name
 from perfscope.dashboards.web.server.shelf import read_view
 from perfscope.dashboards.web.timeline import arguments
 from perfscope.dashboards.web.timeline.index import MOST_COLUMNS, MOST_LANES, Index, edges_of, load, tile

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from perfscope.analyzers.ops.achieved import copy_costs, kernel_costs
+from perfscope.analyzers.ops import copy_costs, kernel_costs
 from perfscope.analyzers.time import launch_sites
 from perfscope.dashboards.web.timeline.lanes import TABLES as EVENT_TABLES
 from perfscope.model.trace import MISSING, CallKind, CopyKind, SliceKind, Trace

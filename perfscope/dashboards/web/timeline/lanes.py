@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from perfscope.analyzers.compare.runs.keys import work_class
-from perfscope.analyzers.hlo.program_device import program_platform
-from perfscope.analyzers.memory.categories import memory_timelines
+from perfscope.analyzers.compare import work_class
+from perfscope.analyzers.hlo import program_platform
+from perfscope.analyzers.memory import memory_timelines
 from perfscope.analyzers.ops import op_class
 from perfscope.analyzers.time import loads_code
 from perfscope.model.frames import parse_module

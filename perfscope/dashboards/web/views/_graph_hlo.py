@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction, Shape
-from perfscope.analyzers.hlo.program import program_label
-from perfscope.analyzers.hlo.time import hlo_time
-from perfscope.analyzers.hlo.views import MOVES_NOTHING
-from perfscope.analyzers.programs import hot_instructions
-from perfscope.analyzers.programs.fusion import RoundTrip, round_trips
+from perfscope.analyzers.hlo import MOVES_NOTHING, Computation, HloModule, Instruction, Shape, hlo_time, program_label
+from perfscope.analyzers.programs import RoundTrip, hot_instructions, round_trips
 from perfscope.dashboards.web.views._graphs import MOST_NODES, Box, Edge, Node, Subject
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns

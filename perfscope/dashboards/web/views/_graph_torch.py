@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from perfscope.analyzers.graph import Flow, short_name, trace_flow
-from perfscope.analyzers.ops import op_times
-from perfscope.analyzers.ops.fusion import FusionGroup, fusion_groups, fusion_reason
-from perfscope.analyzers.torch_compile.inductor_fusion import RefusedPair, node_bytes, refused_pairs
+from perfscope.analyzers.ops import FusionGroup, fusion_groups, fusion_reason, op_times
+from perfscope.analyzers.torch_compile import RefusedPair, node_bytes, refused_pairs
 from perfscope.dashboards.web.views._graphs import MOST_NODES, Box, Edge, Node, Subject
 from perfscope.model.compile_log import CodeLine, CompiledKernel, Graph, GraphNode
 from perfscope.model.finding import AbstainError

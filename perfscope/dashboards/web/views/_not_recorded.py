@@ -8,7 +8,7 @@ from typing import Any
 
 from perfscope.analyzers.coverage import logs_alone, memory_alone, programs_alone
 from perfscope.analyzers.engine import Analysis
-from perfscope.analyzers.sections.programs import PlanSummary
+from perfscope.analyzers.sections import PlanSummary
 from perfscope.dashboards.report.blocks import Tile, notes
 from perfscope.dashboards.report.renderers.charts import chart_html
 from perfscope.dashboards.report.renderers.html import blocks_html, card, sections_html

@@ -10,15 +10,7 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from perfscope.analyzers.sections.call_trees import (
-    LEAST_SHARE,
-    NO_STACK,
-    CallNode,
-    device_tree,
-    host_tree,
-    of_ranks,
-    scope_tree,
-)
+from perfscope.analyzers.sections import LEAST_SHARE, NO_STACK, CallNode, device_tree, host_tree, of_ranks, scope_tree
 from perfscope.analyzers.source_code import excerpts
 from perfscope.dashboards.web.timeline.lanes import (
     CATEGORY_WORDS,

@@ -9,20 +9,22 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from perfscope.analyzers.ops import module_label
-from perfscope.analyzers.ops.achieved import Costs, copy_costs, kernel_costs
-from perfscope.analyzers.ops.kernel_names import short_kernel_name
-from perfscope.analyzers.ops.tables.work_by_name import RESULT as WORK
-from perfscope.analyzers.ops.work_by_name import (
+from perfscope.analyzers.ops import RESULT as WORK
+from perfscope.analyzers.ops import (
+    Costs,
     NamedWork,
     achieved_by,
+    copy_costs,
     device_work_by_name,
     host_op_costs,
+    kernel_costs,
+    module_label,
     ops_by_name,
     rows_by_code,
+    short_kernel_name,
 )
-from perfscope.analyzers.programs.tables.instructions import RESULT as INSTRUCTIONS
-from perfscope.analyzers.programs.tables.instructions import instructions
+from perfscope.analyzers.programs import RESULT as INSTRUCTIONS
+from perfscope.analyzers.programs import instructions
 from perfscope.analyzers.time import MOST_SITES, UNKNOWN_SITE, CallSite, call_site, launch_sites, op_times
 from perfscope.dashboards.report.blocks import Column
 from perfscope.dashboards.report.results import shown

@@ -13,10 +13,16 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from perfscope.analyzers.memory import MOST_PROGRAMS
-from perfscope.analyzers.memory.holders import PeakHolders, memory_holders
-from perfscope.analyzers.memory.phases import asking_op
-from perfscope.analyzers.memory.tables.memory_owners import GROUPINGS, RESULT, line_text, owners
+from perfscope.analyzers.memory import (
+    GROUPINGS,
+    MOST_PROGRAMS,
+    RESULT,
+    PeakHolders,
+    asking_op,
+    line_text,
+    memory_holders,
+    owners,
+)
 from perfscope.dashboards.figures.memory import curve_of as memory_curve_of
 from perfscope.dashboards.report.blocks import Column
 from perfscope.dashboards.report.renderers.html import sections_html

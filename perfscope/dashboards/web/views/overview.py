@@ -10,14 +10,12 @@ import numpy as np
 from msgspec import Struct
 
 from perfscope.analyzers.critical_path import path_summary
-from perfscope.analyzers.devices import Device
-from perfscope.analyzers.devices.roofline import flops_ns
-from perfscope.analyzers.hlo.program_device import recorded_device
+from perfscope.analyzers.devices import Device, flops_ns
+from perfscope.analyzers.hlo import recorded_device
 from perfscope.analyzers.ops import short_kernel_name
 from perfscope.analyzers.programs import programs
 from perfscope.analyzers.savings import step_time
-from perfscope.analyzers.time import step_accounts, trace_step_time
-from perfscope.analyzers.time.steps import account_windows
+from perfscope.analyzers.time import account_windows, step_accounts, trace_step_time
 from perfscope.dashboards.report.blocks import Tile
 from perfscope.dashboards.report.html_report import nothing_found, overview_parts
 from perfscope.dashboards.report.renderers.html import sections_html

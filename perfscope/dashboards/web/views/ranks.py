@@ -23,7 +23,7 @@ from perfscope.analyzers.ranks import (
     table_of,
 )
 from perfscope.analyzers.results import result_table
-from perfscope.analyzers.sections.collectives import MOST_JOBS
+from perfscope.analyzers.sections import MOST_JOBS
 from perfscope.analyzers.time import device_busy, step_windows
 from perfscope.dashboards.report.blocks import Column
 from perfscope.dashboards.report.renderers.html import sections_html

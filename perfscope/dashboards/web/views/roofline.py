@@ -6,17 +6,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from perfscope.analyzers.devices import Device
-from perfscope.analyzers.hlo.program_device import device_names, program_platform
-from perfscope.analyzers.ops.achieved import device_peaks
+from perfscope.analyzers.hlo import device_names, program_platform
+from perfscope.analyzers.ops import device_peaks
 from perfscope.analyzers.programs import roof_device
-from perfscope.analyzers.sections.roofline_points import (
-    Point,
-    costed_time,
-    graph_device,
-    merged,
-    points_by_kind,
-)
-from perfscope.analyzers.sections.tables.roofline import RESULT
+from perfscope.analyzers.sections import RESULT, Point, costed_time, graph_device, merged, points_by_kind
 from perfscope.dashboards.report.blocks import Column
 from perfscope.dashboards.report.results import shown
 from perfscope.dashboards.web.views import Job, Place

@@ -17,7 +17,7 @@ from perfscope.model.errors import DATA_UNREADABLE, DONE
 from perfscope.plugins.ahead.setup import need_compilers
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.devices.target import Target
+    from perfscope.analyzers.devices import Target
     from perfscope.plugins.ahead.request import Request
     from perfscope.plugins.ahead.sweep.document import Sweep
     from perfscope.plugins.ahead.sweep.front import VariantPoint
@@ -127,7 +127,7 @@ class _Sweep:
                 lines[begin].tell(index, {"fits": True, "does not fit": False}.get(state or ""))
 
     def _request(self, number: int) -> Request:
-        from perfscope.analyzers.devices.target_text import parse_target
+        from perfscope.analyzers.devices import parse_target
         from perfscope.plugins.ahead.sweep.axes import is_reserved
 
         if number not in self._requests:

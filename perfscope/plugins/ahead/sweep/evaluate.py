@@ -8,11 +8,11 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from perfscope.analyzers.devices.target import Target
-from perfscope.analyzers.hlo.module import HloModule
+from perfscope.analyzers.devices import Target
+from perfscope.analyzers.hlo import HloModule
 from perfscope.analyzers.plans import plan_works
 from perfscope.analyzers.predict import Range, estimate
-from perfscope.analyzers.readers.load import load_one
+from perfscope.analyzers.readers import load_one
 from perfscope.model.documents import compile_manifest
 from perfscope.model.documents.compile_manifest import CompiledProgram
 from perfscope.model.errors import PerfscopeError

@@ -12,6 +12,6 @@ if TYPE_CHECKING:
 
 def complete_targets(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names that ``--target`` takes."""
-    from perfscope.analyzers.devices.target_text import known_names
+    from perfscope.analyzers.devices import known_names
 
     return [CompletionItem(name) for name in known_names() if name.startswith(incomplete.lower())]

@@ -58,7 +58,7 @@ def set_(
     verbose: bool,
 ) -> None:
     """Give RUN the name, with its files: a run, `latest`, or a recording."""
-    from perfscope.analyzers.readers.load import resolve
+    from perfscope.analyzers.readers import resolve
     from perfscope.model.commits import is_commit_hash
     from perfscope.plugins.history.store import check_name, pack
 

@@ -7,10 +7,18 @@ from collections.abc import Iterator
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.hlo.cost.products import PRODUCTS
-from perfscope.analyzers.hlo.executions import executions_of, rows_of
-from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction, Shape
-from perfscope.analyzers.hlo.program import fused, launched, where_of
+from perfscope.analyzers.hlo import (
+    PRODUCTS,
+    Computation,
+    HloModule,
+    Instruction,
+    Shape,
+    executions_of,
+    fused,
+    launched,
+    rows_of,
+    where_of,
+)
 from perfscope.analyzers.ops.rules.double_precision import HALF, LEAST_SHARE
 from perfscope.analyzers.time import step_windows, timed_cost, whole_ns, worst_spans
 from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Where

@@ -59,8 +59,7 @@ from collections.abc import Iterable
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.devices import Device, find_device
-from perfscope.analyzers.devices.roofline import bytes_ns, peak_ratio
+from perfscope.analyzers.devices import Device, bytes_ns, find_device, peak_ratio
 from perfscope.analyzers.ops.achieved import kernel_costs
 from perfscope.analyzers.ops.kernels import matmul_precision, uses_tensor_cores
 from perfscope.analyzers.ops.op_class import op_class

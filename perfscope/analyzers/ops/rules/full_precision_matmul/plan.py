@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from msgspec import Struct
 
-from perfscope.analyzers.devices import Device
-from perfscope.analyzers.devices.roofline import kernel_roof, peak_ratio
+from perfscope.analyzers.devices import Device, kernel_roof, peak_ratio
 from perfscope.analyzers.graph import flow_of, short_name
 from perfscope.analyzers.plans import PlanWork, op_bytes, plan_works, product_dtype, shortest_ns
 from perfscope.analyzers.time import planned_cost

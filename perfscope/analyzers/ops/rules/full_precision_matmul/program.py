@@ -9,16 +9,24 @@ from dataclasses import replace
 from msgspec import Struct
 
 from perfscope.analyzers.devices import Device
-from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost
-from perfscope.analyzers.hlo.cost.types import Cost, Product
-from perfscope.analyzers.hlo.products import casts, kernels_of
-from perfscope.analyzers.hlo.program import costs, primitive, where_of
-from perfscope.analyzers.hlo.program_device import program_device
-from perfscope.analyzers.hlo.roofline import roof_of
-from perfscope.analyzers.hlo.views import Fusions, fusions_of
+from perfscope.analyzers.hlo import (
+    Cost,
+    Fusions,
+    InstructionCost,
+    ModuleCost,
+    Product,
+    casts,
+    costs,
+    fusions_of,
+    kernels_of,
+    primitive,
+    program_device,
+    roof_of,
+    where_of,
+)
 from perfscope.analyzers.ops.finding_spans import spans_of_parts
 from perfscope.analyzers.ops.rules.full_precision_matmul.widened import first_forward, widened_products
-from perfscope.analyzers.programs.saving import Part, Price, price, priced
+from perfscope.analyzers.programs import Part, Price, price, priced
 from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Where
 from perfscope.model.severity import Severity
 from perfscope.model.trace import Trace

@@ -6,12 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from perfscope.analyzers.graph.from_hlo import HloProgram
-from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost
-from perfscope.analyzers.hlo.module import Instruction
-from perfscope.analyzers.hlo.products import casts, kernels_of
-from perfscope.analyzers.hlo.program import primitive
-from perfscope.analyzers.hlo.views import fusions_of
+from perfscope.analyzers.graph import HloProgram
+from perfscope.analyzers.hlo import Instruction, InstructionCost, ModuleCost, casts, fusions_of, kernels_of, primitive
 
 NARROW = frozenset({"bf16", "f16"})
 CAST = "convert_element_type"

@@ -76,7 +76,7 @@ from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.plans.graph_cost import Saving
+    from perfscope.analyzers.plans import Saving
     from perfscope.model.op_graph import OpGraph
 
 MIN_SHARE = 0.01
@@ -133,7 +133,7 @@ def check_plan(trace: Trace) -> Iterable[Finding]:
 
 
 def _from_graph(trace: Trace, graph: OpGraph) -> Iterator[Finding]:
-    from perfscope.analyzers.plans.graph_cost import saving
+    from perfscope.analyzers.plans import saving
 
     places: dict[tuple[str | None, int | None, bool], list[GraphAttention]] = {}
     for attention in trace.fact(graph_attentions):
@@ -153,7 +153,7 @@ def _from_graph(trace: Trace, graph: OpGraph) -> Iterator[Finding]:
 def _graph_finding(
     trace: Trace, graph: OpGraph, members: list[GraphAttention], saved: Saving, where: Where, by_sdpa: bool
 ) -> Finding:
-    from perfscope.analyzers.plans.graph_cost import how_joined, steps_in
+    from perfscope.analyzers.plans import how_joined, steps_in
 
     first = members[0]
     moved = f": {format_bytes(saved.bytes)} per step ({100 * saved.share_of_bytes:.1f}% of its bytes)"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from perfscope.analyzers.hlo.program import costs, line_of
+from perfscope.analyzers.hlo import costs, line_of
 from perfscope.analyzers.ops.finding_spans import spans_of_parts
-from perfscope.analyzers.programs.attention_traffic import WrittenAttention, written_attention
-from perfscope.analyzers.programs.saving import Part, bytes_ns, price, priced
+from perfscope.analyzers.programs import Part, WrittenAttention, bytes_ns, price, priced, written_attention
 from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Where
 from perfscope.model.severity import Severity
 from perfscope.model.trace import Trace

@@ -13,7 +13,7 @@ from perfscope.analyzers.ops.attention import graph_attentions
 from perfscope.analyzers.ops.finding_spans import spans_of_ops
 from perfscope.analyzers.ops.fusion import FusionGroup, chain_text, fusion_groups
 from perfscope.analyzers.ops.graph_time import removed_ops
-from perfscope.analyzers.plans.graph_cost import Saving, how_joined, saving, step_bytes, step_ns, steps_in
+from perfscope.analyzers.plans import Saving, how_joined, saving, step_bytes, step_ns, steps_in
 from perfscope.model.finding import MOST_ROWS, Cell, Finding, Where, fit_title
 from perfscope.model.op_graph import OpGraph, Phase
 from perfscope.model.severity import severity_of

@@ -8,14 +8,12 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.devices import find_device
-from perfscope.analyzers.devices.roofline import bytes_ns
+from perfscope.analyzers.devices import bytes_ns, find_device
 from perfscope.analyzers.ops.finding_spans import spans_of_slices
 from perfscope.analyzers.ops.fusion import NOTHING_LOST, FusionReason, fusion_reason
 from perfscope.analyzers.plans import PlanWork, plan_works
 from perfscope.analyzers.time import compiled_rows, per_step, planned_cost, whole_ns, work_time
-from perfscope.analyzers.torch_compile import where_of
-from perfscope.analyzers.torch_compile.inductor_fusion import RefusedPair, refused_pairs
+from perfscope.analyzers.torch_compile import RefusedPair, refused_pairs, where_of
 from perfscope.model.compile_log import CodeLine, CompiledKernel
 from perfscope.model.finding import MOST_ROWS, Cell, Finding, Span, Where
 from perfscope.model.frames import Owner, owner_of

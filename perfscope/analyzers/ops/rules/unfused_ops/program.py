@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from perfscope.analyzers.hlo.cost.products import PRODUCTS
-from perfscope.analyzers.hlo.module import Platform
-from perfscope.analyzers.hlo.parse.fusion_dump import refusal_of
-from perfscope.analyzers.hlo.program import fused, line_of
-from perfscope.analyzers.hlo.views import MOVES_NOTHING
+from perfscope.analyzers.hlo import MOVES_NOTHING, PRODUCTS, Platform, fused, line_of, refusal_of
 from perfscope.analyzers.ops.finding_spans import spans_of_parts
-from perfscope.analyzers.programs.attention_traffic import written_attention
-from perfscope.analyzers.programs.fusion import (
+from perfscope.analyzers.programs import (
+    Price,
     RoundTrip,
     TripTime,
     is_softmax,
     part_of,
+    price,
     round_trips,
     touched_bytes,
     trip_time,
+    written_attention,
 )
-from perfscope.analyzers.programs.saving import Price, price
 from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Where
 from perfscope.model.severity import Severity
 from perfscope.model.trace import Trace

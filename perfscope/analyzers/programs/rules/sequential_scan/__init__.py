@@ -45,7 +45,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from perfscope.analyzers.hlo.program import where_of
+from perfscope.analyzers.hlo import where_of
 from perfscope.analyzers.ops import spans_of_parts
 from perfscope.analyzers.programs.rules.sequential_scan.plan import scan_findings
 from perfscope.analyzers.programs.saving import Part, Price, is_alone, price

@@ -69,7 +69,7 @@ from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns, format_share
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.hlo.module import Instruction
+    from perfscope.analyzers.hlo import Instruction
 
 EXPOSED_SHARE = 0.05
 """Exposed communication as a share of the step from which it is reported. The first and last collective of a step
@@ -278,7 +278,7 @@ def _without_device(trace: Trace) -> list[Finding]:
 
 def _findings(trace: Trace, device: StepAccount, *, compared: bool = False) -> Iterator[Finding]:
     """Yield one finding per kind of collective on the device. ``compared``: its waits for other ranks are known."""
-    from perfscope.analyzers.hlo.program import where_of
+    from perfscope.analyzers.hlo import where_of
     from perfscope.analyzers.programs import communication_instructions
 
     kernels, exposed = trace.rows["kernels"], trace.fact(communication_in_steps)

@@ -69,7 +69,7 @@ def examined(trace: Trace) -> Scope:
     """Count the permutations of compiled programs; sends and receives of a single rank have no finding."""
     if not trace.hlo:
         return Scope(0, "sends and receives in the recording")
-    from perfscope.analyzers.hlo.collectives import collectives
+    from perfscope.analyzers.hlo import collectives
 
     count = sum(one.kind == "collective-permute" for one in trace.fact(collectives))
     return Scope(count, "permutations in the compiled programs")

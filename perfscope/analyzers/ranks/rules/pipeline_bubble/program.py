@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from perfscope.analyzers.hlo.program import line_of
+from perfscope.analyzers.hlo import line_of
 from perfscope.analyzers.programs import ProgramPipeline, pipeline_price, priced, program_pipelines
 from perfscope.model.finding import Finding, Where
 from perfscope.model.trace import Trace

@@ -8,9 +8,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from perfscope.analyzers.hlo.cost.products import PRODUCTS
-from perfscope.analyzers.hlo.module import HloModule, Instruction
-from perfscope.analyzers.hlo.program import control_runs, fused, where_of
+from perfscope.analyzers.hlo import PRODUCTS, HloModule, Instruction, control_runs, fused, where_of
 from perfscope.analyzers.time import steps_known
 from perfscope.analyzers.torch_compile.jax_compilations import CompiledFunction, compiled_functions, joined
 from perfscope.model.finding import Finding, Once, Where, fit_title

@@ -71,8 +71,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from perfscope.analyzers.ops import spans_of_regions
-from perfscope.analyzers.ops.recompute import EVALUATE, RecomputeRegion, recompute_regions
+from perfscope.analyzers.ops import EVALUATE, RecomputeRegion, recompute_regions, spans_of_regions
 from perfscope.analyzers.time import (
     NO_WORK,
     UNKNOWN_SITE,

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.memory.holders import SCARCE_SHARE, judged_timelines, peak_held
+from perfscope.analyzers.memory import SCARCE_SHARE, judged_timelines, peak_held
 from perfscope.analyzers.ops import spans_of_slices
 from perfscope.analyzers.time import (
     REGION,
@@ -21,8 +21,7 @@ from perfscope.analyzers.time import (
     whole_ns,
     work_time,
 )
-from perfscope.analyzers.torch_compile import where_of
-from perfscope.analyzers.torch_compile.inductor_fusion import node_bytes
+from perfscope.analyzers.torch_compile import node_bytes, where_of
 from perfscope.model.compile_log import CompiledKernel, CompileLog, Graph, GraphNode
 from perfscope.model.finding import AbstainError, Cell, Finding, Where, fit_title
 from perfscope.model.live_bytes import Int64

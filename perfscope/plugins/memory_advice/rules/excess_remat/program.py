@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-from perfscope.analyzers.hlo.buffers import peak_bytes
-from perfscope.analyzers.hlo.cost.module import ModuleCost
-from perfscope.analyzers.hlo.program import costs, where_of
+from perfscope.analyzers.hlo import ModuleCost, costs, peak_bytes, where_of
 from perfscope.analyzers.ops import spans_of_parts
-from perfscope.analyzers.programs.saving import Part, Price, price, priced
+from perfscope.analyzers.programs import Part, Price, price, priced
 from perfscope.model.finding import AbstainError, Cell, Finding, Where
 from perfscope.model.severity import Severity
 from perfscope.model.trace import Trace

@@ -25,9 +25,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.memory.holders import SCARCE_SHARE
-from perfscope.analyzers.ops import spans_of_regions
-from perfscope.analyzers.ops.graph_time import graph_time
+from perfscope.analyzers.memory import SCARCE_SHARE
+from perfscope.analyzers.ops import graph_time, spans_of_regions
 from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Span, Where, fit_title
 from perfscope.model.severity import Severity
 from perfscope.model.trace import MISSING, Trace

@@ -13,11 +13,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perfscope.analyzers.hlo.collectives import KINDS
-from perfscope.analyzers.hlo.cost.module import hlo_costs
-from perfscope.analyzers.hlo.executions import executions, module_index, rows_of
-from perfscope.analyzers.hlo.module import HloModule
-from perfscope.analyzers.hlo.roofline import run_times
+from perfscope.analyzers.hlo import KINDS, HloModule, executions, hlo_costs, module_index, rows_of, run_times
 from perfscope.analyzers.predict.levels import Class
 from perfscope.analyzers.predict.model import Estimate, Row
 from perfscope.analyzers.predict.program import estimate
