@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from perfscope.analyzers.graph.op_flow import Flow
     from perfscope.model.op_graph import GraphOp, OpGraph
 
-SOFTMAX = frozenset({"_softmax", "_safe_softmax", "softmax"})
+SOFTMAX: frozenset[str] = frozenset({"_softmax", "_safe_softmax", "softmax"})
 CLASSES: dict[str, OpClass] = {
     **dict.fromkeys(("_to_copy", "clone", "contiguous", "copy_"), "repeat"),
     **dict.fromkeys(("sub", "sub_", "rsub"), "subtract"),
