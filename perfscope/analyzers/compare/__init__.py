@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from perfscope.model.faces import names_from
+from perfscope.model.hooks import names_from
 
 if TYPE_CHECKING:
     from perfscope.analyzers.compare.ab.judge import AbJudge as AbJudge

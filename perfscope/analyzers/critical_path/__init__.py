@@ -11,7 +11,7 @@ from perfscope.analyzers.critical_path.replay import Change, replay, replayed_ns
 from perfscope.analyzers.critical_path.savings import bounded_by_job, bounded_by_path, saved_on_path
 from perfscope.analyzers.critical_path.summary import PathRow, PathSummary, path_rows, path_summary
 from perfscope.analyzers.critical_path.what_if import Hypothesis, WhatIf, parse_hypothesis, what_if
-from perfscope.model.faces import names_from
+from perfscope.model.hooks import names_from
 
 __all__ = [
     "PARTS",

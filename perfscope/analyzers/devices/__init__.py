@@ -9,7 +9,7 @@ from perfscope.analyzers.devices import roofline
 from perfscope.analyzers.devices.device import Device
 from perfscope.analyzers.devices.gpus import AMD, NVIDIA
 from perfscope.analyzers.devices.tpus import GOOGLE
-from perfscope.model.faces import names_from
+from perfscope.model.hooks import names_from
 
 DEVICES: tuple[Device, ...] = (*NVIDIA, *AMD, *GOOGLE)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from perfscope.analyzers.graph.attention import ScoreGroup, score_groups
 from perfscope.analyzers.graph.op_flow import Flow, base_name, flow_of, short_name, trace_flow
 from perfscope.analyzers.graph.program_graph import Node, ProgramGraph
-from perfscope.model.faces import names_from
+from perfscope.model.hooks import names_from
 
 __all__ = [
     "Flow",

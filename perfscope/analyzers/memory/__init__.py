@@ -12,7 +12,7 @@ from perfscope.analyzers.memory.trace_memories import (
     Reserved,
     trace_memories,
 )
-from perfscope.model.faces import names_from
+from perfscope.model.hooks import names_from
 
 __all__ = ["MOST_PROGRAMS", "HeldCategory", "Holders", "Memory", "Reserved", "trace_memories"]
 

@@ -53,7 +53,7 @@ from perfscope.analyzers.ops.op_class import op_class
 from perfscope.analyzers.ops.op_times import OpTimes, op_bytes, op_times
 from perfscope.analyzers.ops.op_work import OpWork, op_category, op_work, op_works
 from perfscope.analyzers.ops.top_work import NOT_KNOWN, TopWork, WorkRow, merge_top_work, module_label, top_work
-from perfscope.model.faces import names_from
+from perfscope.model.hooks import names_from
 
 __all__ = [
     "DISTORTED",

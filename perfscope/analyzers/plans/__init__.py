@@ -27,7 +27,7 @@ from perfscope.analyzers.plans.time import (
     product_dtype,
     shortest_ns,
 )
-from perfscope.model.faces import names_from
+from perfscope.model.hooks import names_from
 
 __all__ = [
     "XLA_KINDS",

@@ -16,7 +16,7 @@ from perfscope.analyzers.programs.movement import ProgramMovement, program_movem
 from perfscope.analyzers.programs.pipelines import ProgramPipeline, pipeline_price, program_pipelines
 from perfscope.analyzers.programs.programs import Execution, LeastTime, Program, programs, roof_device
 from perfscope.analyzers.programs.saving import Part, Price, bytes_ns, once_ns, price, priced
-from perfscope.model.faces import names_from
+from perfscope.model.hooks import names_from
 
 __all__ = [
     "Execution",

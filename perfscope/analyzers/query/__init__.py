@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from perfscope.analyzers.query.database import Database, table_names
 from perfscope.analyzers.query.queries import QUERIES
-from perfscope.model.faces import names_from
+from perfscope.model.hooks import names_from
 
 __all__ = ["QUERIES", "Database", "table_names"]
 

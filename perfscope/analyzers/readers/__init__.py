@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from perfscope.model.faces import names_from
+from perfscope.model.hooks import names_from
 
 READERS: dict[str, str] = {
     "compiled": "perfscope.analyzers.readers.compiled",

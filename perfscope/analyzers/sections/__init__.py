@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from perfscope.model.errors import log_failure
-from perfscope.model.faces import names_from
+from perfscope.model.hooks import names_from
 
 _log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from perfscope.analyzers.torch_compile.summary import (
     RecompileSummary,
     compile_summary,
 )
-from perfscope.model.faces import names_from
+from perfscope.model.hooks import names_from
 
 __all__ = [
     "BreakSummary",
