@@ -237,7 +237,7 @@ def _format_for(output: str, form: str | None) -> str:
 
 def _tell(skipped: Sequence[Skipped]) -> None:
     """On stderr: which files of a folder were left out; each damaged trace has its own line."""
-    from perfscope.analyzers.readers.load import MOST_NAMED, left_out_sentence
+    from perfscope.analyzers.readers import MOST_NAMED, left_out_sentence
     from perfscope.model.untrusted_text import sanitize
 
     others = [item for item in skipped if not item.broken and not item.other_job]

@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from perfscope.analyzers.readers.kineto.categories import copy_kind as copy_kind
     from perfscope.analyzers.readers.kineto.categories import host_memory as host_memory
     from perfscope.analyzers.readers.load import MOST_FILES as MOST_FILES
+    from perfscope.analyzers.readers.load import MOST_NAMED as MOST_NAMED
     from perfscope.analyzers.readers.load import Input as Input
     from perfscope.analyzers.readers.load import Loaded as Loaded
     from perfscope.analyzers.readers.load import ReadTrace as ReadTrace
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
     from perfscope.analyzers.readers.load import different as different
     from perfscope.analyzers.readers.load import discover as discover
     from perfscope.analyzers.readers.load import is_remote as is_remote
+    from perfscope.analyzers.readers.load import left_out_sentence as left_out_sentence
     from perfscope.analyzers.readers.load import load_all as load_all
     from perfscope.analyzers.readers.load import load_one as load_one
     from perfscope.analyzers.readers.load import load_path as load_path
@@ -113,7 +115,8 @@ else:
             "kineto.categories": "STEP_NAMES call_kind copy_kind host_memory",
             "load": (
                 "Input Loaded MOST_FILES ReadTrace Skipped Task TaskResult Unit assemble different discover "
-                "is_remote load_all load_one load_path load_paths of_ranks read_task reader_of resolve"
+                "is_remote load_all load_one load_path load_paths of_ranks read_task reader_of resolve "
+                "MOST_NAMED left_out_sentence"
             ),
             "run.parts": "DividedRun RunPart divide_run",
             "workers": "LostTask cores work_here work_through",

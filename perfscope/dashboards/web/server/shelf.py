@@ -168,7 +168,7 @@ def _is_loose_trace(path: Path) -> bool:
 
 @lru_cache(maxsize=1024)
 def _has_reader(path: Path, changed_ns: int) -> bool:
-    from perfscope.analyzers.readers.load import reader_of  # its readers are needed in folders with such files only
+    from perfscope.analyzers.readers import reader_of  # its readers are needed in folders with such files only
 
     return reader_of(path) is not None
 
