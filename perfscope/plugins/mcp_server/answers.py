@@ -136,8 +136,7 @@ class Answers:
 
         One launch on each side cannot prove a change of time; the answer has the command that can.
         """
-        from perfscope.analyzers.compare.runs.cautions import compare_loaded
-        from perfscope.analyzers.compare.runs.run_sets import runs_in
+        from perfscope.analyzers.compare import compare_loaded, runs_in
         from perfscope.analyzers.selection import EVERYTHING, load_selected
         from perfscope.dashboards.report.compare import json
         from perfscope.dashboards.report.compare.render import render_text
