@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from datetime import datetime
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from perfscope.commands.completion import complete_rules, complete_runs
 from perfscope.commands.options import (
+    AFTER_ANALYSIS,
     checkout_folder,
     device_named,
     quiet_option,
@@ -96,7 +98,9 @@ fail_on_option = click.option(
 @fail_on_option
 @quiet_option
 @verbose_option
+@click.pass_context
 def analyze(
+    context: click.Context,
     paths: tuple[str, ...],
     form: str | None,
     outputs: tuple[str, ...],
@@ -124,6 +128,7 @@ def analyze(
     from perfscope.analyzers.configuration import find_configuration
     from perfscope.analyzers.critical_path import parse_hypothesis
     from perfscope.analyzers.devices import read_topology
+    from perfscope.analyzers.readers import resolve
     from perfscope.analyzers.registry import load_rule
     from perfscope.analyzers.selection import parse_selection
     from perfscope.dashboards.report import render
@@ -155,6 +160,8 @@ def analyze(
     write_answers(answers, quiet=quiet)
     if not targets:
         _show(analysis, form or "text", options)
+    for take in context.meta.get(AFTER_ANALYSIS, ()):
+        take(analysis, Path(judged.files[0] if len(paths) > 1 else resolve(paths[0])).name)
     return GATE_NOT_MET if gate(analysis, fail_on or configuration.fail_on) else DONE
 
 

@@ -107,6 +107,10 @@ class Sides:
     notes: tuple[str, ...] = ()
 
 
+AFTER_ANALYSIS = "perfscope.after-analysis"
+"""Key of ``Context.meta``: functions of plug-ins that get each analysis that is reported, and the name of its run."""
+
+
 SIDES = "perfscope.sides"
 """Key of ``Context.meta``: a plug-in's function that returns the ``Sides`` for BASE and HEAD as the user wrote them."""
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from perfscope.commands.options import (
+    AFTER_ANALYSIS,
     RECORDERS,
     output_folder_option,
     parse_time,
@@ -26,9 +27,15 @@ from perfscope.model.capture import DEFAULT_WARMUP, LEVELS, TOOLS, WAIT_S, Captu
 from perfscope.model.errors import NotStartedError, PerfscopeError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from perfscope.analyzers.configuration import Configuration
+    from perfscope.analyzers.engine import Analysis
     from perfscope.profiler.launch.program import Target
     from perfscope.profiler.launch.record import Recorded
+
+    _After = Sequence[Callable[[Analysis, str], None]]
+    """Functions of plug-ins that get the analysis and the name of the run."""
 
 TARGET = "perfscope.run.target"
 """Key of ``Context.meta`` for the words after our own options."""
@@ -190,6 +197,8 @@ def run(
     configuration = NO_CONFIGURATION if no_report else find_configuration()  # its errors come before a long run
     if whole and (steps is not None or step_annotation is not None):
         raise UsageError("--whole takes the program as one step: it goes without --steps and --step-annotation")
+    if no_report and AFTER_ANALYSIS in context.meta:
+        raise UsageError("--no-report makes no analysis: it goes without --log-to")
     recorders = context.meta.get(RECORDERS, {})
     if recorders and (capture is not None or level == "light" or steps is not None):
         option = f"--{next(iter(recorders))}"
@@ -215,11 +224,14 @@ def run(
     recorded = record(target, options, root=output, name=name, follow=bool(follow), run_id=run_id, wait_s=wait)
     if recorded.task.number and (recorded.task.key is not None or recorded.task.count is not None):
         return _say_alone(recorded, quiet=quiet)  # the first task speaks for all
-    _tell(recorded, configuration, reports=not no_report, quiet=quiet, verbose=verbose)
+    after = context.meta.get(AFTER_ANALYSIS, ())
+    _tell(recorded, configuration, reports=not no_report, quiet=quiet, verbose=verbose, after=after)
     return recorded.code
 
 
-def _tell(recorded: Recorded, configuration: Configuration, *, reports: bool, quiet: bool, verbose: bool) -> None:
+def _tell(
+    recorded: Recorded, configuration: Configuration, *, reports: bool, quiet: bool, verbose: bool, after: _After
+) -> None:
     """Print the captures, and show the report."""
     from perfscope.profiler.launch.record import discard_if_empty
 
@@ -229,20 +241,26 @@ def _tell(recorded: Recorded, configuration: Configuration, *, reports: bool, qu
     elif not quiet:
         _say_captures(recorded, kept=not discarded, reports=reports)
     if reports and not discarded and recorded.lost is None:
-        _try_to_report(recorded, configuration, quiet=quiet, verbose=verbose)
+        _try_to_report(recorded, configuration, quiet=quiet, verbose=verbose, after=after)
 
 
-def _try_to_report(recorded: Recorded, configuration: Configuration, *, quiet: bool, verbose: bool) -> None:
+def _try_to_report(
+    recorded: Recorded, configuration: Configuration, *, quiet: bool, verbose: bool, after: _After
+) -> None:
     """The program's exit code is the answer, whatever becomes of our report."""
     from perfscope.model.untrusted_text import sanitize
 
+    analysis = None
     try:
-        _report(recorded, configuration, quiet=quiet)
+        analysis = _report(recorded, configuration, quiet=quiet)
+        if analysis is not None:
+            for take in after:
+                take(analysis, recorded.directory.name)
     except Exception as error:
         if verbose:
             traceback.print_exc()
         cause = str(error) if isinstance(error, PerfscopeError) else f"{type(error).__name__}: {error}"
-        print(f"perfscope: no report: {sanitize(cause)}", file=sys.stderr)
+        print(f"perfscope: {sanitize(cause) if analysis else f'no report: {sanitize(cause)}'}", file=sys.stderr)
 
 
 def _target(context: click.Context) -> Target:
@@ -322,10 +340,10 @@ def _say_captures(recorded: Recorded, *, kept: bool, reports: bool) -> None:
         print(f"perfscope: {line}", file=sys.stderr)
 
 
-def _report(recorded: Recorded, configuration: Configuration, *, quiet: bool) -> None:
-    """Analyze the run, write its reports into it, print the short one on stderr."""
+def _report(recorded: Recorded, configuration: Configuration, *, quiet: bool) -> Analysis | None:
+    """Analyze the run, write its reports into it, print the short one on stderr; ``None`` without a recording."""
     if not recorded.run.artifacts(recorded.directory):
-        return
+        return None
     from perfscope.analyzers.judge import judge_paths
     from perfscope.dashboards.report import render, write
 
@@ -336,6 +354,7 @@ def _report(recorded: Recorded, configuration: Configuration, *, quiet: bool) ->
         print(render(analysis, "text", **screen(sys.stderr), links=sys.stderr.isatty()), file=sys.stderr)
         print(f"  report  {recorded.directory / 'report.html'}", file=sys.stderr)
         print(f"  look    {_serving(recorded.directory)}", file=sys.stderr)
+    return analysis
 
 
 def _serving(directory: Path) -> str:
