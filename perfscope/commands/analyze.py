@@ -98,9 +98,7 @@ fail_on_option = click.option(
 @fail_on_option
 @quiet_option
 @verbose_option
-@click.pass_context
 def analyze(
-    context: click.Context,
     paths: tuple[str, ...],
     form: str | None,
     outputs: tuple[str, ...],
@@ -128,7 +126,6 @@ def analyze(
     from perfscope.analyzers.configuration import find_configuration
     from perfscope.analyzers.critical_path import parse_hypothesis
     from perfscope.analyzers.devices import read_topology
-    from perfscope.analyzers.readers import resolve
     from perfscope.analyzers.registry import load_rule
     from perfscope.analyzers.selection import parse_selection
     from perfscope.dashboards.report import render
@@ -160,9 +157,16 @@ def analyze(
     write_answers(answers, quiet=quiet)
     if not targets:
         _show(analysis, form or "text", options)
-    for take in context.meta.get(AFTER_ANALYSIS, ()):
-        take(analysis, Path(judged.files[0] if len(paths) > 1 else resolve(paths[0])).name)
-    return GATE_NOT_MET if gate(analysis, fail_on or configuration.fail_on) else DONE
+    return _end(analysis, paths[0], fail_on or configuration.fail_on)
+
+
+def _end(analysis: Analysis, path: str, fail_on: str | None) -> int:
+    """Give the analysis to plug-ins, and return the exit code; the run's name is that of the first path."""
+    from perfscope.analyzers.readers.load import resolve
+
+    for take in click.get_current_context().meta.get(AFTER_ANALYSIS, ()):
+        take(analysis, Path(resolve(path)).name)
+    return GATE_NOT_MET if gate(analysis, fail_on) else DONE
 
 
 def _show(analysis: Analysis, form: str, options: dict[str, dict[str, Any]]) -> None:

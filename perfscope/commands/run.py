@@ -197,8 +197,6 @@ def run(
     configuration = NO_CONFIGURATION if no_report else find_configuration()  # its errors come before a long run
     if whole and (steps is not None or step_annotation is not None):
         raise UsageError("--whole takes the program as one step: it goes without --steps and --step-annotation")
-    if no_report and AFTER_ANALYSIS in context.meta:
-        raise UsageError("--no-report makes no analysis: it goes without --log-to")
     recorders = context.meta.get(RECORDERS, {})
     if recorders and (capture is not None or level == "light" or steps is not None):
         option = f"--{next(iter(recorders))}"
@@ -224,14 +222,11 @@ def run(
     recorded = record(target, options, root=output, name=name, follow=bool(follow), run_id=run_id, wait_s=wait)
     if recorded.task.number and (recorded.task.key is not None or recorded.task.count is not None):
         return _say_alone(recorded, quiet=quiet)  # the first task speaks for all
-    after = context.meta.get(AFTER_ANALYSIS, ())
-    _tell(recorded, configuration, reports=not no_report, quiet=quiet, verbose=verbose, after=after)
+    _tell(recorded, configuration, reports=not no_report, quiet=quiet, verbose=verbose)
     return recorded.code
 
 
-def _tell(
-    recorded: Recorded, configuration: Configuration, *, reports: bool, quiet: bool, verbose: bool, after: _After
-) -> None:
+def _tell(recorded: Recorded, configuration: Configuration, *, reports: bool, quiet: bool, verbose: bool) -> None:
     """Print the captures, and show the report."""
     from perfscope.profiler.launch.record import discard_if_empty
 
@@ -240,6 +235,9 @@ def _tell(
         print(f"perfscope: {recorded.lost}", file=sys.stderr)
     elif not quiet:
         _say_captures(recorded, kept=not discarded, reports=reports)
+    after = click.get_current_context().meta.get(AFTER_ANALYSIS, ())
+    if after and not reports:
+        print("perfscope: not logged: --no-report makes no analysis", file=sys.stderr)
     if reports and not discarded and recorded.lost is None:
         _try_to_report(recorded, configuration, quiet=quiet, verbose=verbose, after=after)
 
