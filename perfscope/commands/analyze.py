@@ -162,7 +162,7 @@ def analyze(
 
 def _end(analysis: Analysis, path: str, fail_on: str | None) -> int:
     """Give the analysis to plug-ins, and return the exit code; the run's name is that of the first path."""
-    from perfscope.analyzers.readers.load import resolve
+    from perfscope.analyzers.readers import resolve
 
     for take in click.get_current_context().meta.get(AFTER_ANALYSIS, ()):
         take(analysis, Path(resolve(path)).name)
