@@ -99,7 +99,9 @@ def in_emptied(copy: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def assert_passes(copy: Path, *arguments: str) -> None:
-    done = in_emptied(copy, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *arguments)
+    done = in_emptied(
+        copy, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:perfscope", "-m", "not slow", *arguments
+    )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 
