@@ -6,13 +6,14 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from perfscope.analyzers.engine import Analysis, analyze
 from perfscope.analyzers.readers.load import load_path, load_paths
+from perfscope.analyzers.savings import Wholes
 from perfscope.model.finding import Finding
 from perfscope.profiler.ab.launch import TIMED_OUT, ArmFolder, log_tail, run_and_wait
 from tests.accuracy.cases import Case, Program, Source
@@ -36,9 +37,15 @@ class Said:
     places: tuple[tuple[str, int] | None, ...] = ()
     """Places of findings, costliest first, and the line that the fix changes; ``None``: not a line of the workloads."""
     titles: tuple[str, ...] = ()
-    cost_ns_per_step: int | None = None
-    """Cost of the costliest finding."""
+    savings: tuple[tuple[frozenset[tuple[str, int]], int], ...] = ()
+    """The lines of a finding, and the saving that the report shows for it, ns per step (of a run where no step is
+    known); findings without a time are left out."""
     basis: str | None = None
+
+    def saves_ns(self, lines: frozenset[tuple[str, int]]) -> int | None:
+        """The savings shown at these lines together, or the largest one if none of them is named."""
+        at = [saves for places, saves in self.savings if places & lines]
+        return sum(at) if at else max((saves for _, saves in self.savings), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +61,8 @@ class Answer:
     status: str
     reason: str | None
     places: tuple[str, ...]
-    cost_ns_per_step: int | None
+    saves_ns: int | None
+    """What the report promises for the labelled line (`Said.saves_ns`)."""
     basis: str | None
     explained: str | None
 
@@ -172,28 +180,29 @@ class Judge:
 
 
 def _said(analysis: Analysis) -> Iterator[Said]:
+    wholes = Wholes(analysis)
     for outcome in analysis.outcomes:
-        ordered = sorted(outcome.findings, key=lambda finding: -(finding.cost_ns_per_step or 0))
+        ordered = sorted(outcome.findings, key=lambda finding: -(finding.ordering_ns or 0))
+        shares = [(finding, wholes.share(finding)) for finding in ordered]
         yield Said(
             rule=outcome.rule,
             status=outcome.status,
             reason=outcome.reason,
-            places=tuple(
-                place_of(finding.where.file, line)
-                for finding in ordered
-                for line in (finding.where.line, finding.fix_line)
-                if line == finding.where.line or line is not None
-            ),
+            places=tuple(place for finding in ordered for place in _places(finding)),
             titles=tuple(finding.title for finding in ordered),
-            cost_ns_per_step=_cost(ordered),
+            savings=tuple(
+                (frozenset(place for place in _places(finding) if place is not None), round(share.saves_ns))
+                for finding, share in shares
+                if share is not None
+            ),
             basis=ordered[0].basis if ordered else None,
         )
 
 
-def _cost(findings: Iterable[Finding]) -> int | None:
-    costs = [finding.cost_ns_per_step or finding.cost_ns for finding in findings]
-    known = [cost for cost in costs if cost is not None]
-    return max(known) if known else None
+def _places(finding: Finding) -> Iterator[tuple[str, int] | None]:
+    yield place_of(finding.where.file, finding.where.line)
+    if finding.fix_line is not None:
+        yield place_of(finding.where.file, finding.fix_line)
 
 
 def _answer(case: Case, rule: str, said: Said) -> Answer:
@@ -212,7 +221,7 @@ def _answer(case: Case, rule: str, said: Said) -> Answer:
         status=said.status,
         reason=said.reason,
         places=tuple("-" if place is None else f"{place[0]}:{place[1]}" for place in dict.fromkeys(said.places)),
-        cost_ns_per_step=said.cost_ns_per_step,
+        saves_ns=said.saves_ns(labels),
         basis=said.basis,
         explained=None if found and line_found is not False else limit(case.title, rule, "line" if found else "missed"),
     )
