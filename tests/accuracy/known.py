@@ -55,6 +55,11 @@ RIGHT = (
     ),
     Right(
         rule="data_movement",
+        cases="torch eager: generation, item",
+        why="it joins the tokens so far with each new one by `torch.cat`",
+    ),
+    Right(
+        rule="data_movement",
         cases="torch eager: expert loop",
         why="each expert picks its rows by an index, whose gradient fills a tensor of all rows",
     ),
@@ -106,6 +111,12 @@ LIMITS = (
         cases="jax (H100|v5e)",
         kind="line",
         why="the line is right in the source that was compiled; lines before it have gone since",
+    ),
+    Limit(
+        rule="dense_expert_compute",
+        cases="jax H100: moe-einsum",
+        kind="line",
+        why="it names the product that makes the second one's operand, between the two labelled lines",
     ),
     Limit(rule="dense_expert_compute", cases="jax v5e: moe-ragged", kind="line", why="Mosaic's kernels carry no line"),
     Limit(
