@@ -58,6 +58,7 @@ RIGHT = (
         cases="torch eager: generation, item",
         why="it joins the tokens so far with each new one by `torch.cat`",
     ),
+    Right(rule="launch_bound", cases="jax jit: generation, item", of="both", why="each token is a separate small call"),
     Right(
         rule="data_movement",
         cases="torch eager: expert loop",
