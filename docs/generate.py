@@ -65,7 +65,7 @@ def rule_source(rule_id: str, path: Path) -> RuleSource:
     tree = ast.parse(text)
     doc = ast.get_docstring(tree)
     if not doc:
-        raise ValueError(f"{path}: a rule's docstring is its page; there is none")
+        raise ValueError(f"{path}: a rule's docstring is its page, and it has no docstring")
     own = [ast.literal_eval(value) for name, value, _ in constants(tree) if name == "NEEDS"]
     return RuleSource(
         id=rule_id,

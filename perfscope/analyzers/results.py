@@ -75,7 +75,7 @@ def table_names() -> tuple[str, ...]:
 
 
 def result_table(name: str) -> ResultTable[Any]:
-    """The result table of that name, the core's before those of plug-ins; ``KeyError`` if there is none."""
+    """The result table of that name, the core's before those of plug-ins; ``KeyError`` without one."""
     table: ResultTable[Any] = _own(name) or load(named("tables")[name])
     return table
 

@@ -25,6 +25,7 @@ from perfscope.commands.options import (
 )
 from perfscope.model.capture import DEFAULT_WARMUP, LEVELS, TOOLS, WAIT_S, CaptureOptions, parse_steps
 from perfscope.model.errors import NotStartedError, PerfscopeError, UsageError
+from perfscope.model.version import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -365,4 +366,4 @@ def _serving(directory: Path) -> str:
     newest = Path(RUNS_FOLDER, LATEST)
     which = LATEST if newest.exists() and newest.samefile(directory) else shlex.quote(str(directory))
     absent = any(find_spec(name) is None for name in NEEDED)
-    return f"perfscope serve {which}" + ("   (pip install 'perfscope[ui]')" if absent else "")
+    return f"perfscope serve {which}" + (f"   ({install_command('ui')})" if absent else "")

@@ -16,6 +16,7 @@ from perfscope.commands.completion import complete_runs
 from perfscope.commands.options import quiet_option
 from perfscope.model.documents.run_folders import RUNS_FOLDER
 from perfscope.model.errors import NotStartedError, UsageError
+from perfscope.model.version import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,7 +87,7 @@ def serve(
 
     absent = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if absent:
-        raise NotStartedError(f"serve needs {', '.join(absent)}: pip install 'perfscope[ui]'")
+        raise NotStartedError(f"serve needs {', '.join(absent)}: {install_command('ui')}")
     from waitress.server import create_server
 
     from perfscope.analyzers.readers import resolve

@@ -88,7 +88,7 @@ class ResultTable(Struct, Generic[Row], frozen=True, kw_only=True):
         return self.title or self.name.replace("_", " ")
 
     def column(self, name: str) -> Column[Row]:
-        """The declared column of that name; ``KeyError`` if there is none."""
+        """The declared column of that name; ``KeyError`` without one."""
         for column in self.columns:
             if column.name == name:
                 return column

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from perfscope.analyzers.time import step_accounts
 from perfscope.commands.query import query
 from perfscope.model.errors import NotStartedError, UsageError
 from perfscope.model.trace import CallKind, CopyKind, HostMemory
+from perfscope.model.version import install_command
 from tests.build import TraceBuilder
 from tests.critical_path.machine import Op, run
 
@@ -126,7 +128,7 @@ def test_nothing_else_can_be_read_or_written(sql: str) -> None:
 
 def test_without_duckdb_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "duckdb", None)
-    with pytest.raises(NotStartedError, match="perfscope\\[sql\\]"):
+    with pytest.raises(NotStartedError, match=re.escape(install_command("sql"))):
         Database([])
 
 

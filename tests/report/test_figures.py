@@ -14,6 +14,7 @@ from perfscope.dashboards import figures
 from perfscope.dashboards.report.charts import CAUSE_COLORS
 from perfscope.model.documents.comparison import Account, Amount
 from perfscope.model.errors import UsageError
+from perfscope.model.version import install_command
 from tests.build import TraceBuilder
 from tests.memory.test_section import of_rank
 from tests.report.analyses import MS, STEPS, device
@@ -129,7 +130,7 @@ def test_without_plotly_the_extra_is_named(tmp_path: Path) -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, env={"PYTHONPATH": str(tmp_path)},
         cwd=Path(perfscope.__file__).parent.parent,
     )  # fmt: skip
-    assert done.stdout == "figures need plotly: pip install 'perfscope[ui]'\n"
+    assert done.stdout == f"figures need plotly: {install_command('ui')}\n"
 
 
 def _point(name: str, rate: float | None, bound: str = "memory", ns: float = 1e3) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Comparisons of two versions of a program: statistics with a verdict per metric, or why there is none."""
+"""Comparisons of two versions of a program: statistics with a verdict per metric, or the reason for its absence."""
 
 from typing import TYPE_CHECKING
 

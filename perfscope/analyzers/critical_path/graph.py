@@ -90,7 +90,7 @@ class Graph(Struct, frozen=True, kw_only=True):
     thread: Int64
     """Row of ``threads`` for host nodes, of ``devices`` for device nodes; ``MISSING`` if unknown."""
     before: Int64
-    """(3, nodes): the dependencies of each node, by ``Via``; ``MISSING`` if there is none."""
+    """(3, nodes): the dependencies of each node, by ``Via``; ``MISSING`` without one."""
     lag: Int64
     """(3, nodes): ns from the end of each dependency to the node's earliest begin."""
     binds: Int64

@@ -2,8 +2,8 @@
 
 From host spans (torch.profiler) if available: outermost autograd nodes are the backward pass, ``Optimizer.step`` is the
 optimizer; ops with an autograd sequence number outside of both, and calls of modules, are the forward pass. Otherwise
-from the stacks of allocator events (memory snapshots). A phase lasts from its first mark to its last one; between two
-phases there is none.
+from the stacks of allocator events (memory snapshots). A phase lasts from its first mark to its last one; the time
+between two phases belongs to neither.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Phases(Struct, frozen=True, kw_only=True):
         return np.where(segment == MISSING, np.uint8(MemoryPhase.UNKNOWN), self.phase[segment])
 
     def next_start(self, positions: Int64, phase: MemoryPhase) -> Int64:
-        """Return the begin of the next segment of ``phase`` after each position; ``NEVER`` if there is none."""
+        """Return the begin of the next segment of ``phase`` after each position; ``NEVER`` without one."""
         return following(self.starts[self.phase == phase], positions)
 
     def behind_module(self, positions: Int64) -> npt.NDArray[np.bool_]:
@@ -95,7 +95,7 @@ class Phases(Struct, frozen=True, kw_only=True):
 
 
 def following(marks: Int64, positions: Int64) -> Int64:
-    """Return the first of the sorted ``marks`` after each position; `NEVER` if there is none."""
+    """Return the first of the sorted ``marks`` after each position; `NEVER` without one."""
     marks_after: Int64 = np.concatenate((marks, [NEVER]))[np.searchsorted(marks, positions, side="right")]
     return marks_after
 

@@ -106,7 +106,7 @@ def donations(trace: Trace) -> tuple[Donation, ...]:
 
 
 def donation_of(module: HloModule) -> Donation | None:
-    """Return the possible donations of one program; ``None`` if there are none."""
+    """Return the possible donations of one program; ``None`` without any."""
     schedule = Schedule(module)
     updated = updates(module, schedule)
     missed = sorted(

@@ -14,6 +14,7 @@ from perfscope.analyzers.query.frames import DERIVED, frame_of
 from perfscope.model.errors import NotStartedError, UsageError
 from perfscope.model.trace import TABLES, Trace
 from perfscope.model.untrusted_text import clean
+from perfscope.model.version import install_command
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,7 +43,7 @@ class Database:
         try:
             import duckdb
         except ImportError as error:
-            raise NotStartedError("query needs duckdb: pip install 'perfscope[sql]'") from error
+            raise NotStartedError(f"query needs duckdb: {install_command('sql')}") from error
         self._traces = tuple(traces)
         self._error: type[Exception] = duckdb.Error
         self._interrupted: type[Exception] = duckdb.InterruptException

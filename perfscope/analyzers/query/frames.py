@@ -64,7 +64,7 @@ def frame_of(name: str, traces: Sequence[Trace]) -> pd.DataFrame:
 
 
 def table_of(name: str) -> ResultTable[Any]:
-    """The table that is derived for a query of that name; ``KeyError`` if there is none."""
+    """The table that is derived for a query of that name; ``KeyError`` without one."""
     return DERIVED.get(name) or result_table(name)
 
 

@@ -132,7 +132,7 @@ class _Runs(Struct):
 
 
 def device_set(trace: Trace) -> DeviceSet | None:
-    """Return the collectives that several devices of a recording ran together; ``None`` if there are none."""
+    """Return the collectives that several devices of a recording ran together; ``None`` without any."""
     ops = trace.rows["hlo_ops"]
     if not trace.hlo or len(np.unique(ops["ordinal"][ops["kernel"] != MISSING])) < 2:
         return None

@@ -302,7 +302,7 @@ def link_of(trace: Trace) -> tuple[str, float] | None:
 
 
 def of_job(ranks: RankSet) -> tuple[list[Call] | None, str]:
-    """Return the collectives of a job with an ideal time; None and the reason if there are none."""
+    """Return the collectives of a job with an ideal time; without any, None and the reason."""
     members = {member.rank: member for member in ranks.job.members}
     trace = ranks.job.members[0].trace
     if link_of(trace) is None and (trace.topology is None or trace.topology.network is None):

@@ -457,7 +457,7 @@ def left_out_sentence(skipped: Sequence[Skipped]) -> str:
 
 
 def _run_results(divided: DividedRun, results: Sequence[TaskResult]) -> Sequence[TaskResult]:
-    """Return the results of a run's parts, or the reason that there are none."""
+    """Return the results of a run's parts, or the reason for their absence."""
     if any(result.traces or result.skipped is not None for result in results):
         return results
     reason = why_nothing_captured(divided.run)

@@ -53,7 +53,7 @@ class RankCompile(Struct, frozen=True, kw_only=True):
     total_ns: int
     """Time in which anything was compiled, moments once."""
     in_steps_ns: int | None
-    """Part of it inside the traced steps, ns; null: there are none."""
+    """Part of it inside the traced steps, ns; null if none were traced."""
     caches: Mapping[str, Mapping[CacheResult, int]] = field(default_factory=dict)
     """Lookups by cache (fx_graph, aotautograd) and result; a forward's and a backward's together."""
     schedules: tuple[tuple[str, ...], ...] = ()

@@ -151,7 +151,7 @@ def _codes(trace: Trace, matches: _NameTest) -> npt.NDArray[np.int64]:
 
 
 def ops_of_calls(trace: Trace, calls: npt.ArrayLike) -> Int64:
-    """Return the row of ``slices`` of the innermost op around each row of ``calls``; ``MISSING`` if there is none."""
+    """Return the row of ``slices`` of the innermost op around each row of ``calls``; ``MISSING`` without one."""
     rows = np.asarray(calls, np.int64)
     parents = trace.rows["calls"]["parent"]
     inside = np.where(rows == MISSING, MISSING, parents[np.maximum(rows, 0)]) if len(parents) else rows

@@ -56,7 +56,7 @@ def _earliest_behind(stream: Int64, start: Int64, begin: Int64) -> Int64:
 
 
 def draining_sync(trace: Trace, gap_start: Int64, launch_begin: Int64, launch_thread: Int64) -> Int64:
-    """The wait each host-late gap is charged to: rows of ``calls``, ``MISSING`` where there is none."""
+    """The wait each host-late gap is charged to: rows of ``calls``, ``MISSING`` without one."""
     calls, waits = trace.rows["calls"], trace.fact(_waits_by_thread)
     launching = trace.fact(_launching_threads)
     result = np.full(len(gap_start), MISSING, np.int64)

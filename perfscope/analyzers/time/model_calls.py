@@ -100,7 +100,7 @@ FEWEST_GROWING = 4
 def recomputed_lengths(trace: Trace) -> list[int]:
     """Return the tokens of calls that each recompute the previous call's tokens and one more.
 
-    Empty if there are none.
+    Empty without any.
     """
     lengths = growing(call_tokens(trace))
     backward = named_slices(trace, lambda name: name.startswith(BACKWARD)).any()

@@ -276,7 +276,7 @@ class CompileSummary(Struct, frozen=True, kw_only=True):
     compiles: int
     """Compilations."""
     graphs: int
-    """Graphs that inductor compiled; dynamo's graphs if there are none."""
+    """Graphs that inductor compiled; dynamo's graphs without any."""
     graph_kind: Literal["inductor", "dynamo"]
     """Whose graphs those are."""
     breaks: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from perfscope.model.errors import UsageError
+from perfscope.model.version import install_command
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -30,7 +31,7 @@ def graph_objects() -> Any:
     try:
         import plotly.graph_objects
     except ImportError as error:
-        raise UsageError("figures need plotly: pip install 'perfscope[ui]'") from error
+        raise UsageError(f"figures need plotly: {install_command('ui')}") from error
     return plotly.graph_objects
 
 

@@ -258,7 +258,7 @@ def _origin() -> str:
 
 
 def findings(summary: Summary, *, most: int = MOST_FINDINGS, opened: int = OPENED) -> Iterator[str]:
-    """The heading and one card per finding, costliest first; a note if there are none or more.
+    """The heading and one card per finding, costliest first; a note in place of no findings, and of those left out.
 
     ``opened``: findings whose details are unfolded.
     """

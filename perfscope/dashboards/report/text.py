@@ -192,7 +192,7 @@ def _outline(sections: Sequence[Section], width: int) -> Iterator[RenderableType
 def findings_part(
     summary: Summary, width: int, *, verbose: bool, brief: Brief = IN_FULL, links: bool = False
 ) -> Iterator[RenderableType]:
-    """The findings, costliest first, or a sentence that there are none; then an empty line."""
+    """The findings, costliest first, or a sentence that nothing was found; then an empty line."""
     worth = [block for block in summary.findings if not block.negligible] or summary.findings
     blocks = summary.findings if verbose else worth[:FIRST_FINDINGS]
     if not blocks:

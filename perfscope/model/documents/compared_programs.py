@@ -18,7 +18,7 @@ class MetricSides(Value, frozen=True, kw_only=True):
     unit: str
     """``ns``, ``bytes``, ``FLOP``, ``count`` or ``text``."""
     base: Number | str | None
-    """Median of the launches' values; null: there is none."""
+    """Median of the launches' values; null without one."""
     head: Number | str | None
 
 

@@ -56,7 +56,7 @@ class Capture:
     """The capture module (``CAPTURES``) that made it."""
     state: CaptureState
     steps: tuple[int, int] | None = None
-    """Complete steps in it, half open; ``None`` if there is none."""
+    """Complete steps in it, half open; ``None`` without one."""
     reason: str | None = None
     """Reason why the file is missing, or why a part of it is."""
     artifact: str | None = None

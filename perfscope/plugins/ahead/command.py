@@ -288,7 +288,7 @@ class _Progress:
 
 
 def _frameworks(asked: str, words: tuple[str, ...], *, module: bool) -> tuple[Framework, ...]:
-    """Frameworks whose parts of the program are compiled; ``UsageError`` if there are none."""
+    """Frameworks whose parts of the program are compiled; ``UsageError`` without any."""
     from perfscope.plugins.ahead.common.program import frameworks_of
 
     results = frameworks_of(words, module=module)

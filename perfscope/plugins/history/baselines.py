@@ -69,7 +69,7 @@ def nearest(head: str, name: str | None, *, store: str | None = None) -> tuple[s
     It prefers baselines on HEAD's kind of machine. Among those it takes the one that lacks the fewest commits of
     HEAD, or the newest if git finds no path between them. ``name``: name of the baseline; ``None``: any baseline of the
     same program.
-    ``DataError`` if there is none, so that a requested comparison never passes in silence.
+    ``DataError`` without one, so that a requested comparison never passes in silence.
     """
     run_store = opened(store)
     baselines, facts = run_store.baselines(name), _facts(head)

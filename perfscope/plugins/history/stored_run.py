@@ -92,7 +92,7 @@ class StoredRun:
     """Name of its folder or file."""
     name: str
     kind: str
-    """Kind of recording, as in ``compare``; ``no recording`` if there was none."""
+    """Kind of recording, as in ``compare``; ``no recording`` without one."""
     created_utc: str
     """ISO 8601."""
     schema: str = RECORD_SCHEMA

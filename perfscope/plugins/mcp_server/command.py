@@ -6,6 +6,7 @@ import click
 
 from perfscope.commands.options import verbose_option
 from perfscope.model.errors import DONE, NotStartedError
+from perfscope.model.version import install_command
 
 
 @click.command()
@@ -24,6 +25,6 @@ def mcp(folders: tuple[str, ...], verbose: bool) -> int:
     try:
         from perfscope.plugins.mcp_server.server import serve
     except ImportError as error:
-        raise NotStartedError("mcp needs the package mcp, version 2: pip install 'perfscope[mcp]'") from error
+        raise NotStartedError(f"mcp needs the package mcp, version 2: {install_command('mcp')}") from error
     serve(answers)
     return DONE

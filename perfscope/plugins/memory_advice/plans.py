@@ -232,7 +232,7 @@ def greedy(simulator: Simulator, start: Sequence[Policy] | None = None) -> tuple
 def _next(
     simulator: Simulator, group: Group, policy: Policy, policies: Sequence[Policy], now: Simulation
 ) -> GreedyStep | None:
-    """The group's first unit that ``policy`` changes further; None if there is none."""
+    """The group's first unit that ``policy`` changes further; None without one."""
     further = {"selective": ("keep",), "full": ("keep", "selective")}
     unit = next((unit for unit in group.units if policies[unit.regions[0]] in further[policy]), None)
     if unit is None or not is_offered(simulator.model, unit, policy):

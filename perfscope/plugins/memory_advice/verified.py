@@ -87,7 +87,7 @@ def with_exact_peaks(model: StepModel, peaks: Mapping[Policy, int]) -> StepModel
 
 
 def program_of(trace: Trace, label: str) -> int:
-    """Number of the program of a step model; ``ValueError`` if there is none."""
+    """Number of the program of a step model; ``ValueError`` without one."""
     return [program_label(module, trace) for module in trace.hlo].index(label)
 
 

@@ -87,7 +87,7 @@ def _number(name: str) -> int | None:
 
 
 def _container(group: Group) -> str:
-    """The container of a group's modules as an attribute of the model; ``model`` itself; empty if there is none."""
+    """The container of a group's modules as an attribute of the model; ``model`` itself; empty without one."""
     name = group.units[0].name.rpartition(".")[0]
     return _path(name) or ("model" if name.isidentifier() else "")
 

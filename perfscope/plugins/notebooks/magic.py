@@ -26,7 +26,7 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def _analysis(captured: Any) -> Any:
-    """The analysis, which a notebook draws; ``None`` with one line on the reason if there is none."""
+    """The analysis, which a notebook draws; without one, ``None`` after a line with the reason."""
     try:
         if captured.directory is None:
             raise PerfscopeError(NOTHING)

@@ -108,7 +108,7 @@ class Comparison:
         return result
 
     def _value_after(self, match: Match, row: Row) -> str:
-        """Op of one side, soon after its layer, with the other side's value of the layer; ``''`` if there is none."""
+        """Op of one side, soon after its layer, with the other side's value of the layer; ``''`` without one."""
         enough = min(row.expected, MOST_COMMON)
         a, b = self.a.recording.ops, self.b.recording.ops
         for ops, layer, others, other, side in (

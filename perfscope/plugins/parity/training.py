@@ -86,7 +86,7 @@ class Training(Struct, frozen=True, kw_only=True):
 def compare_trainings(a: Path, b: Path) -> Training:
     """Compare two sides, each a run recorded with ``--numerics`` or a folder of such runs.
 
-    ``DataError`` if there are none, or no step has a loss or gradient norm in all of them.
+    ``DataError`` without any, or if no step has a loss or gradient norm in all of them.
     """
     sides = _runs(a), _runs(b)
     metrics = [metric for name, value in METRICS if (metric := _metric(name, value, *sides)) is not None]

@@ -50,7 +50,7 @@ CARRIED = frozenset(
         "shapes", "autograd", "memory", "collectives", "sync_records", "steps",
     }
 )  # fmt: skip
-"""Keys of ``Trace.recorded`` that an export of ours carries completely: without rows, there were none."""
+"""Keys of ``Trace.recorded`` that an export of ours carries completely: a recording without rows had no such data."""
 
 MAX_BYTES = 16 << 30
 """Maximum decompressed bytes of a file; ring buffers of long recordings reach some GB."""

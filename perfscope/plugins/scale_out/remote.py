@@ -36,6 +36,7 @@ from perfscope.analyzers.readers import (
 from perfscope.model.documents.run_folders import LATEST
 from perfscope.model.errors import DataError, NotStartedError, UsageError
 from perfscope.model.trace import TraceBuilder
+from perfscope.model.version import install_command
 
 HIDDEN = "***"
 
@@ -217,7 +218,7 @@ def _opened(url: str) -> tuple[Any, str]:
     try:
         import fsspec
     except ImportError as missing:
-        raise UsageError(f"{shown}: fsspec is not installed; pip install 'perfscope[cluster]'") from missing
+        raise UsageError(f"{shown}: fsspec is not installed; {install_command('cluster')}") from missing
     try:
         system, path = fsspec.core.url_to_fs(url)
     except (ImportError, ValueError) as error:  # An import error has the name of that storage's package.
@@ -362,7 +363,7 @@ def work_on_cluster(
     try:
         import distributed
     except ImportError as missing:
-        raise UsageError("--scheduler: Dask is not installed; pip install 'perfscope[cluster]'") from missing
+        raise UsageError(f"--scheduler: Dask is not installed; {install_command('cluster')}") from missing
     with _connected(distributed, address) as client:
         _check_workers(client, address)
         futures = client.map(work, tasks, pure=False, retries=RETRIES)

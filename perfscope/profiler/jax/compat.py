@@ -202,7 +202,10 @@ def options(*, host_tracer_level: int) -> Any:
 
 
 def session(*, host_tracer_level: int) -> Any:
-    """A profiler that records from now on; its ``stop()`` gives a serialized XSpace. ``None`` if there is none."""
+    """A profiler that records from now on; its ``stop()`` gives a serialized XSpace.
+
+    ``None`` if this jax has no such profiler.
+    """
     profiler = _profiler()
     return None if profiler is None else profiler.ProfilerSession(options(host_tracer_level=host_tracer_level))
 

@@ -83,7 +83,7 @@ def name_and_id(module: bytes) -> tuple[str, int]:
 
 
 def module_of(proto: bytes) -> bytes:
-    """The HloModuleProto in an HloProto, serialized; empty if there is none."""
+    """The HloModuleProto in an HloProto, serialized; empty without one."""
     return next((value for number, value in fields(proto) if number == _HLO_MODULE and isinstance(value, bytes)), b"")
 
 

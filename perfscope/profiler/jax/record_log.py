@@ -82,7 +82,7 @@ class CallSites(SourceFiles):
         super().__init__(working_folder, (*compat.package_folders(), *([Path(numpy).parent] if numpy else [])))
 
     def here(self, frame: FrameType | None) -> Site | None:
-        """The user's frame at or outside of ``frame``; ``None`` if there is none."""
+        """The user's frame at or outside of ``frame``; ``None`` without one."""
         installed: Site | None = None
         while frame is not None:
             path = frame.f_code.co_filename

@@ -184,7 +184,7 @@ MOST_STRAYS = 20
 
 
 def finish_ab_launch(message: Message, seen: Process | None) -> Process | None:
-    """``seen`` with the allocators' counters; modules from the checkout are written down, no file if there are none.
+    """``seen`` with the allocators' counters; modules from the checkout are written down, if there are any.
 
     If more than times was recorded, ``seen`` is unchanged.
     """

@@ -321,7 +321,7 @@ class StepCounting:
         return [Capture(pass_name=PASS, tool=TOOL, state="recorded", artifact=path.relative_to(run).as_posix())]
 
     def document(self) -> StepCounters | None:
-        """Counts so far; ``None`` if there are none."""
+        """Counts so far; ``None`` without any."""
         if not self._steps:
             return None
         self.cores.look_at_machine()

@@ -22,7 +22,7 @@ class Trigger:
         self._seen = self._version()
 
     def steps(self) -> int:
-        """Number of steps of a new request; 0 if there is none, or the last look was less than a second ago."""
+        """Number of steps of a new request; 0 without a request, or less than a second after the last look."""
         now = monotonic()
         if now - self._looked < LOOK_EVERY_S:
             return 0

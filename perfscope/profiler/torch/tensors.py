@@ -127,7 +127,7 @@ class StorageListing:
     watches: list[Any] = field(default_factory=list)
 
     def sums(self) -> dict[str, int]:
-        """Bytes by purpose; empty if there are none."""
+        """Bytes by purpose; empty without any."""
         total = dict.fromkeys(SUMS.values(), 0)
         for record in self.held:
             total[SUMS[record.category]] += record.bytes

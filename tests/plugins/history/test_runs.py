@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.model.errors import DataError, PerfscopeError, UsageError
+from perfscope.model.version import install_command
 from perfscope.plugins.history.store import database
 from perfscope.plugins.history.store.database import VARIABLE, address, secrets_of, shown_address
 from perfscope.plugins.history.store.packs import Packed, fetch, pack, unpack
@@ -364,5 +366,5 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "sqlalchemy", None)
-    with pytest.raises(PerfscopeError, match=r'pip install "perfscope\[store\]"'):
+    with pytest.raises(PerfscopeError, match=re.escape(install_command("store"))):
         RunStore("postgresql://me:secret@host/db")

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from perfscope.model.errors import DataError, NotStartedError, UsageError
+from perfscope.model.version import install_command
 from perfscope.plugins.mcp_server.answers import MOST_CHARACTERS, TOOLS, Answers
 from perfscope.plugins.mcp_server.command import mcp
 from perfscope.plugins.mcp_server.folders import Folders
@@ -170,7 +171,7 @@ def test_without_the_package_the_install_command_is_named(folder: Path, monkeypa
     monkeypatch.delitem(sys.modules, "perfscope.plugins.mcp_server.server", raising=False)
     result = CliRunner().invoke(mcp, [str(folder)])
     assert isinstance(result.exception, NotStartedError)
-    assert "pip install 'perfscope[mcp]'" in str(result.exception)
+    assert install_command("mcp") in str(result.exception)
 
 
 def test_a_folder_that_does_not_exist_is_refused_at_start(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import sys
@@ -18,6 +19,7 @@ from perfscope.analyzers.readers.load import Task, TaskResult
 from perfscope.analyzers.readers.workers import LostTask
 from perfscope.dashboards.report import render
 from perfscope.model.errors import DataError, NotStartedError, UsageError
+from perfscope.model.version import install_command
 from perfscope.plugins.scale_out import remote as clustering
 from perfscope.plugins.scale_out.remote import work_on_cluster
 
@@ -130,7 +132,7 @@ def test_no_scheduler_and_no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_dask_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
-    with pytest.raises(UsageError, match=r"pip install 'perfscope\[cluster\]'"):
+    with pytest.raises(UsageError, match=re.escape(install_command("cluster"))):
         list(work_on_cluster(worker_of, range(2), address="tcp://127.0.0.1:9"))
 
 

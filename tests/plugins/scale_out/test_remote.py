@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from perfscope.analyzers.judge import judge_paths
 from perfscope.analyzers.readers.load import is_remote
 from perfscope.dashboards.report import render
 from perfscope.model.errors import DataError, UsageError
+from perfscope.model.version import install_command
 from perfscope.plugins.scale_out import remote as scale_out
 from perfscope.plugins.scale_out.remote import fetched, remote_files, shown_url, without_secrets
 
@@ -117,7 +119,7 @@ def test_what_is_not_installed_or_known(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(UsageError, match=r"gs://bucket/x: .*gcsfs"):
         remote_files("gs://bucket/x")
     monkeypatch.setitem(sys.modules, "fsspec", None)
-    with pytest.raises(UsageError, match=r"pip install 'perfscope\[cluster\]'"):
+    with pytest.raises(UsageError, match=re.escape(install_command("cluster"))):
         remote_files("memory://job")
 
 

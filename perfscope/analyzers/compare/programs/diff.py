@@ -37,7 +37,7 @@ from perfscope.model.documents.compared_programs import ProgramWritten
 from perfscope.model.units import format_bytes
 
 Source = Callable[[Sequence[OpKey]], str]
-"""Return the changed line of the source program near any of these ops; ``''`` if there is none."""
+"""Return the changed line of the source program near any of these ops; ``''`` without one."""
 
 HOPS = 2
 """Ops between a changed line and an op that it may have changed."""

@@ -28,7 +28,7 @@ their neighbours differ by 5%; compilation or an autotuner multiplies the first 
 
 
 class Steady(Struct, frozen=True, kw_only=True):
-    """The steady part of a launch: ``times[dropped:]``. ``problem``: why there is none, or ``None``."""
+    """The steady part of a launch: ``times[dropped:]``. ``problem``: the reason for its absence, or ``None``."""
 
     dropped: int
     kept: int

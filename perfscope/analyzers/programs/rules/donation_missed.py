@@ -12,9 +12,9 @@ How it is found:
     are not computed from them in this way, and arguments that do not look like state (no leaf of a tree, in a program
     that neither differentiates nor writes into it). The saving follows from XLA's heap trace with the donated
     arguments; without a buffer assignment (text) it is modelled from schedule and shapes. A finding requires that the
-    peak falls by `MIN_SAVED_BYTES` and by `MIN_SHARE` of it. With donated arguments XLA assigns memory anew: in steps
-    of a transformer the peak was within 1% of the predicted one. The program does not show whether the caller uses the
-    argument again; check this before donating it.
+    peak falls by `MIN_SAVED_BYTES` and by `MIN_SHARE` of it. XLA assigns memory differently once arguments are donated:
+    in steps of a transformer the peak was within 1% of the predicted one. The program does not show whether the caller
+    uses the argument again; check this before donating it.
 
     In a run of ours, also jax's warnings about donated buffers that no result can use, because none has their shape,
     type and layout. Their size is reported without a saving, because the intended result is unknown.

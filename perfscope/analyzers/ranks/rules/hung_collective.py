@@ -195,7 +195,7 @@ def _undumped(hang: Hang, causes: Causes, records: dict[int, FlightRecord]) -> F
         call=missed.call,
         ranks=ranks,
         evidence=(_absent_row(rank, waits, records) for rank, waits in causes),
-        advice=f"Collect the dumps of {named_ranks(ranks)}; if there are none, these processes died: look at their "
+        advice=f"Collect the dumps of {named_ranks(ranks)}; if they left no dump, these processes died: look at their "
         "logs, dmesg (out of memory, Xid errors) and the scheduler's record of the machine.",
     )
 

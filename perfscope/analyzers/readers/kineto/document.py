@@ -87,7 +87,7 @@ class Document(Struct, frozen=True, kw_only=True):
 
 
 def locate(data: Buffer, path: str) -> Document:
-    """Find the event array of ``data``. ``DataError`` if there is none or the file ends inside it."""
+    """Find the event array of ``data``. ``DataError`` without one, or if the file ends inside it."""
     opening = _WHITE.match(data)
     first = opening.end() if opening else 0
     if data[first : first + 1] == b"[":

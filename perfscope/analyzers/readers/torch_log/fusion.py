@@ -73,7 +73,7 @@ def with_kernels(refusals: Iterable[FusionRefusal], kernels: Sequence[CompiledKe
 
 
 def _kernel_of(nodes: Sequence[str], kernels: Iterable[CompiledKernel]) -> str | None:
-    """Return the kernel that computes most of exactly these nodes; ``None`` if there is none, or a tie.
+    """Return the kernel that computes most of exactly these nodes; ``None`` without one, or a tie.
 
     Inductor computes a cheap node again in each kernel that needs it, so sharing one node is not enough. The measure is
     the intersection of both sets over their union.

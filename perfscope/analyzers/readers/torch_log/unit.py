@@ -124,7 +124,7 @@ def _define(line: str, code: Code, comments: _Comments) -> None:
 
 
 def _call(line: str, code: Code, comments: _Comments) -> bool:
-    """Record the call in ``line``; return ``False`` if there is none."""
+    """Record the call in ``line``; return ``False`` without one."""
     run = _RUN.match(line) or _CALLED.match(line)
     if run is not None and run[1] in code.defined:
         call = Call(run[1], code.defined[run[1]].backend)

@@ -152,7 +152,7 @@ class CoreSummary(CoreFacts, frozen=True, kw_only=True):
 
     rank: int | None
     share: float
-    """Share of the steps without a profiler (of the traced steps if there are none) in which the host waited."""
+    """Share of the steps without a profiler (of the traced steps, if all were traced) in which the host waited."""
     loader_workers: int
     """Worker processes of data loaders, in all local processes together."""
 

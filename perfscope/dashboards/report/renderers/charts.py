@@ -43,7 +43,7 @@ def chart_html(chart: Chart) -> str:
 
 
 def legend_html(legend: Legend) -> str:
-    """Colours and their meaning; ``''`` if there are none."""
+    """Colours and their meaning; ``''`` without any."""
     if not legend.entries:
         return ""
     shown = "".join(

@@ -191,7 +191,7 @@ def register(app: Any) -> None:
 
 
 def _work(asked: Asked) -> Pair | Stored | str:
-    """The comparison to show, or the reason why there is none."""
+    """The comparison to show, or the reason for its absence."""
     kept = asked.parameters.get("stored")
     if kept is not None:
         work = find_work(asked.shelf, kept)

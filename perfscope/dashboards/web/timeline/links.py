@@ -64,7 +64,7 @@ class _Events:
         self._by_row: dict[str, Int64] = {}
 
     def of(self, side: Local) -> int:
-        """The event of a collective; ``MISSING`` if there is none."""
+        """The event of a collective; ``MISSING`` without one."""
         table, row = ("kernels", side.kernel) if side.kernel != MISSING else ("slices", side.slice)
         if table not in self._by_row:
             mine = np.flatnonzero(self._index.table == TABLES.index(table))
@@ -79,7 +79,7 @@ class _Events:
 
 
 def _places(index: Index, table: str, size: int) -> Int64:
-    """The event of each row of a table; ``MISSING`` if there is none."""
+    """The event of each row of a table; ``MISSING`` without one."""
     result = np.full(size, MISSING, np.int64)
     mine = np.flatnonzero(index.table == TABLES.index(table))
     result[index.row[mine]] = mine

@@ -113,7 +113,7 @@ def compile_all(request: Request, send: EventWriter) -> None:
 
 
 def _report_checkpoints(checkpoints: Checkpoints, send: EventWriter, *, failed: bool) -> bool:
-    """Report the outcome for the layers; False if there is none because the program failed before."""
+    """Report the outcome for the layers; False if the program failed before it had one."""
     try:
         notes = checkpoints.notes()
     except DataError:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 from perfscope.model.errors import DataError
+from perfscope.model.version import install_command
 
 VARIABLE = "PERFSCOPE_PLUGINS"
 Kind = Literal["gpu-nvidia", "gpu-amd", "tpu", "torch"]
@@ -86,14 +87,12 @@ class MissingPlugin:
 
 
 def find(kind: Kind) -> Plugin | MissingPlugin:
-    """The compiler of a kind, or why there is none. Reads metadata and files; imports nothing."""
+    """The compiler of a kind, or the reason for its absence. Reads metadata and files; imports nothing."""
     if kind == "torch":
         return _triton()
     jax = _version_of("jax", None)
     if jax is None:
-        return MissingPlugin(
-            kind=kind, reason="jax is not installed for this Python", install="pip install 'perfscope[jax]'"
-        )
+        return MissingPlugin(kind=kind, reason="jax is not installed for this Python", install=install_command("jax"))
     if _numbers(jax)[:2] < OLDEST_JAX:
         needed = ".".join(map(str, OLDEST_JAX))
         return MissingPlugin(
@@ -179,7 +178,7 @@ def _triton() -> Plugin | MissingPlugin:
     torch = _version_of("torch", None)
     if torch is None:
         return MissingPlugin(
-            kind="torch", reason="torch is not installed for this Python", install="pip install 'perfscope[torch]'"
+            kind="torch", reason="torch is not installed for this Python", install=install_command("torch")
         )
     # The environment's own first: it came with a CUDA build of torch, and would be imported.
     for folder, version in sorted(_find_package("triton"), key=lambda candidate: candidate[0] is not None):

@@ -19,6 +19,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from perfscope.model.documents.run_folders import RUNS_FOLDER
 from perfscope.model.errors import DataError, PerfscopeError, UsageError
+from perfscope.model.version import install_command
 
 # Location of a store: a file on this machine, or a database URL whose password is never shown.
 
@@ -39,8 +40,6 @@ APPLICATION_ID = 0x70736370
 
 LOCK = 0x7065726673636F70
 """Key of the lock that lets one writer at a time change shared data."""
-
-EXTRA = 'a store on PostgreSQL needs SQLAlchemy and psycopg: pip install "perfscope[store]"'
 
 META = "perfscope_store"
 """Every table begins with ``perfscope_``: a shared database may hold ``runs`` and ``metrics`` of another tool."""
@@ -202,7 +201,8 @@ class PostgresDatabase:
             import psycopg  # noqa: F401  (SQLAlchemy's own message names neither the package nor the extra)
             import sqlalchemy
         except ImportError as error:
-            raise PerfscopeError(f"{shown_address(url)}: {EXTRA}") from error
+            needs = f"a store on PostgreSQL needs SQLAlchemy and psycopg: {install_command('store')}"
+            raise PerfscopeError(f"{shown_address(url)}: {needs}") from error
         self.shown = shown_address(url)
         self._secrets = secrets_of(url)
         scheme = split(url).scheme

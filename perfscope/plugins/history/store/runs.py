@@ -168,7 +168,7 @@ class RunStore:
     def find(self, which: str) -> StoredRun:
         """The run with that id or uid, a prefix of one, or ``latest``.
 
-        ``DataError`` if there is none, ``UsageError`` if several match.
+        ``DataError`` without one, ``UsageError`` if several match.
         """
         rows = []
         if not self.is_empty():

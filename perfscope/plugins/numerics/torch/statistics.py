@@ -14,7 +14,7 @@ _FLOATS = (torch.float64, torch.float32, *HALF)
 
 
 def plain(value: Any) -> torch.Tensor | None:
-    """The dense values of this process in a tensor of 16 bits or more; ``None`` if there are none to examine."""
+    """The dense values of this process in a tensor of 16 bits or more; ``None`` without any to examine."""
     if not isinstance(value, torch.Tensor) or value.dtype not in _FLOATS or value.layout != torch.strided:
         return None
     value = value.detach()

@@ -45,7 +45,7 @@ def planned_products(work: PlanWork) -> tuple[PlannedProduct, ...]:
 
 
 def mixed_precision(products: Iterable[PlannedProduct]) -> str | None:
-    """Return the 16-bit dtype in which the program does most of its multiplication; ``None`` if there is none."""
+    """Return the 16-bit dtype in which the program does most of its multiplication; ``None`` without one."""
     flops: dict[str, int] = defaultdict(int)
     for product in products:
         flops[product.dtype] += product.runs * product.flops

@@ -189,7 +189,7 @@ def opaque_jaxprs(eqn: Any) -> tuple[tuple[Any, ...], str]:
 
 
 def custom_rule(eqn: Any) -> tuple[Any, ...]:
-    """The forward of a ``custom_vjp`` as a jaxpr: it may name values to keep. Empty if there is none."""
+    """The forward of a ``custom_vjp`` as a jaxpr: it may name values to keep. Empty without one."""
     if eqn.primitive.name != "custom_vjp_call":
         return ()
     count = len(eqn.invars) - eqn.params["num_consts"]
