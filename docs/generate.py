@@ -23,6 +23,7 @@ from perfscope.analyzers.query import QUERIES
 from perfscope.analyzers.query.frames import DERIVED
 from perfscope.analyzers.registry import rule_homes
 from perfscope.analyzers.results import labels_of, result_table, table_names
+from perfscope.analyzers.rule_page import sections_of
 from perfscope.analyzers.thresholds import Threshold, constants, thresholds_in
 from perfscope.commands.symptoms import SYMPTOMS
 from perfscope.dashboards.report.compare.comparison import compare
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
 
 DOCS = Path(__file__).resolve().parent
 GENERATED = "<!-- Written by docs/generate.py; `make docs` writes it again. -->"
-SECTION = re.compile(r"^([A-Z][A-Za-z ]{2,40}):(?:\s+(.*))?$")
-"""A section of a docstring: a capitalised heading at the margin, a colon, then text on that line or below."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,21 +106,17 @@ def _written(threshold: Threshold) -> str:
 
 def _sections(body: str) -> list[str]:
     """The docstring's body, its ``Heading:`` lines turned into headings."""
-    parts: list[str] = []
-    lines: list[str] = []
-    for line in body.splitlines():
-        heading = SECTION.match(line)
-        if heading is None:
-            lines.append(line)
-            continue
-        parts += [_paragraphs(lines), f"## {heading.group(1)}"]
-        lines = [heading.group(2) or ""]
-    return [part for part in [*parts, _paragraphs(lines)] if part]
+    parts = [
+        part
+        for title, text in sections_of(body).items()
+        for part in (f"## {title}" if title else "", _paragraphs(text))
+    ]
+    return [part for part in parts if part]
 
 
-def _paragraphs(lines: list[str]) -> str:
-    """Lines of one section as Markdown, at the margin whether or not the docstring indents its sections."""
-    text = _markdown(inspect.cleandoc("\n".join(lines))).strip("\n")
+def _paragraphs(section: str) -> str:
+    """One section as Markdown."""
+    text = _markdown(section).strip("\n")
     return text[:1].upper() + text[1:]
 
 

@@ -58,7 +58,7 @@ BLOCK_COLUMNS: tuple[Column[Sequence[Any]], ...] = (
     Column("what", itemgetter(1), key="category", width=130),
     Column("tensor", itemgetter(2), "code", key="name", width=190),
     Column("module", itemgetter(3), "code", key="module", width=300),
-    Column("line", itemgetter(4), "code", key="line", width=230),
+    Column("line", itemgetter(4), "place", key="line", width=230),
     Column("op", itemgetter(5), "code", key="op", width=190),
     Column("made in", itemgetter(6), key="phase", width=100),
     Column("step", itemgetter(7), "count", key="step", width=80),
