@@ -1,13 +1,14 @@
 """DistributedDataParallel over tensors without data: a model of its buckets replaces its reducer.
 
-Torch's reducer is C++ and needs memory in its tensors. The model gets the buckets from torch, counts gradients as they
-become ready, and records an all-reduce for each complete bucket; no op is dispatched for it.
+Torch's reducer is C++ and needs memory in its tensors. The model gets the buckets from torch, which assigns them by the
+sizes of the parameters, and records an all-reduce per bucket after the gradient of the parameter that was registered
+first, because gradients are expected in reverse order of registration; no op is dispatched for it.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -106,8 +107,9 @@ class BucketModel:
         members = [[self._parameters[index] for index in bucket] for bucket in assigned]
         self.buckets = tuple(Bucket(bytes=sum(map(_bytes, bucket)), parameters=len(bucket)) for bucket in members)
         self._dtypes = [_dtype(bucket[0]) for bucket in members]
-        self._countdown = BucketCountdown(assigned)
+        self._completed_by = {bucket[-1]: number for number, bucket in enumerate(assigned)}
         self._expecting = self._ending = False
+        self._unsent: list[int] = []
         self._sent: list[int] = []
         # With gradient_as_bucket_view the gradients are in the memory of the buckets.
         self._memory = [
@@ -124,7 +126,7 @@ class BucketModel:
     def prepare_for_backward(self, *_: Any) -> None:
         """Expect gradients; not called under ``no_sync``."""
         self._expecting, self._ending = True, False
-        self._countdown.reset()
+        self._unsent = list(range(len(self.buckets)))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -147,10 +149,9 @@ class BucketModel:
         if not self._ending:
             self._ending = True
             compat.at_end_of_backward(self._finish)
-        self._send(self._countdown.ready(index))
-
-    def _send(self, numbers: Sequence[int]) -> None:
-        for number in numbers:
+        number = self._completed_by.get(index)
+        if number is not None and number in self._unsent:
+            self._unsent.remove(number)
             self._reduce(self.buckets[number].bytes, self._dtypes[number])
 
     def _reduce(self, size: int, dtype: str) -> None:
@@ -164,9 +165,10 @@ class BucketModel:
         return self._recorder.record(exchange, op, "DistributedDataParallel")
 
     def _finish(self) -> None:
-        """End of the backward pass: send the rest and wait for all."""
+        """End of the backward pass: reduce the remaining buckets and wait for all."""
         self._expecting = False
-        self._send(self._countdown.rest())
+        for number in self._unsent:
+            self._reduce(self.buckets[number].bytes, self._dtypes[number])
         if self._module.find_unused_parameters and not self._module.static_graph:
             self._reduce(4 * len(self._parameters), "int32")  # whether all parameters were used
         for number in self._sent:
@@ -180,30 +182,3 @@ def _bytes(tensor: Any) -> int:
 
 def _dtype(tensor: Any) -> str:
     return str(tensor.dtype).removeprefix("torch.")
-
-
-class BucketCountdown:
-    """Finds complete buckets as gradients become ready; a bucket waits for its predecessors."""
-
-    def __init__(self, buckets: Sequence[Sequence[int]]) -> None:
-        self._buckets = [frozenset(bucket) for bucket in buckets]
-        self._bucket_of = {index: number for number, bucket in enumerate(buckets) for index in bucket}
-        self.reset()
-
-    def reset(self) -> None:
-        """Start a backward pass: no gradient is ready."""
-        self._missing = [set(bucket) for bucket in self._buckets]
-        self._next = 0
-
-    def ready(self, index: int) -> list[int]:
-        """The buckets that can be sent after this parameter's gradient is ready."""
-        self._missing[self._bucket_of[index]].discard(index)
-        first = self._next
-        while self._next < len(self._missing) and not self._missing[self._next]:
-            self._next += 1
-        return list(range(first, self._next))
-
-    def rest(self) -> list[int]:
-        """The buckets that were not sent by the end of the backward pass."""
-        first, self._next = self._next, len(self._buckets)
-        return list(range(first, self._next))
