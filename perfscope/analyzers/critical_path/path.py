@@ -7,6 +7,7 @@ step without gaps or overlaps, so their lengths sum to the step exactly.
 from __future__ import annotations
 
 from bisect import bisect_right
+from typing import get_args
 
 import numpy as np
 from msgspec import Struct
@@ -14,6 +15,7 @@ from msgspec import Struct
 from perfscope.analyzers.critical_path.graph import Graph, NodeKind, Via, dependency_graph
 from perfscope.analyzers.critical_path.runs import Runs
 from perfscope.analyzers.time import HostActivity, divide
+from perfscope.model.documents.causes import HostPurpose
 from perfscope.model.intervals import EMPTY, Int64, difference, intersection_total, union
 from perfscope.model.trace import MISSING, Trace
 
@@ -28,13 +30,7 @@ PARTS = (
     "dependency",
     "sync",
     "input",
-    "compilation",
-    "memory",
-    "collective_setup",
-    "garbage_collection",
-    "saving",
-    "other_ranks",
-    "sleeping",
+    *get_args(HostPurpose),
     "host_op",
     "other_host",
     "unexplained",
@@ -44,19 +40,6 @@ PARTS = (
 begin of its work.
 """
 
-_PART_OF_ACTIVITY = {
-    HostActivity.INPUT: "input",
-    HostActivity.COMPILATION: "compilation",
-    HostActivity.COLLECTIVE_SETUP: "collective_setup",
-    HostActivity.GARBAGE_COLLECTION: "garbage_collection",
-    HostActivity.SAVING: "saving",
-    HostActivity.OTHER_RANKS: "other_ranks",
-    HostActivity.SLEEPING: "sleeping",
-    HostActivity.MEMORY: "memory",
-    HostActivity.SYNC: "sync",
-    HostActivity.LAUNCH: "launch",
-    HostActivity.OP: "host_op",
-}
 _PART_OF_WORK = {NodeKind.KERNEL: "compute", NodeKind.COMMUNICATION: "communication", NodeKind.COPY: "copy"}
 _PART_OF_GAP = {Via.ORDER: "dependency", Via.LAUNCH: "launch", Via.DEPENDENCY: "dependency"}
 
@@ -238,7 +221,7 @@ def _host_parts(trace: Trace, path: CriticalPath, chosen: np.ndarray) -> dict[st
         parts, rest = divide(trace, thread, difference(spans, computing))
         for activity, part in parts.items():
             on_cpu = computes and activity in (HostActivity.OP, HostActivity.LAUNCH)
-            name = "compute" if on_cpu else _PART_OF_ACTIVITY[activity]
+            name = "compute" if on_cpu else "host_op" if activity == HostActivity.OP else activity.name.lower()
             totals[name] = totals.get(name, 0) + part.total()
         totals["other_host"] = totals.get("other_host", 0) + rest.total()
     return totals

@@ -14,6 +14,7 @@ from perfscope.analyzers.time.host_activity import HostActivity, divide, host_ac
 from perfscope.analyzers.time.spans import named_slices, spans_by_thread
 from perfscope.analyzers.time.steps import Windows, step_windows, steps_work
 from perfscope.analyzers.time.whole_run.cores import carve_waits, core_waits
+from perfscope.model.documents.causes import HostPurpose
 from perfscope.model.intervals import EMPTY, Intervals, covered, difference, intersection, merge, union
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
@@ -23,13 +24,7 @@ HostPart = Literal[
     "launch",
     "sync",
     "input",
-    "compilation",
-    "memory",
-    "collective_setup",
-    "garbage_collection",
-    "saving",
-    "other_ranks",
-    "sleeping",
+    HostPurpose,
     "other_threads",
     "python",
     "core_wait",

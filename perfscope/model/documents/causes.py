@@ -6,13 +6,7 @@ from typing import Literal, cast, get_args
 
 from perfscope.model.untrusted_text import sanitize
 
-Cause = Literal[
-    "compute",
-    "exposed_communication",
-    "exposed_copy",
-    "sync",
-    "input",
-    "launch",
+HostPurpose = Literal[
     "compilation",
     "memory",
     "collective_setup",
@@ -20,6 +14,17 @@ Cause = Literal[
     "saving",
     "other_ranks",
     "sleeping",
+]
+"""Purposes of host time that the step's account, the host's account and the critical path have in common."""
+
+Cause = Literal[
+    "compute",
+    "exposed_communication",
+    "exposed_copy",
+    "sync",
+    "input",
+    "launch",
+    HostPurpose,
     "other_host",
     "core_wait",
     "dependency",

@@ -153,6 +153,19 @@ class Client:
         except (KeyError, TypeError, ValueError):
             self.unexpected(path)
 
+    def write(
+        self, method: str, path: str, body: str, read: Callable[[Mapping[str, Any]], Taken], *, again: bool
+    ) -> Taken:
+        """Send the text of a comment; return ``read`` of the answer. ``again``: as in `ask`."""
+        return self.taken(self.ask(method, path, payload={"body": body}, again=again).value, path, read)
+
+    def user(self, key: str) -> str:
+        """The token's user: ``key`` of ``/user``."""
+        name = self.taken(self.ask("GET", "/user", again=True).value, "/user", lambda row: row[key])
+        if not isinstance(name, str):
+            self.unexpected("/user")
+        return name
+
     def _once(self, method: str, url: str, body: bytes | None, what: str) -> Reply:
         headers = {"User-Agent": "perfscope", "Accept": "application/json", **self.headers}
         if body is not None:

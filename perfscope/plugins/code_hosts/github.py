@@ -71,7 +71,7 @@ class GitHub:
         except (KeyError, TypeError, HostError) as error:
             if isinstance(error, HostError) and error.status not in (403, 404):
                 raise
-            login = self.rest.taken(self.rest.ask("GET", "/user", again=True).value, "/user", lambda row: row["login"])
+            return self.rest.user("login")
         if not isinstance(login, str):
             self.graphql.unexpected("/graphql")
         return login
@@ -84,11 +84,13 @@ class GitHub:
 
     def create(self, change: int, body: str) -> Comment:
         """Create a comment."""
-        return self._write("POST", f"/repos/{self.repository}/issues/{change}/comments", body, again=False)
+        path = f"/repos/{self.repository}/issues/{change}/comments"
+        return self.rest.write("POST", path, body, _comment, again=False)
 
     def update(self, change: int, comment: Comment, body: str) -> Comment:
         """Replace the text of a comment."""
-        return self._write("PATCH", f"/repos/{self.repository}/issues/comments/{comment.number}", body, again=True)
+        path = f"/repos/{self.repository}/issues/comments/{comment.number}"
+        return self.rest.write("PATCH", path, body, _comment, again=True)
 
     def pull_of(self, *, sha: str, owner: str, branch: str, head_repository: str) -> int | None:
         """The open pull request whose last commit is ``sha``; ``None`` if none is (closed, or it has new commits).
@@ -107,10 +109,6 @@ class GitHub:
             named = ", ".join(f"#{number}" for number in result)
             raise HostError(f"GitHub: {named} all end with {sha[:12]}; choose one with --pr")
         return result[0] if result else None
-
-    def _write(self, method: str, path: str, body: str, *, again: bool) -> Comment:
-        reply = self.rest.ask(method, path, payload={"body": body}, again=again)
-        return self.rest.taken(reply.value, path, _comment)
 
 
 def check_repository(repository: str) -> None:

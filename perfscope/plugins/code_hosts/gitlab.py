@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 from urllib.parse import quote
 
@@ -46,29 +47,23 @@ class GitLab:
 
     def myself(self) -> str:
         """The token's user; a project access token has a bot user."""
-        name = self.rest.taken(self.rest.ask("GET", "/user", again=True).value, "/user", lambda row: row["username"])
-        if not isinstance(name, str):
-            self.rest.unexpected("/user")
-        return name
+        return self.rest.user("username")
 
     def comments(self, change: int) -> Iterator[Comment]:
         """All notes of people and bots on a merge request, oldest first."""
         path = self._notes(change)
         for row in self.rest.rows(path, {"sort": "asc", "order_by": "created_at"}):
             if not row.get("system"):
-                yield self.rest.taken(row, path, lambda row: self._comment(change, row))
+                yield self.rest.taken(row, path, partial(self._comment, change))
 
     def create(self, change: int, body: str) -> Comment:
         """Create a note."""
-        path = self._notes(change)
-        reply = self.rest.ask("POST", path, payload={"body": body}, again=False)
-        return self.rest.taken(reply.value, path, lambda row: self._comment(change, row))
+        return self.rest.write("POST", self._notes(change), body, partial(self._comment, change), again=False)
 
     def update(self, change: int, comment: Comment, body: str) -> Comment:
         """Replace the text of a note."""
         path = f"{self._notes(change)}/{comment.number}"
-        reply = self.rest.ask("PUT", path, payload={"body": body}, again=True)
-        return self.rest.taken(reply.value, path, lambda row: self._comment(change, row))
+        return self.rest.write("PUT", path, body, partial(self._comment, change), again=True)
 
     def _notes(self, change: int) -> str:
         return f"/projects/{quote(self.project, safe='')}/merge_requests/{change}/notes"
