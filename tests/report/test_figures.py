@@ -10,6 +10,7 @@ import pytest
 
 import perfscope
 from perfscope.analyzers.engine import Step
+from perfscope.analyzers.time import step_accounts
 from perfscope.dashboards import figures
 from perfscope.dashboards.report.charts import CAUSE_COLORS
 from perfscope.model.documents.comparison import Account, Amount
@@ -58,6 +59,18 @@ def test_both_sides_and_their_changes_sum_by_cause() -> None:
     labels = [label.text for label in figure.layout.annotations]
     assert labels == ["compute <b>+2.00 ms</b>", "&lt;new&gt; <b>-1.00 ms</b>"]
     assert [bar.marker.color for bar in figure.data[:2]] == [CAUSE_COLORS["compute"]] * 2
+
+
+def test_a_cause_that_rounds_to_nothing_is_in_no_legend() -> None:
+    causes = {"compute": Amount(base_ns=MS, head_ns=MS), "launch": Amount(base_ns=MS // 4_000, head_ns=0)}
+    change = figures.account_change(Account(base_ns=MS, head_ns=MS, causes=causes))
+    assert {bar.name for bar in change.data} == {"compute"}
+    builder = TraceBuilder()
+    builder.kernel("k", 0, 9_999)
+    builder.copy("Memcpy HtoD", 9_999, 10_000)
+    (account,) = step_accounts(builder.build())
+    bars = figures.step_account([account]).data
+    assert [(bar.name, bar.showlegend) for bar in bars] == [("compute 100.0%", True), ("exposed copies 0.0%", False)]
 
 
 def test_memory_timeline_stacks_to_the_peak_of_the_fullest_memory() -> None:

@@ -75,10 +75,10 @@ def test_text_is_short_and_tells_all_when_asked(judged: Analysis) -> None:
     short = text.render(judged, width=80)
     assert f"{TITLE}: peak 1.08 KiB" in short
     assert max(map(len, short.splitlines())) <= 80
-    assert "source line" not in short
+    assert "more with -v" in short
     verbose = text.render(judged, verbose=True)
     assert f"{TITLE}: {HEADLINE}".replace(" ", "") in re.sub(r"\s", "", verbose)
-    assert "source line" in verbose
+    assert "held before the recording began" in verbose
     assert "rank 3" in verbose
 
 

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+import perfscope
 from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.readers.load import load_all
+from perfscope.dashboards.report.blocks import paragraphs
 from perfscope.dashboards.report.renderers.text import NARROWEST
-from perfscope.dashboards.report.renderers.values import first_sentence
+from perfscope.dashboards.report.renderers.values import FIX_LIMIT, first_sentence
 from perfscope.dashboards.report.text import FIRST_FINDINGS, SCREEN, render
 from perfscope.model.finding import Excerpt, Finding, Outcome, Where
 from tests.report.analyses import HOSTILE_NAMES, MS, analysis, device, hostile, source
 
 Golden = Callable[[str, str], None]
+PACKAGE = Path(perfscope.__file__).parent
+REPOSITORY = PACKAGE.parent
 
 
 def test_one_screen(golden: Golden) -> None:
@@ -151,6 +157,31 @@ def test_the_first_screen_of_real_recordings_fits_a_small_terminal(corpus: Path,
         assert len(re.findall("Fix: |Fix at |To see more: ", screen)) == shown
 
 
+def test_the_first_screen_of_a_cpu_program_has_its_source_lines() -> None:
+    judged = analyze(load_all(REPOSITORY / "fixtures" / "cpu-attention-sdpa-item"))
+    screen = render(judged).splitlines()[:SCREEN]
+    begin = next(index for index, line in enumerate(screen) if line.startswith("  By source line: CPU ops"))
+    assert screen[begin + 2].startswith("  perfscope/workloads/attention.py:43  1.56 ms  41.0%")
+    assert any(line.startswith("  next: perfscope explain") for line in screen[begin:])
+    assert render(judged).count("By source line") == render(judged, verbose=True).count("By source line") == 1
+
+
+def test_source_lines_follow_a_first_screen_without_room() -> None:
+    finding = Finding(
+        subject="s",
+        title="t",
+        severity="low",
+        basis="structural",
+        advice="Do this. " * 2,
+        where=Where(file="a.py", line=1),
+    )
+    judged = analyze(load_all(REPOSITORY / "fixtures" / "cpu-attention-sdpa-item"), [])
+    long = tuple(replace(finding, subject=str(n), advice="Move the work " * 11) for n in range(FIRST_FINDINGS))
+    text = render(replace(judged, outcomes=(Outcome(rule="host_sync", status="flagged", findings=long),)))
+    assert "next: " in "\n".join(text.splitlines()[:SCREEN])
+    assert text.index("next: ") < text.index("By source line")
+
+
 @pytest.mark.parametrize(
     ("paragraph", "first"),
     [
@@ -162,3 +193,62 @@ def test_the_first_screen_of_real_recordings_fits_a_small_terminal(corpus: Path,
 )
 def test_a_fix_is_cut_after_a_sentence_and_not_inside_backticks(paragraph: str, first: str) -> None:
     assert first_sentence(paragraph) == first
+
+
+NAME = "encoder.layer"
+"""An ordinary name in the place of a name of the program."""
+
+
+def _words(node: ast.AST) -> str:
+    """The longest text that an expression of constants and names makes."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return re.sub(r"\{\w*\}", NAME, text.replace(".{", ". {"))
+        case ast.JoinedStr(values=parts):
+            return "".join(map(_words, parts))
+        case ast.FormattedValue(value=ast.JoinedStr() | ast.IfExp() as value):
+            return _words(value)
+        case ast.IfExp(body=body, orelse=other):
+            return max(_words(body), _words(other), key=len)
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _words(left) + _words(right)
+    return NAME
+
+
+def _advice(tree: ast.Module) -> Iterator[str]:
+    """Texts of advice: values of `advice` and `fix`, tables and functions named after them, words of `_Words`."""
+    is_advice = re.compile(r"advice|fix|_reads|_kept|_stays|_wait|_free|unchecked|of_\w*layers", re.IGNORECASE).search
+    for node in ast.walk(tree):
+        match node:
+            case ast.keyword(arg=str(name), value=value) if is_advice(name):
+                within: Sequence[ast.AST] = [value]
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if is_advice(name):
+                within = [value]
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.AST() as value) if is_advice(name):
+                within = [value]
+            case ast.FunctionDef(name=name, body=body) if is_advice(name):
+                within = body[isinstance(body[0], ast.Expr) :]
+            case ast.Call(func=ast.Name(id="_Words"), args=[_, _, value, *_]):
+                within = [value]
+            case _:
+                continue
+        yield from (_words(text) for part in within for text in _texts(part))
+
+
+def _texts(node: ast.AST) -> Iterator[ast.AST]:
+    """The outermost expressions of text in a node."""
+    if isinstance(node, ast.Constant | ast.JoinedStr | ast.BinOp):
+        yield node
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from _texts(child)
+
+
+def test_no_fix_with_ordinary_names_is_cut() -> None:
+    homes = [*PACKAGE.glob("analyzers/**/rules/**/*.py"), *PACKAGE.glob("plugins/*/rules/*.py"),
+             PACKAGE / "analyzers/time/fixes.py", PACKAGE / "analyzers/torch_compile/guards.py"]  # fmt: skip
+    texts = {text: home for home in homes for text in _advice(ast.parse(home.read_text()))}
+    openings = {next((part.text for part in paragraphs(text)), ""): home for text, home in texts.items()}
+    first = {first_sentence(opening): home for opening, home in openings.items()}
+    assert len(first) > 200
+    assert [f"{home}: {text}" for text, home in first.items() if len(text) > FIX_LIMIT] == []

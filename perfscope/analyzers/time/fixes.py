@@ -418,16 +418,16 @@ _DATA_DEPENDENT = (
     "`index_add_` with a fixed capacity, or a grouped matmul, needs no such size either."
 )
 _FREE = (
-    "{keep_segments}The caching allocator gave memory back to the driver, which waits for the device: keep shapes "
-    "stable, and warm up with the largest batch."
+    "{keep_segments}Keep shapes stable, and warm up with the largest batch: the caching allocator gave memory back to "
+    "the driver, which waits for the device."
 )
 _WAIT = (
     "Wait once, where the host reads a result, and remove the other waits, those after each kernel first. Work "
     "on one stream keeps its order without a wait; wait for an event or a stream, not for the whole device."
 )
 UNCHECKED = (
-    "Turn the checks off once the program works: `torch.distributions.Distribution.set_default_validate_args(False)`, "
-    "or `validate_args=False` where the distribution is made."
+    "Turn the checks off once the program works: `torch.distributions.Distribution.set_default_validate_args(False)`. "
+    "Or pass `validate_args=False` where the distribution is made."
 )
 _LATER = "Read the value after the next step has been launched, or not at all."
 _TORCH_READS: Mapping[str, str] = {

@@ -32,8 +32,8 @@ _LOCAL = re.compile(r"^[LG]\[['\"](?P<name>\w+)['\"]\]")
 FIXES: dict[GuardKind, str] = {
     "number": "Pass {source} as a tensor (torch.tensor({source}, device=...)): a Python number that changes is part "
     "of the graph. If it must be a number, use few values.",
-    "size": "Mark the dimension as dynamic before the first call: torch._dynamo.mark_dynamic({source}, {dimension}), "
-    "or compile with dynamic=True, or pad to a few sizes.",
+    "size": "Mark the dimension as dynamic before the first call: torch._dynamo.mark_dynamic({source}, {dimension}). "
+    "Or compile with dynamic=True, or pad to a few sizes.",
     "identity": "Make {source} once, outside the loop: functions, lambdas, modules and configuration objects made "
     "again are other objects for the guard.",
     "type": "Pass the same type each time as {source}: convert before the call.",
@@ -42,7 +42,7 @@ FIXES: dict[GuardKind, str] = {
     "grad_mode": "Call it in one gradient mode: with and without torch.no_grad() are two programs. Compile one for "
     "training and one for evaluation.",
     "global_state": "Keep global state as it is between calls: autocast, default dtype, number of threads, "
-    "deterministic mode and torch function modes are part of the guards.",
+    "deterministic mode and torch function modes are guarded.",
     "tensor": "Pass {source} with one layout: dtype, device, requires_grad, rank and strides are guarded "
     "(.contiguous(), .detach(), .to(dtype) before the call).",
     "container": "Pass {source} with the same length and keys each time, or as one stacked tensor.",

@@ -15,7 +15,7 @@ from perfscope.dashboards.figures.drawing import (
 )
 from perfscope.dashboards.report.charts import CAUSE_COLORS, FREE_COLOR, TRACED_COLOR
 from perfscope.dashboards.report.renderers.values import signed_ns
-from perfscope.model.documents.causes import cause_words
+from perfscope.model.documents.causes import LEAST_SHARE, cause_words
 from perfscope.model.trace import MISSING
 from perfscope.model.units import format_ns, format_share
 from perfscope.model.untrusted_text import sanitize
@@ -78,6 +78,7 @@ def step_account(accounts: Sequence[StepAccount], links: Sequence[Sequence[str]]
                 name=f"{words} {format_share(sum(values), sum(whole))}", x=axis,
                 y=[value / MS for value in values], customdata=data, hovertext=text,
                 hovertemplate="%{x}<br>%{hovertext}<extra></extra>", marker={"color": color},
+                showlegend=sum(values) >= LEAST_SHARE * sum(whole),
             )  # fmt: skip
     figure.update_layout(barmode="stack", bargap=max(0.12, 1 - len(inner) / FEW_BARS))
     title = "Mean step by cause" if means else "Steps by cause"
@@ -91,11 +92,16 @@ def account_change(account: Account) -> go.Figure:
     """
     plotly = graph_objects()
     order = [*CAUSE_COLORS, *(cause for cause in account.causes if cause not in CAUSE_COLORS)]
-    causes = [(cause, account.causes[cause]) for cause in order if cause in account.causes]
+    wholes = {"head": account.head_ns, "base": account.base_ns}
+    causes = [
+        (cause, amount)
+        for cause in order
+        if (amount := account.causes.get(cause)) is not None
+        and max(amount.base_ns, amount.head_ns) >= LEAST_SHARE * max(wholes.values())
+    ]
     heights = [SIDES_PX, ROW_PX * max(len(causes), 1)]
     figure = plotly.Figure()
     figure.set_subplots(rows=2, cols=1, row_heights=heights, vertical_spacing=BETWEEN_PX / (sum(heights) + BETWEEN_PX))
-    wholes = {"head": account.head_ns, "base": account.base_ns}
     for cause, amount in causes:
         words = plain(cause_words(cause, on_host=account.on_host))
         color = CAUSE_COLORS.get(cause, MARK)

@@ -94,7 +94,7 @@ def _page(summary: Summary, analysis: Analysis, title: str) -> Iterator[str]:
     yield tiles(summary, analysis)
     yield from sections_html(summary.account)
     yield from findings(summary)
-    yield from sections_html((*summary.recording, *summary.top))
+    yield from sections_html((*summary.recording, *summary.lines, *summary.top))
     yield from sections_html((*summary.sections, *device_sections(summary.devices)))
     yield from _step_cards(analysis)
     yield from sections_html(coverage_sections(summary))
@@ -124,7 +124,7 @@ def overview_parts(
         "tiles": tiles(summary, analysis, more, first=first),
         "account": "".join(sections_html(summary.account)),
         "path": "".join(sections_html(critical_path_sections(analysis.of("critical_paths")))),
-        "top": "".join(sections_html(summary.top)),
+        "top": "".join(sections_html((*summary.lines, *summary.top))),
         "devices": "".join(sections_html(device_sections(summary.devices))),
         "steps": "".join(_step_cards(analysis)),
         "plugins": "".join(sections_html(plugin_sections(analysis))),

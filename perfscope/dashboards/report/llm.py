@@ -72,7 +72,9 @@ def render(analysis: Analysis, *, budget: int = BUDGET) -> str:
     limit = budget * CHARACTERS_PER_TOKEN
     summary = summarize(analysis)
     head, tail = "\n".join(_head(summary, _shown_path(analysis))), "\n".join(_tail(summary))
-    top = "\n\n".join("\n".join([*_section(section, TOP_ROWS), TOP_BASIS]) for section in summary.top)
+    top = "\n\n".join(
+        "\n".join([*_section(section, TOP_ROWS), TOP_BASIS]) for section in (*summary.lines, *summary.top)
+    )
     room = limit - len(head) - min(len(tail), limit // 4) - LEFT_OUT_LENGTH
     kept = _fitting(summary.findings, room)
     left = len(summary.findings) - len(kept)

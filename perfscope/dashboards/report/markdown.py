@@ -108,7 +108,7 @@ def _folded(summary: Summary) -> Iterable[str]:
     """The sections after the first fold."""
     leading, others = summary.leading
     devices = device_sections(summary.devices) if leading and len(summary.devices) > 1 else ()
-    for sections in (devices, summary.top, others):
+    for sections in (devices, (*summary.lines, *summary.top), others):
         if sections:
             yield sections_markdown(sections)
 

@@ -42,7 +42,7 @@ from perfscope.dashboards.report.sections.memory import memory_fact, memory_sect
 from perfscope.dashboards.report.sections.plan import plan_sections
 from perfscope.dashboards.report.sections.plugins import plugin_facts, plugin_sections
 from perfscope.dashboards.report.sections.programs import programs_sections, ran_on_cpu
-from perfscope.dashboards.report.sections.top_work import top_sections, utilization_sentences
+from perfscope.dashboards.report.sections.top_work import line_sections, top_sections, utilization_sentences
 from perfscope.model.documents.run import failure_of
 from perfscope.model.units import format_ns, format_share
 from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
@@ -121,8 +121,10 @@ class Summary(Struct, frozen=True, kw_only=True):
     parts."""
     memory_alone: bool = False
     """Whether there are only memory snapshots, without a recording of a run."""
+    lines: tuple[Section, ...] = ()
+    """The costliest source lines; empty if no line is known."""
     top: tuple[Section, ...] = ()
-    """The costliest kernels, ops, modules and lines; empty if unknown."""
+    """The costliest kernels, ops and modules; empty if unknown."""
     representative: bool = True
     """Whether the recorded steps represent the run: other steps are similar, and the host had its cores."""
     none_found: str = NO_FINDINGS
@@ -204,6 +206,7 @@ def summarize(analysis: Analysis) -> Summary:
         representative=representative,
         none_found=_none_found(analysis, representative=representative),
         nothing="" if findings else _nothing(analysis, representative=representative),
+        lines=line_sections(analysis.top),
         top=(
             *what_if_sections(analysis.what_ifs),
             *counted_sections(analysis.of("hardware_counters")),

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from rich.padding import Padding
 from rich.text import Text
 
-from perfscope.dashboards.report.blocks import Listing
+from perfscope.dashboards.report.blocks import Listing, Table
 from perfscope.dashboards.report.blocks import Text as TextBlock
 from perfscope.dashboards.report.renderers.text import (
     INDENT,
@@ -67,15 +67,26 @@ class Brief(Struct, frozen=True):
     """All but the first line of each text, and source lines."""
     blank: bool = False
     """Empty lines between the parts."""
+    large: bool = False
+    """Large parts without a finding and advice on the recording: they follow the first screen."""
+    fewer: bool = False
+    """Half of the source lines."""
+    lines: bool = False
+    """The table of source lines: it follows the first screen."""
 
 
 IN_FULL = Brief()
 BRIEFS = (
     IN_FULL,
     Brief(notes=True),
-    Brief(notes=True, blank=True),
-    Brief(notes=True, wrapped=True),
-    Brief(notes=True, blank=True, wrapped=True),
+    Brief(notes=True, large=True),
+    Brief(notes=True, large=True, fewer=True),
+    Brief(notes=True, large=True, blank=True),
+    Brief(notes=True, large=True, blank=True, fewer=True),
+    Brief(notes=True, large=True, blank=True, lines=True),
+    Brief(notes=True, large=True, wrapped=True),
+    Brief(notes=True, large=True, blank=True, wrapped=True),
+    Brief(notes=True, large=True, blank=True, wrapped=True, lines=True),
 )
 """The first that fits is used, or the last if none fits."""
 
@@ -97,7 +108,7 @@ def _parts(summary: Summary, width: int, *, verbose: bool, links: bool) -> Itera
     yield ""
     if leading and len(summary.devices) > 1:
         yield from sections_text(device_sections(summary.devices), width, verbose=verbose)
-    yield from sections_text(summary.top, width, verbose=verbose)
+    yield from sections_text((*(summary.lines if verbose else ()), *summary.top), width, verbose=verbose)
     if verbose or not leading:
         yield from sections_text(others, width, verbose=verbose)
     else:
@@ -116,11 +127,11 @@ def _first_screen(
     """The subject, where time or memory went, what to do, and how to see more."""
     if verbose:
         return _screen(summary, leading, width, IN_FULL, verbose=True, links=links)
-    made = (list(_screen(summary, leading, width, brief, verbose=False, links=links)) for brief in BRIEFS)
-    for parts in made:
+    for brief in BRIEFS:
+        parts = list(_screen(summary, leading, width, brief, verbose=False, links=links))
         if _lines(parts, width) <= SCREEN:
             break
-    return parts
+    return [*parts, *_below(summary, width, brief)]
 
 
 def _lines(parts: Sequence[RenderableType], width: int) -> int:
@@ -141,17 +152,40 @@ def _screen(
         yield from section_text(_briefly(section, width, brief), width, verbose=verbose)
         yield from _gap(brief)
     yield from findings_part(summary, width, verbose=verbose, brief=brief, links=links)
-    besides = [part for section in (*summary.large, *summary.recording)
-               for part in section_text(_briefly(section, width, brief), width, verbose=verbose)]  # fmt: skip
-    if not brief.wrapped:
-        yield from besides
+    if not brief.lines and not verbose:
+        yield from _lines_part(summary, width, brief)
+    if not brief.large:
+        yield from _large_part(summary, width, brief, verbose=verbose)
     yield from not_flagged(summary) if verbose else coverage(summary, width, brief)
     if summary.findings:
         line = f"next: perfscope explain {sanitize(summary.findings[0].rule)}   "
         again = next((text for text in (summary.again, AGAIN) if len(line) + len(text) <= width - INDENT), AGAIN_SHORT)
         yield Padding(Text(line + again), (0, 0, 0, INDENT))
-    if brief.wrapped:  # on a small screen the findings and what to do next come first
-        yield from besides
+
+
+def _below(summary: Summary, width: int, brief: Brief) -> Iterator[RenderableType]:
+    """Parts of the first screen that follow it because they do not fit."""
+    yield ""
+    if brief.large:
+        yield from _large_part(summary, width, brief, verbose=False)
+    yield ""
+    if brief.lines:
+        yield from _lines_part(summary, width, IN_FULL)
+
+
+def _large_part(summary: Summary, width: int, brief: Brief, *, verbose: bool) -> Iterator[RenderableType]:
+    for section in (*summary.large, *summary.recording):
+        yield from section_text(_briefly(section, width, brief), width, verbose=verbose)
+
+
+def _lines_part(summary: Summary, width: int, brief: Brief) -> Iterator[RenderableType]:
+    for section in summary.lines:
+        blocks = tuple(
+            replace(block, few=block.few // 2) if brief.fewer and isinstance(block, Table) else block
+            for block in section.blocks
+        )
+        yield from section_text(replace(section, blocks=blocks), width, verbose=False)
+        yield from _gap(brief)
 
 
 def _gap(brief: Brief) -> Iterator[RenderableType]:

@@ -36,6 +36,9 @@ CAUSES: tuple[Cause, ...] = get_args(Cause)
 BUSY: tuple[Cause, ...] = ("compute", "exposed_communication", "exposed_copy")
 """Causes in which a device works."""
 
+LEAST_SHARE = 0.0005
+"""Smallest share of the step that reports show: less rounds to 0.0 %. Documents have all causes."""
+
 NAME_LIMIT = 40
 """Characters of a cause that is unknown here: a document of a newer version may hold one."""
 

@@ -124,7 +124,7 @@ def _gathered(trace: Trace, found: GatheredAndCut, whole: int) -> Finding:
         where=Where(file=where.file, line=where.line) if where.file is not None else Where(module=where.module),
         evidence=tuple(_row(trace, one) for one in found.gathers[:MAX_ROWS]),
         spans=spans_of_parts(trace, [waiting_part(trace, one) for one in found.gathers]),
-        advice="Give the value one sharding where it is made and where it is used: change the spec of parts "
+        advice="Give the value one sharding where it is made and where it is used. Change the spec of parts "
         f"{after} in jax.lax.with_sharding_constraint (or in_shardings, out_shardings) to divide the "
         "same dimensions over the same axes of the mesh, or convert in two steps that each move one axis.",
     )

@@ -220,7 +220,7 @@ def _advice(trace: Trace) -> str:
             "with small samples needs none (`num_workers=0`)."
         )
     return (
-        f"Make a batch cheaper (decode and augment once, or on the device), or start more workers than {workers}, with "
+        f"Make a batch cheaper (decode and augment once, or on the device). Or start more workers than {workers}, with "
         "`persistent_workers=True, prefetch_factor=4, pin_memory=True`."
     )
 

@@ -130,7 +130,7 @@ def _advice(found: StepGrowth, whose: str) -> str:
         join = "`jnp.concatenate`" if whose == "jax" else "`torch.cat`"
         return (
             f"Do not copy all of `{name.name}` in each step: append the parts to a list and join them once after the "
-            f"loop ({join}), or write into an array of the final size"
+            f"loop ({join}). Or write into an array of the final size"
         )
     detach = " Put detached values into it (`.detach()`)." if name.graphs else ""
     return f"Do not read all of `{name.name}` in each step: keep a running sum, or clear it.{detach}"

@@ -47,8 +47,7 @@ from perfscope.dashboards.report.compare.words import (
     written_line,
 )
 from perfscope.dashboards.report.renderers.values import percent, signed_ns
-from perfscope.dashboards.report.sections.account import LEAST_SHARE
-from perfscope.model.documents.causes import cause_words
+from perfscope.model.documents.causes import LEAST_SHARE, cause_words
 from perfscope.model.units import format_ns
 from perfscope.model.untrusted_text import sanitize
 

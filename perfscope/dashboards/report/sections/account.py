@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from perfscope.analyzers.time import least_computing
 from perfscope.dashboards.report.blocks import Block, Column, Section, notes, table
-from perfscope.model.documents.causes import BUSY, CAUSES, cause_words
+from perfscope.model.documents.causes import BUSY, CAUSES, LEAST_SHARE, cause_words
 from perfscope.model.trace import MISSING
 from perfscope.model.units import format_ns, format_share
 from perfscope.model.untrusted_text import sanitize
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from perfscope.analyzers.time import HostAccount, HostPart, StepAccount
-
-LEAST_SHARE = 0.0005
-"""Smallest share of the step that is shown: less rounds to 0.0 %. The JSON report has all causes."""
 
 NAME_LIMIT = 40
 """Characters of a device's name."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from perfscope.analyzers.critical_path import PARTS
 from perfscope.dashboards.report.blocks import Column, Section, table, tables
+from perfscope.model.documents.causes import LEAST_SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +36,8 @@ def critical_path_sections(paths: Sequence[PathSummary]) -> tuple[Section, ...]:
 
 def _by_rank(paths: Sequence[PathSummary]) -> Section:
     total = {part: sum(path.parts_ns.get(part, 0) for path in paths) for part in PARTS}
-    parts = sorted((part for part in PARTS if total[part]), key=lambda part: -total[part])[:MOST_PARTS]
+    least = LEAST_SHARE * sum(total.values())
+    parts = sorted((part for part in PARTS if total[part] > least), key=lambda part: -total[part])[:MOST_PARTS]
     columns: list[Column[PathSummary]] = [
         Column("rank", lambda path: path.rank, "count"),
         Column("step", lambda path: path.whole_ns // max(path.steps, 1), "ns"),
@@ -54,7 +56,8 @@ def _share(part: str, path: PathSummary) -> float:
 
 def _section(path: PathSummary) -> Section:
     steps = max(path.steps, 1)
-    parts = sorted(path.parts_ns, key=lambda part: (-path.parts_ns[part], PARTS.index(part)))
+    shown = (part for part, time in path.parts_ns.items() if time >= LEAST_SHARE * path.whole_ns)
+    parts = sorted(shown, key=lambda part: (-path.parts_ns[part], PARTS.index(part)))
     largest = ", ".join(f"{part_words(part)} {100 * path.parts_ns[part] / path.whole_ns:.1f}%" for part in parts[:3])
     columns: tuple[Column[str], ...] = (
         Column("part", part_words),

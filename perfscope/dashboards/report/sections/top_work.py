@@ -29,7 +29,10 @@ LEAST_COSTED = 0.5
 
 TERA, GIGA = 10**12, 10**9
 
-_TITLES = {"kernels": "kernel", "ops": "op", "modules": "module", "lines": "source line"}
+_TITLES = {"kernels": "kernel", "ops": "op", "modules": "module"}
+
+FIRST_LINES = 4
+"""Source lines shown on the first screen of a terminal."""
 
 
 def top_sections(top: TopWork | None) -> tuple[Section, ...]:
@@ -40,17 +43,32 @@ def top_sections(top: TopWork | None) -> tuple[Section, ...]:
     known = [(kind, rows) for kind, rows in kinds if any(row.name != NOT_KNOWN for row in rows)]
     if not known:
         return ()
-    several = f"work of all {top.devices:,} devices of a process" if top.devices > 1 else "device work"
-    what = "CPU ops by self time" if top.on_host else several
-    over = "per step" if top.steps else "in the whole capture"
     first, *others = (_table(kind, rows, top, detail=index > 0) for index, (kind, rows) in enumerate(known))
     return (
         Section(
             title=f"Top {known[0][0]}",
-            summary=f"{what} {over} (100% = {format_ns(top.total_ns // max(1, top.steps))})",
+            summary=_whole(top),
             blocks=(first, *notes(_costed(top)), *others),
         ),
     )
+
+
+def line_sections(top: TopWork | None) -> tuple[Section, ...]:
+    """The same work by source line of the program; empty if no line is known."""
+    rows = () if top is None else tuple(row for row in top.lines if row.name != NOT_KNOWN)
+    if top is None or not rows:
+        return ()
+    return (
+        Section(title="By source line", summary=_whole(top), blocks=(_table("lines", rows, top, few=FIRST_LINES),)),
+    )
+
+
+def _whole(top: TopWork) -> str:
+    """``'CPU ops by self time per step (100% = 3.80 ms)'``."""
+    several = f"work of all {top.devices:,} devices of a process" if top.devices > 1 else "device work"
+    what = "CPU ops by self time" if top.on_host else several
+    over = "per step" if top.steps else "in the whole capture"
+    return f"{what} {over} (100% = {format_ns(top.total_ns // max(1, top.steps))})"
 
 
 def _costed(top: TopWork) -> str:
@@ -77,16 +95,19 @@ def _with_repeats(item: Utilization) -> str:
     return f", {100 * item.hfu:.1f}% with recomputation" if item.repeated_flops else ""
 
 
-def _table(kind: str, rows: tuple[WorkRow, ...], top: TopWork, *, detail: bool) -> Table:
+def _table(kind: str, rows: tuple[WorkRow, ...], top: TopWork, *, detail: bool = False, few: int = 5) -> Table:
     shown = rows[:MOST_ROWS]
     rated = any(row.achieved.time_ns for row in shown)
     columns = tuple(_columns(kind, top, rated=rated))
-    return table(columns, shown, title=f"by {_TITLES[kind]}" if detail else "", detail=detail)
+    return table(columns, shown, title=f"by {_TITLES[kind]}" if detail else "", detail=detail, few=few)
 
 
 def _columns(kind: str, top: TopWork, *, rated: bool) -> Iterator[Column[WorkRow]]:
     steps = max(1, top.steps)
-    yield Column(_TITLES[kind], lambda row: row.name, "place" if kind == "lines" else "code", limit=NAME_LIMIT)
+    if kind == "lines":
+        yield Column("source line", lambda row: row.name, "place", limit=NAME_LIMIT)
+    else:
+        yield Column(_TITLES[kind], lambda row: row.name, "code", limit=NAME_LIMIT)
     yield Column("time", lambda row: row.total_ns // steps, "ns")
     yield Column("share", lambda row: row.total_ns / top.total_ns, "share")
     yield Column("calls", lambda row: _calls(row, steps), "count", drop=4)

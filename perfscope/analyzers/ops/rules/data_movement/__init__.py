@@ -61,7 +61,7 @@ CAUSE_LENGTH = 30
 _STAYS = "Keep the position in place of moving the data: a ring buffer (`buffer[n % size] = new`)."
 
 _KEPT = (
-    "Allocate a tensor of the full size once and write each new part into it (`kept[n:n + 1] = new`), or collect the "
+    "Allocate a tensor of the full size once and write each new part into it (`kept[n:n + 1] = new`). Or collect the "
     "parts in a list and join them once, where they are read."
 )
 
@@ -136,7 +136,7 @@ _WORDS: dict[str, _Words] = {
     "dequantise": _Words(
         "weights are converted from a small dtype in every call",
         "The converted copy is written, read once and dropped.",
-        "Convert them once before the loop where memory allows, or use products that read them as they are: "
+        "Convert them once before the loop where memory allows. Or use products that read them as they are: "
         "`torchao.quantization.quantize_(model, ...)` under `torch.compile`.",
     ),
     "convert": _Words(
@@ -148,8 +148,8 @@ _WORDS: dict[str, _Words] = {
     "layout": _Words(
         "{cause} copies a tensor to change its layout",
         "",
-        "Make the data in the order that the next op reads (`channels_last`, another order of axes where it is made), "
-        "or leave `contiguous()` out where the next op takes strides.",
+        "Make the data in the order that the next op reads (`channels_last`, another order of axes where it is made). "
+        "Or leave `contiguous()` out where the next op takes strides.",
         needed=True,
     ),
     "clone": _Words(
@@ -168,8 +168,8 @@ _WORDS: dict[str, _Words] = {
     "clear": _Words(
         "{op} fills memory with one value",
         "",
-        "Allocate with `torch.empty` where every element is written anyway, make what does not change once before the "
-        "loop, and reset gradients with `zero_grad(set_to_none=True)`.",
+        "Allocate with `torch.empty` where every element is written anyway, and make what does not change once before "
+        "the loop. Reset gradients with `zero_grad(set_to_none=True)`.",
         needed=True,
     ),
     "search": _Words(

@@ -35,7 +35,7 @@ _WORDS: dict[str, tuple[str, str]] = {
     ),
     "join": (
         "`concatenate` copies its parts into one array",
-        "Apply what follows to the parts and add the results (a product: the weight in slices), or write the parts "
+        "Apply what follows to the parts and add the results (a product: the weight in slices). Or write the parts "
         "into one array with `jax.lax.dynamic_update_slice`.",
     ),
     "head_repeat": (

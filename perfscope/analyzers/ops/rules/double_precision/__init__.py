@@ -102,7 +102,7 @@ def check(trace: Trace) -> Iterator[Finding]:
             for wide in found[:MOST_ROWS]
         ),
         spans=worst_spans(starts, ends, ends - starts),
-        advice="Use float32 unless the result needs 53 bits: remove `.double()` and float64 defaults, and convert data "
+        advice="Use float32 unless the result needs 53 bits: remove `.double()` and float64 defaults. Convert data "
         "where it is read, `torch.from_numpy(array).float()`.",
     )
 

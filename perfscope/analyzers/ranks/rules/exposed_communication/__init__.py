@@ -113,12 +113,12 @@ LEAST_LAYERS = 3
 """Smallest number of all-reduces per forward pass for tensor parallelism; one or two may reduce a loss or a metric."""
 
 OF_LAYERS = (
-    "Overlap the all-reduces of tensor parallelism with neighbouring matrix products: sequence parallelism, and the "
-    "asynchronous form (`--tp-comm-overlap` of Megatron-LM, `torch._inductor.config._micro_pipeline_tp`). Or split "
-    "layers over fewer devices, within one NVLink domain."
+    "Overlap the all-reduces of tensor parallelism with neighbouring matrix products: sequence parallelism and its "
+    "asynchronous form. In Megatron-LM: `--tp-comm-overlap`; in torch: `torch._inductor.config._micro_pipeline_tp`. Or "
+    "split layers over fewer devices, within one NVLink domain."
 )
 OF_SERVED_LAYERS = (
-    "Split the layers over fewer devices (`tensor_parallel_size`), and serve more replicas, or keep them within one "
+    "Split the layers over fewer devices (`tensor_parallel_size`), and serve more replicas. Or keep them within one "
     "NVLink domain, where servers have one-shot all-reduces for small messages."
 )
 

@@ -275,7 +275,7 @@ def cold_advice(stage: Stage | None, repeated: float, *, asked: bool) -> str:
     if repeated >= MIN_REPEATED:
         advice += (
             f" {100 * repeated:.0f}% of the graphs' ops repeat a block: compile it once with `for layer in "
-            "model.layers: layer.compile()`, or mark its forward with torch.compiler.nested_compile_region."
+            "model.layers: layer.compile()`. Or mark its forward with torch.compiler.nested_compile_region."
         )
     return advice + (_BY_STAGE.get(stage, "") if stage is not None else "")
 

@@ -103,8 +103,8 @@ MOST_VALUES_SHOWN = 3
 _LEARNING_RATE = re.compile(r".{0,200}param_groups\[\d{1,6}\]\[['\"]lr['\"]\]")
 
 HANDED_ON_FIX = (
-    "Keep the value on the device: the number was read where a graph ends in this function (`.item()`, `float()`), and "
-    "the graph after it is compiled for that number."
+    "Keep the value on the device: the number was read where a graph ends in this function (`.item()`, `float()`). "
+    "The graph after it is compiled for that number."
 )
 
 LEARNING_RATE_FIX = (

@@ -56,9 +56,9 @@ _FIX: dict[Cause, str] = {
     "number. Then the first call has the types of all later ones.",
     "dtype": "Cast {argument} to one dtype before the call, also in the first one.",
     "sharding": "Before the first call, place {argument} where the step leaves it: jax.device_put({argument}, "
-    "sharding), or set out_shardings (jax.jit) so that results keep the placement of the arguments.",
+    "sharding). Or set out_shardings (jax.jit) so that results keep the placement of the arguments.",
     "placement": "Before the first call, place the arguments where the step leaves them: jax.device_put(state, "
-    "sharding) once, or jit the function that makes them with out_shardings.",
+    "sharding) once. Or jit the function that makes them with out_shardings.",
     "static value": "Pass {argument} as an array (jnp.int32(i)), not as a static argument. If it determines shapes, "
     "use few values.",
     "shape": "Pad {argument} to a few sizes (the next power of two) and mask the padding; drop or pad a last, "
@@ -72,7 +72,7 @@ _FIX: dict[Cause, str] = {
 
 _PREALLOCATE = (
     "Allocate {argument} once at its greatest length and write into it: jax.lax.dynamic_update_slice_in_dim(cache, "
-    "new, position, axis=0), with the position as an array and later places masked. Or run the loop inside "
+    "new, position, axis=0). The position is an array, and later places are masked. Or run the loop inside "
     "jax.lax.scan. Each new length is a new program."
 )
 
