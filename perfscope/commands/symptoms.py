@@ -181,8 +181,8 @@ SYMPTOMS = (
     ),
     Symptom(
         question="No steps were found",
-        look="The message names what perfscope listened for. A step is an optimizer's step, a call of a jitted "
-        "function or of a model, `perfscope.step()`, or a range named like a step.",
+        look="The message names what perfscope listened for. A step is an optimizer's step, a call of a jitted or "
+        "compiled function or of a model, `perfscope.step()`, or a range named like a step.",
         command="perfscope run --whole program.py",
         fix="`perfscope.step()` at the end of the loop's body, or `--step-annotation NAME`.",
     ),

@@ -153,19 +153,84 @@ def test_a_failing_call_is_over(found: tuple[Recorder, Hooks]) -> None:
 
 def test_a_compiled_module_is_watched_from_outside_and_compiled_once(found: tuple[Recorder, Hooks]) -> None:
     recorder, _ = found
-    torch._dynamo.reset()
-    graphs: list[object] = []
-
-    def backend(graph: torch.fx.GraphModule, _: object) -> object:
-        graphs.append(graph)
-        return graph.forward
-
-    compiled = torch.compile(net(), backend=backend)
+    graphs = Graphs()
+    compiled = torch.compile(net(), backend=graphs)
     with torch.no_grad():
         for _ in range(8):
             compiled(torch.ones(2, 4))
-    assert recorder.begun == list(range(WARMUP, 9))
-    assert len(graphs) == 1
+    assert (recorder.source, recorder.begun) == ("calls of Sequential", list(range(WARMUP, 9)))
+    assert len(graphs.seen) == 1
+
+
+class Graphs:
+    """A backend of ``torch.compile`` that keeps the graphs it is given and runs them as they are."""
+
+    def __init__(self) -> None:
+        torch._dynamo.reset()
+        self.seen: list[object] = []
+
+    def __call__(self, graph: torch.fx.GraphModule, _: object) -> object:
+        self.seen.append(graph)
+        return graph.forward
+
+
+def test_calls_of_a_compiled_function_are_steps(found: tuple[Recorder, Hooks]) -> None:
+    recorder, hooks = found
+    graphs = Graphs()
+
+    @torch.compile(backend=graphs)
+    def turn(value: torch.Tensor) -> torch.Tensor:
+        return value.sin() + 1
+
+    for _ in range(8):
+        turn(torch.ones(2, 4))
+    assert (recorder.source, recorder.begun) == ("calls of turn", list(range(WARMUP, 9)))
+    hooks.forget(Source.MODULE)
+    turn(torch.ones(2, 4))
+    assert recorder.begun[-1] == 8
+    assert len(graphs.seen) == 1
+    torch.compiler.disable(turn)(torch.ones(7))
+    assert len(graphs.seen) == 1, "torch takes it for the compiled function"
+
+
+def test_calls_of_compiled_functions_that_train_wait_for_an_optimizer(found: tuple[Recorder, Hooks]) -> None:
+    recorder, _ = found
+    weight = torch.nn.Parameter(torch.ones(4))
+    turn = torch.compile(lambda value: (value * weight).sum(), backend=Graphs())
+    optimizer = torch.optim.SGD([weight])
+    for _ in range(5):
+        for _ in range(3):
+            turn(torch.ones(4)).backward()
+        optimizer.step()
+    assert (recorder.source, recorder.starts_over) == ("optimizer.step", 0)
+
+
+@pytest.mark.parametrize("how", ["helper", "forward"])
+def test_a_model_around_compiled_code_makes_the_steps_and_is_compiled_once(
+    found: tuple[Recorder, Hooks], how: str
+) -> None:
+    recorder, _ = found
+    graphs = Graphs()
+    helper = torch.compile(lambda value: value.sin().relu(), backend=graphs)
+    activation = helper if how == "helper" else torch.relu
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+        def forward(self, value: torch.Tensor) -> torch.Tensor:
+            return activation(self.second(activation(self.first(value))))
+
+    model = Net()
+    if how == "forward":
+        model.forward = torch.compile(model.forward, backend=graphs)  # type: ignore[method-assign]
+    with torch.no_grad():
+        for _ in range(9):
+            model(torch.ones(2, 4))
+    assert recorder.source == "calls of Net"
+    assert recorder.begun == list(range(WARMUP, 9)), "the first call showed that the model is around"
+    assert len(graphs.seen) == 1
 
 
 @pytest.mark.parametrize("compiled", [False, True])

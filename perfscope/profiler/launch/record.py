@@ -363,7 +363,7 @@ def _why_nothing(directory: Path, options: CaptureOptions, *, logged: bool, fail
         return f"{what}: no annotation named {options.step_annotation!r} was seen"
     return (
         f"{what}: no steps were found (perfscope.step(), prof.step(), an annotation named like a step, an optimizer's "
-        f"step, calls of a jitted function or of a model; {first_step(options)} go by before the first capture). "
-        "Call perfscope.step() at the end of the loop's body, name its annotation with --step-annotation, or take the "
-        "whole program with --whole"
+        f"step, calls of a jitted or compiled function or of a model; {first_step(options)} go by before the first "
+        "capture). Call perfscope.step() at the end of the loop's body, name its annotation with --step-annotation, or "
+        "take the whole program with --whole"
     )

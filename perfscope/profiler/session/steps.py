@@ -38,7 +38,7 @@ class Source(IntEnum):
     OPTIMIZER = 4
     JITTED = 5
     MODULE = 6
-    """Calls of the model of a program without an optimizer."""
+    """Calls of the model, or of a compiled function, of a program without an optimizer."""
 
 
 class Recorder(Protocol):

@@ -28,6 +28,7 @@ PRIVATE: dict[str, str] = {
     "compilation counters": "torch._dynamo.utils.counters",
     "compilation that runs": "torch._guards.CompileContext.current_compile_id",
     "compiled frames": "torch._dynamo.convert_frame.output_codes",
+    "identity of compiled functions": "torch._dynamo.eval_frame.innermost_fn",
     "return of compiled calls": "torch._dynamo.eval_frame._maybe_set_eval_frame",
     "dispatch modes below the top": "torch._C._get_dispatch_stack_at",
     "dispatch of torch functions": "torch._C.DisableTorchFunction",
@@ -309,6 +310,16 @@ def transforms_functions() -> bool:
     import torch
 
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def pass_for_compiled(wrapper: Any) -> Any:
+    """Return ``wrapper``, made with ``functools.wraps``, as the compiled function that it calls.
+
+    torch takes a wrapper for the function of ``torch.compile`` only if it carries its own id.
+    """
+    if hasattr(wrapper, "_torchdynamo_wrapper_id"):
+        wrapper._torchdynamo_wrapper_id = id(wrapper)
+    return wrapper
 
 
 def compiled_graphs() -> int:

@@ -176,19 +176,18 @@ class Hooks:
         return undo
 
     def _hook_compile(self, finder: StepFinder) -> Undo:
-        """See what ``torch.compile`` makes of a model, and of an optimizer.s step, which has no hook then."""
+        """See what ``torch.compile`` makes of functions, models and optimizers, whose steps have no hook then."""
         import torch
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             def compile_(*arguments: Any, **named: Any) -> Any:
-                if self._modules is not None:
-                    self._modules.compiling()
                 compiled = original(*arguments, **named)
-                if self._modules is not None and isinstance(compiled, torch.nn.Module):
-                    self._modules.compiled(compiled)
-                optimizer = getattr(next(iter(arguments), named.get("model")), "__self__", None)
-                if not isinstance(optimizer, torch.optim.Optimizer) or Source.OPTIMIZER not in self._undo:
+                program = next(iter(arguments), named.get("model"))
+                if program is None:  # a decorator, which calls this function again
                     return compiled
+                optimizer = getattr(program, "__self__", None)
+                if not isinstance(optimizer, torch.optim.Optimizer) or Source.OPTIMIZER not in self._undo:
+                    return compiled if self._modules is None else self._modules.compiled(program, compiled)
 
                 @functools.wraps(compiled)
                 def step(*given: Any, **by_name: Any) -> Any:
@@ -197,7 +196,7 @@ class Hooks:
                         self._stepped(optimizer, finder)
                     return answer
 
-                return step
+                return compat.pass_for_compiled(step)
 
             return compile_
 

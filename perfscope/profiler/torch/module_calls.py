@@ -3,8 +3,9 @@
 A generation loop calls its model once per token, an evaluation loop once per batch. Every module is watched until one
 has been called often enough from outside all others; from then on only calls of that module. The hooks of all modules
 are public in torch. They must be absent while torch.compile traces a module: a graph made with them would be compiled
-again without them. So they are removed when ``torch.compile`` is called, and its result is watched. Hooks of one module
-are saved and copied with it, so its calls are wrapped instead.
+again without them. So they are removed before the first call of a compiled function or module, and each result of
+``torch.compile`` is watched. Hooks of one module are saved and copied with it, so its calls are wrapped instead.
+A call of a compiled function is a step as a model's call is; in a call of a model, the model is watched instead.
 
 The steps are those of one thread. When it has ended, another thread's calls become the steps.
 A server may compute each request in a new thread: then each further thread with the same target is a step, from
@@ -13,12 +14,13 @@ its begin to its end.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any
 
 from perfscope.profiler.patching import Undo, wrap
@@ -46,6 +48,10 @@ class ModuleCalls:
         self._calls: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._all: list[Any] = []
         self._single: list[Undo] = []
+        self._single_ids: set[int] = set()
+        """Models that are watched because compiled code runs in their calls."""
+        self._function: Any = None
+        """The compiled function whose calls are the steps."""
         self._owner: Callable[[], threading.Thread | None] = lambda: None
         """The thread of the steps, while it exists."""
         self._kept = 0
@@ -71,6 +77,7 @@ class ModuleCalls:
 
     def _remove(self) -> None:
         self._leave_all()
+        self._function = None
         while self._single:
             self._single.pop()()
 
@@ -80,52 +87,89 @@ class ModuleCalls:
         self._all = []
         self._watching = False
 
-    def compiling(self) -> None:
-        """Remove the hooks, because ``torch.compile`` is about to be called and a graph must not contain them."""
+    def _compiles(self) -> None:
+        """Remove the hooks of all modules, because a compiled call is about to begin and a graph must not hold them."""
         for handle in self._all:
             handle.remove()
         self._all = []
 
-    def compiled(self, module: Any) -> None:
-        """Watch the module that ``torch.compile`` returned."""
-        if self._watching:
-            self._single.append(watch_calls(module, self._called_alone))
+    def compiled(self, program: Any, compiled: Any) -> Any:
+        """Watch what ``torch.compile`` made of ``program``. Returns what the program gets."""
+        import torch
+
+        if not self._watching or compiled is program:
+            return compiled
+        if isinstance(compiled, torch.nn.Module):
+            self._single.append(watch_calls(compiled, self._called_alone))
+            return compiled
+
+        @functools.wraps(compiled)
+        def call(*arguments: Any, **named: Any) -> Any:
+            # Checked first, so that torch.compile finds no code of ours in this function.
+            if compat.is_compiling() or not (self._watching or self._function is call):
+                return compiled(*arguments, **named)
+            return self._call(call, compiled, *arguments, **named)
+
+        return compat.pass_for_compiled(call)
 
     def _enter(self, *_: Any) -> None:
         if not compat.is_compiling():
             self._inside.depth = getattr(self._inside, "depth", 0) + 1
 
     def _leave(self, module: Any, _: Any = (), output: Any = None) -> None:
+        import torch
+
         if compat.is_compiling():
             return
         self._inside.depth = max(0, getattr(self._inside, "depth", 0) - 1)
         if self._inside.depth == 0:
             if self._tell is not None:
                 self._tell(module, output, sys._getframe(1))
-            self._called(module, sys._getframe(1))
+            self._called(module, sys._getframe(1), trains=torch.is_grad_enabled())
 
     def _called_alone(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(module: Any, *arguments: Any, **named: Any) -> Any:
-            try:
-                output = original(module, *arguments, **named)
-                if self._tell is not None and not compat.is_compiling():
-                    self._tell(module, output, sys._getframe(1))
-                return output
-            finally:
-                if not compat.is_compiling():
-                    self._called(module, sys._getframe(1))
+            if compat.is_compiling() or not self._watching:
+                return original(module, *arguments, **named)
+            return self._call(module, functools.partial(original, module), *arguments, **named)
 
         return call
 
-    def _called(self, module: Any, frame: FrameType) -> None:
-        import torch
+    def _call(self, called: Any, original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        """Call a compiled function, or a module that is compiled or holds compiled code."""
+        self._compiles()
+        local, output = self._inside, None
+        local.compiled = getattr(local, "compiled", 0) + 1
+        try:
+            output = original(*arguments, **named)
+            return output
+        finally:
+            local.compiled -= 1
+            if local.compiled == 0:
+                self._ended(called, output, arguments, named)
 
-        if _loads_data(frame):
+    def _ended(self, called: Any, output: Any, arguments: Any, named: Any) -> None:
+        """An outermost call ended: count it, or the calls of the model around it from now on."""
+        frame = sys._getframe(2)
+        if self._function is called:
+            self.tokens = _tokens_of(named.get("input_ids"), *arguments[:1])
+            self._called_again()
+        elif (model := _outermost_model(frame)) is None:
+            if self._tell is not None and output is not None and not isinstance(called, FunctionType):
+                self._tell(called, output, frame)
+            self._called(called, frame, trains=_trains(output))
+        elif self._watching and id(model) not in self._single_ids:
+            self._single_ids.add(id(model))
+            self._single.append(watch_calls(model, self._called_alone))
+
+    def _called(self, module: Any, frame: FrameType, *, trains: bool) -> None:
+        """A model or a compiled function was called from outside. ``trains``: a backward pass may follow."""
+        if not self._watching or _loads_data(frame):
             return
         known, calls = self._calls.get(id(module), (None, 0))
         calls = 1 if known is None or known() is not module else calls + 1
         self._calls[id(module)] = (weakref.ref(module), calls)
-        least = self._finder.warmup + (TRAINING_CALLS if torch.is_grad_enabled() else 0)
+        least = self._finder.warmup + (TRAINING_CALLS if trains else 0)
         if calls >= least:
             self._follow(module, calls - 1)
 
@@ -133,8 +177,11 @@ class ModuleCalls:
         """The calls of ``module`` are the steps: one ended now, and ``before`` earlier."""
         self._remove()
         self._calls = {}
-        self._single = [watch_calls(module, self._again)]
-        self._owner, self._name = weakref.ref(threading.current_thread()), type(module).__name__
+        if isinstance(module, FunctionType):
+            self._function = module
+        else:
+            self._single = [watch_calls(module, self._again)]
+        self._owner, self._name = weakref.ref(threading.current_thread()), _name_of(module)
         self._finder.called(Source.MODULE, self._name, before)
 
     def _again(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -203,6 +250,30 @@ def _loads_data(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _outermost_model(frame: FrameType | None) -> Any:
+    """The outermost module whose call is on the stack; ``None`` outside of every call."""
+    import torch
+
+    code, model = torch.nn.Module.__call__.__code__, None
+    while frame is not None:
+        if frame.f_code is code:
+            model = frame.f_locals.get("self")
+        frame = frame.f_back
+    return model
+
+
+def _name_of(module: Any) -> str:
+    """Name of a function, or of a module's class, below what ``torch.compile`` made of it."""
+    if isinstance(module, FunctionType):
+        return module.__name__
+    return type(vars(module)["_modules"].get("_orig_mod", module)).__name__
+
+
+def _trains(output: Any) -> bool:
+    """Whether a backward pass may follow a call with this output."""
+    return any(value.requires_grad for value in torch_tensors(output))
 
 
 def _code_of(thread: threading.Thread) -> Any:
