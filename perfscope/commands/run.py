@@ -24,7 +24,7 @@ from perfscope.commands.options import (
     verbose_option,
 )
 from perfscope.model.capture import DEFAULT_WARMUP, LEVELS, TOOLS, WAIT_S, CaptureOptions, parse_steps
-from perfscope.model.errors import NotStartedError, PerfscopeError, UsageError
+from perfscope.model.errors import USAGE_ERROR, NotStartedError, PerfscopeError, UsageError
 from perfscope.model.version import install_command
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class RunCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Keep our options, put the rest aside for the callback."""
-        ours, target, kind = self._split(ctx, args)
+        ours, target, kind = self.split(ctx, args)
         ctx.meta[TARGET] = (tuple(target), kind)
         return super().parse_args(ctx, ours)
 
@@ -55,7 +55,8 @@ class RunCommand(click.Command):
         """The usage line names the ways to select the program."""
         return ["[OPTIONS]", "script.py ARGS... | torchrun ARGS... | -m module ARGS... | -- command ARGS..."]
 
-    def _split(self, ctx: click.Context, args: list[str]) -> tuple[list[str], list[str], str]:
+    def split(self, ctx: click.Context, args: list[str]) -> tuple[list[str], list[str], str]:
+        """Return words of perfscope, words of the program, and its kind: ``script``, ``module`` or ``command``."""
         takes_value = {
             name: isinstance(param, click.Option) and not param.is_flag and not param.count
             for param in self.get_params(ctx)
@@ -224,7 +225,17 @@ def run(
     if recorded.task.number and (recorded.task.key is not None or recorded.task.count is not None):
         return _say_alone(recorded, quiet=quiet)  # the first task speaks for all
     _tell(recorded, configuration, reports=not no_report, quiet=quiet, verbose=verbose)
-    return recorded.code
+    return _with_hint(context, recorded.code, quiet=quiet)
+
+
+def _with_hint(context: click.Context, code: int, *, quiet: bool) -> int:
+    """Return the program's exit code; name options of perfscope among the arguments that the program refused."""
+    words, _ = context.meta[TARGET]
+    known = {name for param in context.command.params for name in param.opts if name.startswith("--")}
+    mixed = ", ".join(word for word in words[1:] if word.partition("=")[0] in known)
+    if code == USAGE_ERROR and mixed and not quiet:  # argparse and click exit with it
+        print(f"perfscope: the program got {mixed}: options of perfscope belong before the program", file=sys.stderr)
+    return code
 
 
 def _tell(recorded: Recorded, configuration: Configuration, *, reports: bool, quiet: bool, verbose: bool) -> None:

@@ -169,6 +169,18 @@ def test_every_verb_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> N
     assert f"Usage: perfscope {name}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", VERBS)
+def test_options_may_follow_the_arguments_of_each_command(name: str) -> None:
+    verb = group.cli.get_command(click.Context(group.cli), name)
+    assert verb is not None
+    context = click.Context(verb)
+    forms = [verb, *(verb.get_command(context, form) for form in verb.list_commands(context))] if isinstance(
+        verb, click.Group
+    ) else [verb]  # fmt: skip
+    taking = [form for form in forms if form is not None and any(isinstance(p, click.Argument) for p in form.params)]
+    assert all(form.allow_interspersed_args for form in taking)
+
+
 def test_the_list_of_verbs_is_sorted_and_complete() -> None:
     assert list(COMMANDS) == sorted(COMMANDS)
     listed = {home.partition(":")[0].rpartition(".")[2] for home in COMMANDS.values()}

@@ -339,6 +339,18 @@ def test_options_before_the_program_are_ours_and_all_behind_is_the_programs(
     assert split(*words) == (given, target, kind)
 
 
+def test_an_option_after_a_program_that_refuses_it_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("raise SystemExit(2)\n")
+    line = "perfscope: the program got --level=deep, --name: options of perfscope belong before the program\n"
+    assert command_line(["run", "train.py", "--level=deep", "--name", "a", "--epochs", "2"]) == 2
+    assert line in capsys.readouterr().err
+    assert command_line(["run", "train.py", "--epochs", "2"]) == 2
+    assert "belong before the program" not in capsys.readouterr().err
+
+
 def test_an_unknown_option_of_ours_is_refused() -> None:
     with pytest.raises(click.UsageError, match="--levle"):
         split("--levle", "deep", "train.py")

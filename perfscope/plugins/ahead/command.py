@@ -27,7 +27,14 @@ FRAMEWORKS = ("auto", "jax", "torch")
 
 
 class CompileCommand(RunCommand):
-    """As of `run`, without commands of any kind: it must be Python."""
+    """As of `run`, without commands of any kind: it must be Python. A file has no arguments: options may follow it."""
+
+    def split(self, ctx: click.Context, args: list[str]) -> tuple[list[str], list[str], str]:
+        """Return words of perfscope, words of the program, and the kind of program."""
+        ours, target, kind = super().split(ctx, args)
+        if len(target) > 1 and kind != "module" and _holds_program(Path(target[0])):
+            return [*ours, *target[1:]], target[:1], kind
+        return ours, target, kind
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """The usage line names the two ways to select the program."""
@@ -157,8 +164,8 @@ def compile_(
     resolved = parse_target(target, memory)
     file = _program_file(words, module=kind == "module")
     if file is not None:
-        if checkpoint is not None or functions or until_exit or len(words) > 1:
-            raise UsageError(f"{words[0]}: a file with one program takes no arguments, --checkpoint or --function")
+        if checkpoint is not None or functions or until_exit:
+            raise UsageError(f"{words[0]}: a file with one program takes no --checkpoint, --function or --until-exit")
         request = request_of(
             words, module=False, framework=file, target=resolved, exported=True, seconds=limit, memory_bytes=most,
             keep_ptx=keep_ptx,
@@ -188,23 +195,39 @@ def _program_file(words: tuple[str, ...], *, module: bool) -> Framework | None:
 
     ``UsageError`` for a program that is compiled already.
     """
-    from perfscope.analyzers.readers import READERS, read_head
+    path = Path(words[0])
+    if module or not _holds_program(path):
+        return None
+    from perfscope.analyzers.readers import read_head
     from perfscope.model.documents.program_files import program_file
 
-    path = Path(words[0])
-    if module or path.suffix == ".py" or not path.is_file():
-        return None
     head = read_head(path)
     kind = program_file(path, head)
     if kind is not None:
         return "torch" if kind == "torch_export" else "jax"
-    readers = (import_module(READERS[kind]) for kind in ("hlo_text", "hlo_proto"))
-    reader = next((each for each in readers if each.sniff(path, head)), None)
-    if reader is None:
-        return None
+    reader = _reader_of_hlo(path, head)
     if any(program.is_scheduled or program.platform is not None for program in reader.read(path).hlo):
         raise UsageError(f"{words[0]}: this program is compiled already; `perfscope analyze {words[0]}` judges it")
     return "jax"
+
+
+def _holds_program(path: Path) -> bool:
+    """Whether a file holds a program, compiled or not, and is not Python."""
+    from perfscope.analyzers.readers import read_head
+    from perfscope.model.documents.program_files import program_file
+
+    if path.suffix == ".py" or not path.is_file():
+        return False
+    head = read_head(path)
+    return program_file(path, head) is not None or _reader_of_hlo(path, head) is not None
+
+
+def _reader_of_hlo(path: Path, head: bytes) -> Any:
+    """Return the reader of a file with HLO, None for other files."""
+    from perfscope.analyzers.readers import READERS
+
+    readers = (import_module(READERS[kind]) for kind in ("hlo_text", "hlo_proto"))
+    return next((each for each in readers if each.sniff(path, head)), None)
 
 
 def request_of(

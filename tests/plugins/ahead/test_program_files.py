@@ -11,9 +11,11 @@ import pytest
 from perfscope.__main__ import run
 from perfscope.analyzers.programs import programs
 from perfscope.analyzers.readers.load import load_all, load_one
+from perfscope.commands.run import TARGET
 from perfscope.model.documents import compile_manifest
 from perfscope.model.documents.program_files import HEAD_BYTES, ProgramFile, program_file
 from perfscope.model.errors import DataError
+from perfscope.plugins.ahead.command import compile_
 from perfscope.plugins.ahead.jax.export import load_artifact
 from tests.plugins.ahead.compilers import require
 
@@ -118,6 +120,22 @@ def test_a_compiled_program_is_for_analyze(tmp_path: Path, capfd: pytest.Capture
     file.write_text(lowered().compile().as_text())
     assert run(["compile", str(file), "-o", str(tmp_path / "runs")]) == 2
     assert f"perfscope analyze {file}" in capfd.readouterr().err
+
+
+def test_options_may_follow_a_file_and_not_a_program(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path, "mlir")
+    context = compile_.make_context("compile", ["-q", str(file), "--target", "v5e", "--json", "report.json"])
+    assert context.meta[TARGET] == ((str(file),), "script")
+    assert (context.params["quiet"], context.params["target"], context.params["json_file"]) == (
+        True, "v5e", "report.json"
+    )  # fmt: skip
+    (tmp_path / "train").write_text("import jax\n")
+    for name in ("train.py", str(tmp_path / "train")):
+        context = compile_.make_context("compile", [name, "--target", "v5e"])
+        assert context.meta[TARGET][0] == (name, "--target", "v5e")
+        assert context.params["target"] == "h100"
+    assert run(["compile", str(file), "train.py", "--target", "v5e"]) == 2
+    assert "unexpected extra argument" in capfd.readouterr().err.lower()
 
 
 @pytest.mark.slow
