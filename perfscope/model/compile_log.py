@@ -6,24 +6,40 @@ integer ns since the epoch, as the log has them; ``CompileLog.clock_offset_ns`` 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Generic, Literal, TypeVar
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
+
+MAX_TEXT = 20_000
+"""Characters of a text in the file of a plan."""
+MAX_REASONS = 1_000
+
+Text = Annotated[str, Meta(max_length=MAX_TEXT)]
+Count = Annotated[int, Meta(ge=0)]
+Bytes = Annotated[int, Meta(ge=0)]
 
 Direction = Literal["forward", "backward", "inference"]
 CacheResult = Literal["hit", "miss", "bypass"]
 KernelBackend = Literal["triton", "cpp", "extern", "other"]
 
+Side = TypeVar("Side")
+"""A scheduler node by name, or a kernel by number."""
 
-class CodeLine(Struct, frozen=True, kw_only=True):
+
+class ProgramLine(Struct, frozen=True, kw_only=True):
+    """A line of the program."""
+
+    file: Text
+    """Path; in a plan as seen from the folder the program was started in."""
+    line: Count
+    """Line."""
+    function: Text | None = None
+    """Function."""
+
+
+class CodeLine(ProgramLine, frozen=True, kw_only=True):
     """A line of Python."""
 
-    file: str
-    """Path."""
-    line: int
-    """Line."""
-    function: str | None = None
-    """Function."""
     code: str | None = None
     """The text of the line, if the log has it."""
 
@@ -108,12 +124,18 @@ class GraphBreak(Struct, frozen=True, kw_only=True):
 class Recompile(Struct, frozen=True, kw_only=True):
     """A frame that was compiled before and whose guards failed."""
 
-    compile_id: str
+    compile_id: Text
     """Id of the new compilation."""
-    function: str | None
-    place: CodeLine | None
-    reasons: tuple[str, ...]
+    function: Text | None
+    place: ProgramLine | None
+    reasons: Annotated[tuple[Text, ...], Meta(max_length=MAX_REASONS)]
     """Guards that failed, with values: ``tensor 'x' size mismatch at index 0. expected 32, actual 33``."""
+
+
+class LoggedRecompile(Recompile, frozen=True, kw_only=True):
+    """A recompilation in the log."""
+
+    place: CodeLine | None
     guard_place: CodeLine | None = None
     """The line that made the first guard necessary, if torch logs it. The file may be only the end of a path."""
     time_ns: int | None = None
@@ -175,26 +197,30 @@ class CompiledKernel(Struct, frozen=True, kw_only=True):
     """Triton's time to compile it, where logged."""
 
 
-class FusionRefusal(Struct, frozen=True, kw_only=True):
-    """Two neighbours that inductor's scheduler did not fuse."""
+class Refusal(Struct, Generic[Side], frozen=True, kw_only=True):
+    """Two neighbours that inductor's scheduler did not fuse; repeats are merged."""
+
+    first: Side
+    second: Side
+    reason: Text
+    """In inductor's words, which name its own nodes and ranges."""
+    times: Count = 1
+    """Rounds of the scheduler with this refusal."""
+    shared_bytes: Bytes | None = None
+    """Bytes that the first writes and the second reads; ``None`` if unknown."""
+    common_read_bytes: Bytes | None = None
+    """Bytes that both read; ``None`` if unknown."""
+
+
+class FusionRefusal(Refusal[str], frozen=True, kw_only=True):
+    """A refusal in the log, between scheduler nodes by name: ``op2`` or ``op2_op3``."""
 
     compile_id: str | None
     direction: Direction | None
-    first: str
-    """Scheduler name: ``op2`` or ``op2_op3``."""
-    second: str
-    reason: str
-    """In inductor's words."""
     first_nodes: tuple[str, ...] = ()
     second_nodes: tuple[str, ...] = ()
     first_kernel: str | None = None
     second_kernel: str | None = None
-    shared_bytes: int | None = None
-    """Bytes that the first writes and the second reads; ``None`` if unknown."""
-    common_read_bytes: int | None = None
-    """Bytes that both read; ``None`` if unknown."""
-    times: int = 1
-    """Rounds of the scheduler with this refusal; repeats are merged."""
 
 
 class StepSpan(Struct, frozen=True, kw_only=True):
@@ -215,7 +241,7 @@ class CompileLog(Struct, frozen=True, kw_only=True):
     torch_version: str | None = None
     compiles: tuple[Compile, ...] = ()
     breaks: tuple[GraphBreak, ...] = ()
-    recompiles: tuple[Recompile, ...] = ()
+    recompiles: tuple[LoggedRecompile, ...] = ()
     graphs: tuple[Graph, ...] = ()
     kernels: tuple[CompiledKernel, ...] = ()
     refusals: tuple[FusionRefusal, ...] = ()

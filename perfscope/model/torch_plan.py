@@ -15,12 +15,10 @@ from perfscope.model.documents.torch_plan import (
     MemoryOwner,
     PlaceholderValue,
     PlanBreak,
-    PlanLine,
     PlanMemory,
     PlannedGraph,
     PlannedKernel,
     PlannedRefusal,
-    PlanRecompile,
     StepMemory,
     TorchPlan,
 )
@@ -79,7 +77,7 @@ def kernels_of(plan: TorchPlan) -> Iterator[tuple[PlannedGraph, PlannedKernel]]:
 def totals(plan: TorchPlan) -> PlanTotals:
     """Sums over a step."""
     rows = [(graph.calls, kernel) for graph, kernel in kernels_of(plan)]
-    triton = sum(calls for calls, kernel in rows if kernel.name.startswith("triton_"))
+    triton = sum(calls for calls, kernel in rows if kernel.is_triton)
     every = sum(calls for calls, _ in rows)
     return PlanTotals(
         graphs=len(plan.graphs),
@@ -93,7 +91,7 @@ def totals(plan: TorchPlan) -> PlanTotals:
         written_bytes=sum(calls * kernel.written_bytes for calls, kernel in rows),
         flops=sum(calls * (kernel.flops or 0) for calls, kernel in rows),
         saved_bytes=sum(graph.calls * graph.saved_bytes for graph in plan.graphs),
-        refusals=sum(len(graph.refusals) + graph.refusals_left for graph in plan.graphs),
+        refusals=sum(graph.refused for graph in plan.graphs),
         breaks=len(plan.breaks),
         recompiles=len(plan.recompiles),
     )
@@ -161,9 +159,7 @@ __all__ = [
     "MemoryOwner",
     "PlaceholderValue",
     "PlanBreak",
-    "PlanLine",
     "PlanMemory",
-    "PlanRecompile",
     "PlanTotals",
     "PlannedGraph",
     "PlannedKernel",

@@ -8,11 +8,12 @@ from typing import Any
 
 from perfscope.analyzers.devices.target_text import parse_target
 from perfscope.analyzers.readers.compiled import read_plan_folder
+from perfscope.model.compile_log import ProgramLine
 from perfscope.model.documents.torch_plan import SCHEMA, write_plan
-from perfscope.model.torch_plan import PlanLine, PlannedGraph, PlannedKernel, TorchPlan
+from perfscope.model.torch_plan import PlannedGraph, PlannedKernel, TorchPlan
 from perfscope.model.trace import Trace
 
-PLACE = PlanLine(file="train.py", line=7, function="forward")
+PLACE = ProgramLine(file="train.py", line=7, function="forward")
 
 
 def kernel(name: str = "triton_poi_fused_add_0", **changes: Any) -> PlannedKernel:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from perfscope.analyzers.devices.target_text import parse_target
-from perfscope.analyzers.plans.collectives import Asked, StepExchanges, eager_asked, planned_asked, step_exchanges
+from perfscope.analyzers.plans.collectives import StepExchanges, planned_asked, step_exchanges
 from perfscope.analyzers.plans.time import kernel_range, op_ranges, plan_works
 from perfscope.analyzers.predict.assumptions import factors_for
 from perfscope.analyzers.predict.collective_time import Exchange, exchange_range
@@ -49,7 +49,7 @@ def step(kernels: list[int], *rows: PlannedCollective) -> StepExchanges:
     """Kernels in us, that take as long at either end."""
     ranges = [Range(low=one * US, high=one * US) for one in kernels]
     alone = sum(ranges, Range(low=0, high=0))
-    return step_exchanges(ranges, alone, eager_asked(rows), [EVERYBODY, (0, 1)], TARGET, FACTORS)
+    return step_exchanges(ranges, alone, rows, [EVERYBODY, (0, 1)], TARGET, FACTORS)
 
 
 def exchange_time(size: int = 64 << 20) -> Range:
@@ -92,7 +92,7 @@ def test_those_of_a_group_run_one_after_another_and_those_of_others_beside_them(
 
 
 def test_a_group_of_one_takes_no_time() -> None:
-    rows = eager_asked([planned_collective(0, until=0)])
+    rows = [planned_collective(0, until=0)]
     found = step_exchanges([], Range(low=0, high=0), rows, [(0,)], TARGET, FACTORS)
     assert found.busy == Range(low=0, high=0)
     assert found.known
@@ -100,7 +100,7 @@ def test_a_group_of_one_takes_no_time() -> None:
 
 def test_without_a_known_link_the_time_is_said_to_be_the_least() -> None:
     target = parse_target("l4x8", None)
-    rows = eager_asked([planned_collective(0, until=0)])
+    rows = [planned_collective(0, until=0)]
     found = step_exchanges([], Range(low=0, high=0), rows, [EVERYBODY], target, factors_for(target))
     assert found.known is (target.device.link_bandwidth is not None)
 
@@ -123,9 +123,9 @@ def test_runs_of_graphs_lie_between_the_ops_outside_of_them() -> None:
     kernels, asked = planned_asked(processes, ops, [graph])
     assert [one.low for one in kernels] == [1, 10, 20, 2, 10, 20, 3]
     assert asked == (
-        Asked(collective=processes.outside[0], after=3, at=7, until=None, behind=()),  # type: ignore[index]
-        Asked(collective=inside, after=2, at=2, until=3, behind=()),
-        Asked(collective=inside, after=5, at=5, until=6, behind=()),
+        replace(planned_collective(0, until=None), after=StepPosition(ops=3), at=StepPosition(ops=7)),
+        replace(inside, after=StepPosition(ops=2), at=StepPosition(ops=2), until=StepPosition(ops=3)),
+        replace(inside, after=StepPosition(ops=5), at=StepPosition(ops=5), until=StepPosition(ops=6)),
     )
 
 

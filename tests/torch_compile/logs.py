@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from perfscope.model.compile_log import CodeLine, Compile, CompileLog, GraphBreak, Phase, Recompile, StepSpan
+from perfscope.model.compile_log import CodeLine, Compile, CompileLog, GraphBreak, LoggedRecompile, Phase, StepSpan
 from perfscope.model.trace import Source, Trace
 from tests.build import EVERYTHING, TraceBuilder, replace
 
@@ -64,7 +64,7 @@ def recompiled(guards: list[str], *, every: int = 1, first: int = 1, **more: Any
         at = 10.0 * number
         compiles.append(compilation(f"0/{number}", at))
         recompiles.append(
-            Recompile(compile_id=f"0/{number}", function="forward", place=MODEL_FRAME, reasons=(guard,), **more)
+            LoggedRecompile(compile_id=f"0/{number}", function="forward", place=MODEL_FRAME, reasons=(guard,), **more)
         )
         if steps[-1].step != step:
             steps.append(_span(step, at))

@@ -13,7 +13,7 @@ import pytest
 
 from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.readers.load import load_all
-from perfscope.model.compile_log import CompileLog, Graph, GraphNode, Recompile
+from perfscope.model.compile_log import CompileLog, Graph, GraphNode, LoggedRecompile
 from perfscope.model.finding import Outcome
 from perfscope.model.trace import RECORDED, Trace
 from tests.build import EVERYTHING, TraceBuilder, replace
@@ -37,7 +37,7 @@ def log(ops: Sequence[str] = OPS, *, rows: int = 8, seconds: float = 2, again: b
         found,
         compiles=(first, replace(first, compile_id="0/1", start_ns=START + 5 * SECOND)),
         graphs=(*found.graphs, replace(found.graphs[0], compile_id="0/1")),
-        recompiles=(Recompile(compile_id="0/1", function="forward", place=MODEL, reasons=(SIZE,)),),
+        recompiles=(LoggedRecompile(compile_id="0/1", function="forward", place=MODEL, reasons=(SIZE,)),),
     )
 
 

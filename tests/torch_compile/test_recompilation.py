@@ -11,8 +11,7 @@ from perfscope.analyzers.engine import judge
 from perfscope.analyzers.readers.load import load_all
 from perfscope.analyzers.registry import load_rule
 from perfscope.analyzers.torch_compile.guards import parse_guard
-from perfscope.model.compile_log import CodeLine, CompileLog, GraphBreak, Phase
-from perfscope.model.documents.torch_plan import PlanLine, PlanRecompile
+from perfscope.model.compile_log import CodeLine, CompileLog, GraphBreak, Phase, ProgramLine, Recompile
 from perfscope.model.finding import AbstainError, Finding, Once, Outcome
 from perfscope.model.jax_log import CompileEvent, CompileKind
 from perfscope.model.torch_plan import LoadedPlan
@@ -83,10 +82,10 @@ def compiled_again(*reasons: str, name: str = "attention-naive-compiled") -> Tra
     (trace,) = load_all(RECORDED_PLANS / name)
     (held,) = trace.torch_plans
     rows = tuple(
-        PlanRecompile(
+        Recompile(
             compile_id=f"0/{number}",
             function="torch_dynamo_resume_in_loss_at_9",
-            place=PlanLine(file="train.py", line=9, function="loss"),
+            place=ProgramLine(file="train.py", line=9, function="loss"),
             reasons=(reason,) if reason else (),
         )
         for number, reason in enumerate(reasons, 1)

@@ -32,8 +32,8 @@ from perfscope.model.compile_log import (
     Graph,
     GraphBreak,
     GraphNode,
+    LoggedRecompile,
     Phase,
-    Recompile,
 )
 from perfscope.model.intervals import union
 from perfscope.model.trace import Trace
@@ -56,7 +56,7 @@ TORCH = CodeLine(file="/src/pytorch/torch/_dynamo/external_utils.py", line=66, f
 
 def test_an_id_that_comes_again_is_another_frame() -> None:
     compiles = (compilation("0/0", 0.0), compilation("0/1", 10.0), compilation("0/0", 20.0), compilation("0/1", 30.0))
-    again = Recompile(
+    again = LoggedRecompile(
         compile_id="0/1",
         function="forward",
         place=MODEL_FRAME,
@@ -256,8 +256,8 @@ def broken(compile_id: str, at: int, reason: str = "print", **more: object) -> G
     return GraphBreak(compile_id=compile_id, reason=reason, place=line(at), doc_id="gb0059", **more)  # type: ignore[arg-type]
 
 
-def recompile(compile_id: str, *reasons: str) -> Recompile:
-    return Recompile(compile_id=compile_id, function="f", place=line(10), reasons=reasons)
+def recompile(compile_id: str, *reasons: str) -> LoggedRecompile:
+    return LoggedRecompile(compile_id=compile_id, function="f", place=line(10), reasons=reasons)
 
 
 def phase_ms(name: str, start_ms: int, end_ms: int, compile_id: str, parent: int | None = None) -> Phase:
@@ -440,7 +440,8 @@ def test_long_lists_are_bounded_and_counted() -> None:
         compiles=tuple(compiled(f"{n}/0", place=places[n]) for n in range(many)),
         breaks=tuple(GraphBreak(compile_id=f"{n}/0", reason="r", place=places[n]) for n in range(many)) * 2,
         recompiles=tuple(
-            Recompile(compile_id=f"{n}/0", function="f", place=places[n], reasons=("k == 1",)) for n in range(many)
+            LoggedRecompile(compile_id=f"{n}/0", function="f", place=places[n], reasons=("k == 1",))
+            for n in range(many)
         ),
         kernels=tuple(
             CompiledKernel(

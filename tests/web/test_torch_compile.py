@@ -11,7 +11,7 @@ from perfscope.analyzers.programs.programs import programs
 from perfscope.analyzers.readers.load import load_all
 from perfscope.dashboards.web.views import compile as compile_page
 from perfscope.dashboards.web.views.compile import REST
-from perfscope.model.compile_log import CodeLine, CompileLog, Graph, GraphBreak, GraphNode, Recompile
+from perfscope.model.compile_log import CodeLine, CompileLog, Graph, GraphBreak, GraphNode, LoggedRecompile
 from perfscope.model.jax_log import CompileEvent
 from tests.build import TraceBuilder, replace
 from tests.conftest import REPOSITORY, corpus_files
@@ -30,7 +30,7 @@ def _log(path: str = "x.log") -> CompileLog:
         phases=(phase("_compile.compile_inner", 0, 4), phase("backend_compile", 1, 3), phase("PyCodegen", 3, 3.5)),
         breaks=tuple(GraphBreak(compile_id="0/0", reason=HOSTILE, place=AT, doc_id="GB0059") for _ in range(3)),
         recompiles=tuple(
-            Recompile(compile_id="0/1", function="forward", place=MODEL, reasons=(f"L['x'].size()[0] == {size}",))
+            LoggedRecompile(compile_id="0/1", function="forward", place=MODEL, reasons=(f"L['x'].size()[0] == {size}",))
             for size in (4, 8)
         ),
         graphs=(Graph(compile_id="0/0", direction="forward", nodes=nodes),),

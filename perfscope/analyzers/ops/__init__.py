@@ -127,7 +127,6 @@ if TYPE_CHECKING:
     from perfscope.analyzers.ops.recompute import autograd_nodes as autograd_nodes
     from perfscope.analyzers.ops.recompute import recompute_regions as recompute_regions
     from perfscope.analyzers.ops.recompute import recomputed_ops as recomputed_ops
-    from perfscope.analyzers.ops.rules.unfused_ops.inductor import pairs_apart as pairs_apart
     from perfscope.analyzers.ops.tables.work_by_name import RESULT as RESULT
     from perfscope.analyzers.ops.work_by_name import NamedWork as NamedWork
     from perfscope.analyzers.ops.work_by_name import achieved_by as achieved_by
@@ -142,7 +141,6 @@ else:
             "attention": "trace_attentions",
             "fusion": "FusionGroup NOTHING_LOST fusion_groups fusion_reason is_elementwise region_bytes",
             "recompute": "EVALUATE OPTIMIZER_STEP RecomputeRegion autograd_nodes recompute_regions recomputed_ops",
-            "rules.unfused_ops.inductor": "pairs_apart",
             "tables.work_by_name": "RESULT",
             "work_by_name": "NamedWork achieved_by device_work_by_name host_op_costs ops_by_name rows_by_code",
         },

@@ -7,7 +7,8 @@ where the program does. All ranks are assumed to reach it at the same time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Literal
 
@@ -48,17 +49,6 @@ MOST_COLLECTIVES = 20
 MOST_NOTES = 20
 
 
-class Asked(Struct, frozen=True, kw_only=True):
-    """A collective at its position among the kernels of a step, which are counted from the first."""
-
-    collective: PlannedCollective
-    after: int
-    at: int
-    until: int | None
-    behind: tuple[int, ...]
-    """Indices of collectives that must end before this one begins."""
-
-
 class CollectiveCost(Struct, frozen=True, kw_only=True):
     """One run of a collective in a step."""
 
@@ -97,25 +87,12 @@ class StepExchanges(Struct, frozen=True, kw_only=True):
         return all(row.once.known for row in self.rows)
 
 
-def eager_asked(rows: Sequence[PlannedCollective]) -> tuple[Asked, ...]:
-    """The collectives of a step whose kernels are its ops."""
-    return tuple(
-        Asked(
-            collective=row,
-            after=row.after.ops,
-            at=row.at.ops,
-            until=None if row.until is None else row.until.ops,
-            behind=row.behind,
-        )
-        for row in rows
-    )
-
-
 def planned_asked(
     processes: PlannedProcesses, outside: Sequence[Range], graphs: Sequence[Sequence[Range]]
-) -> tuple[tuple[Range, ...], tuple[Asked, ...]]:
+) -> tuple[tuple[Range, ...], tuple[PlannedCollective, ...]]:
     """(kernels, collectives) of the planned step: ops outside of graphs, with the kernels of each graph at its place.
 
+    Positions of the collectives count these kernels, as those of an eager step count its ops.
     ``outside``: the time of each op, ``graphs``: of each kernel of each graph.
     """
     kernels: list[Range] = []
@@ -139,41 +116,41 @@ def planned_asked(
     def place(moment: StepPosition) -> int:
         return starts[min(moment.ops + moment.runs, len(starts) - 1)]
 
-    asked = [
-        Asked(
-            collective=collective,
-            after=place(collective.after),
-            at=place(collective.at),
-            until=None if collective.until is None else place(collective.until),
-            behind=collective.behind,
-        )
-        for collective in processes.outside or ()
-    ]
+    asked = [_moved(collective, place) for collective in processes.outside or ()]
     inside = {collectives.graph: collectives.collectives for collectives in processes.inside}
     for graph, first in runs:
-        asked += [
-            Asked(
-                collective=collective,
-                after=first + collective.after.ops,
-                at=first + collective.at.ops,
-                until=None if collective.until is None else first + collective.until.ops,
-                behind=(),
-            )
-            for collective in inside.get(graph, ())
-        ]
+        asked += [replace(_moved(collective, _inside(first)), behind=()) for collective in inside.get(graph, ())]
     return tuple(kernels), tuple(asked)
+
+
+def _inside(first: int) -> Callable[[StepPosition], int]:
+    """Positions in a graph whose first kernel has this number."""
+    return lambda moment: first + moment.ops
+
+
+def _moved(collective: PlannedCollective, place: Callable[[StepPosition], int]) -> PlannedCollective:
+    """The collective with positions that count the kernels of the whole step."""
+    return replace(
+        collective,
+        at=StepPosition(ops=place(collective.at)),
+        after=StepPosition(ops=place(collective.after)),
+        until=None if collective.until is None else StepPosition(ops=place(collective.until)),
+    )
 
 
 def step_exchanges(
     kernels: Sequence[Range],
     step: Range,
-    asked: Sequence[Asked],
+    asked: Sequence[PlannedCollective],
     groups: Sequence[tuple[int, ...]],
     target: Target,
     factors: Factors,
 ) -> StepExchanges:
-    """The collectives of a step with these ``kernels``; ``step``: its time without collectives, with launches."""
-    times = [_once(asked.collective, groups, target, factors) for asked in asked]
+    """The collectives of a step with these ``kernels``, which the collectives' positions count.
+
+    ``step``: its time without collectives, with launches.
+    """
+    times = [_once(collective, groups, target, factors) for collective in asked]
     whole = [sum(getattr(one, end) for one in kernels) for end in ENDS]
     stretch = [alone / total if total else 0.0 for alone, total in zip((step.low, step.high), whole, strict=True)]
     sums = [[0, *accumulate(getattr(one, end) for one in kernels)] for end in ENDS]
@@ -184,12 +161,14 @@ def step_exchanges(
     last = len(kernels)
     rows = tuple(
         CollectiveCost(
-            collective=asked.collective,
+            collective=collective,
             once=once,
             exposed=_between(played[0][0].exposed[tasks[0]], played[1][0].exposed[tasks[1]]),
-            beside=_between(*(sums[side][_end(asked, last)] - sums[side][min(asked.after, last)] for side in (0, 1))),
+            beside=_between(
+                *(sums[side][_end(collective, last)] - sums[side][_begin(collective, last)] for side in (0, 1))
+            ),
         )
-        for asked, once, tasks in zip(asked, times, zip(played[0][1], played[1][1], strict=True), strict=True)
+        for collective, once, tasks in zip(asked, times, zip(played[0][1], played[1][1], strict=True), strict=True)
     )
     ends = [max(played.makespan, alone) for (played, _), alone in zip(played, (step.low, step.high), strict=True)]
     return StepExchanges(
@@ -200,32 +179,32 @@ def step_exchanges(
     )
 
 
-def kernels_beside(launched: Sequence[bool], asked: Sequence[Asked]) -> tuple[int, ...]:
+def kernels_beside(launched: Sequence[bool], asked: Sequence[PlannedCollective]) -> tuple[int, ...]:
     """Number of kernels of a step that may run during each collective; independent of a target.
 
     ``launched``: whether each kernel of the step runs on the device. 0 means `CollectiveCost.blocks`.
     """
     sums, last = [0, *accumulate(map(int, launched))], len(launched)
-    return tuple(sums[_end(asked, last)] - sums[min(asked.after, last)] for asked in asked)
+    return tuple(sums[_end(collective, last)] - sums[_begin(collective, last)] for collective in asked)
 
 
 def _played(
-    sums: Sequence[int], stretch: float, asked: Sequence[Asked], takes: Sequence[int]
+    sums: Sequence[int], stretch: float, asked: Sequence[PlannedCollective], takes: Sequence[int]
 ) -> tuple[Played, tuple[int, ...]]:
     """Play the step; also return the task of each collective."""
     last = len(sums) - 1
     marks = {0, last}
     for one in asked:
-        marks |= {min(one.after, last), min(one.at, last)} | (
-            {min(one.until, last)} if one.until is not None else set()
+        marks |= {_begin(one, last), min(one.at.ops, last)} | (
+            {min(one.until.ops, last)} if one.until is not None else set()
         )
     cuts = sorted(marks)
     begin: dict[int, list[int]] = {}
     wait: dict[int, list[int]] = {}
     for number, one in enumerate(asked):
-        begin.setdefault(min(one.at, last), []).append(number)
+        begin.setdefault(min(one.at.ops, last), []).append(number)
         if one.until is not None:
-            wait.setdefault(min(one.until, last), []).append(number)
+            wait.setdefault(min(one.until.ops, last), []).append(number)
     tasks: list[Task] = []
     place: dict[int, int] = {}
     done_at: dict[int, int] = {0: -1}
@@ -235,12 +214,12 @@ def _played(
         done_at[cut] = before
         for number in begin.get(cut, ()):
             one = asked[number]
-            waits = [done_at[min(one.after, last)], *(place[other] for other in one.behind if other in place)]
+            waits = [done_at[_begin(one, last)], *(place[other] for other in one.behind if other in place)]
             place[number] = len(tasks)
             tasks.append(
                 Task(
                     kind="communication",
-                    stream=1 + one.collective.group,
+                    stream=1 + one.group,
                     duration=takes[number],
                     waits=tuple(wait for wait in waits if wait >= 0),
                 )
@@ -272,8 +251,12 @@ def _once(
     )
 
 
-def _end(asked: Asked, last: int) -> int:
-    return max(min(asked.after, last), last if asked.until is None else min(asked.until, last))
+def _end(asked: PlannedCollective, last: int) -> int:
+    return max(_begin(asked, last), last if asked.until is None else min(asked.until.ops, last))
+
+
+def _begin(asked: PlannedCollective, last: int) -> int:
+    return min(asked.after.ops, last)
 
 
 def _between(first: int, second: int) -> Range:

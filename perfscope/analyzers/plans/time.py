@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from perfscope.analyzers.devices import Device, Roof, Sizes, Target, kernel_roof, product_sizes, roofline
 from perfscope.analyzers.graph import Flow, flow_of, short_name
 from perfscope.analyzers.ops import op_category, region_bytes
-from perfscope.analyzers.plans.collectives import StepExchanges, eager_asked, planned_asked, step_exchanges
+from perfscope.analyzers.plans.collectives import StepExchanges, planned_asked, step_exchanges
 from perfscope.analyzers.predict import NO_TIME, Category, Factors, Range, between, factors_for, ns_range, usual_range
 from perfscope.analyzers.predict import Work as KernelWork
 from perfscope.model.op_graph import GraphOp, OpGraph
@@ -138,8 +138,7 @@ def _eager_exchanges(loaded: LoadedPlan, alone: Work, target: Target) -> StepExc
     if processes is None or processes.eager is None or loaded.eager is None:
         return None
     kernels = op_ranges(loaded.eager, target, loaded.plan.float32_products)
-    asked = eager_asked(processes.eager)
-    return step_exchanges(kernels, alone.step, asked, processes.groups, target, factors_for(target))
+    return step_exchanges(kernels, alone.step, processes.eager, processes.groups, target, factors_for(target))
 
 
 def _planned_exchanges(

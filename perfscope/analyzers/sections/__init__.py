@@ -53,11 +53,9 @@ if TYPE_CHECKING:
     from perfscope.analyzers.sections.programs import NO_ESTIMATE as NO_ESTIMATE
     from perfscope.analyzers.sections.programs import NO_PLANS as NO_PLANS
     from perfscope.analyzers.sections.programs import NO_PROGRAMS as NO_PROGRAMS
-    from perfscope.analyzers.sections.programs import ApartRow as ApartRow
     from perfscope.analyzers.sections.programs import BreakRow as BreakRow
     from perfscope.analyzers.sections.programs import EstimateSection as EstimateSection
-    from perfscope.analyzers.sections.programs import GraphRow as GraphRow
-    from perfscope.analyzers.sections.programs import KernelRow as KernelRow
+    from perfscope.analyzers.sections.programs import KernelRuns as KernelRuns
     from perfscope.analyzers.sections.programs import PlanSection as PlanSection
     from perfscope.analyzers.sections.programs import PlanSummary as PlanSummary
     from perfscope.analyzers.sections.programs import ProgramsSection as ProgramsSection
@@ -83,7 +81,7 @@ else:
             "compile": "CompileSection JaxCompile JaxFunction NO_COMPILE RankCompile compile_section",
             "memory": "MemoryEntry MemorySection NO_MEMORY RankMemory memory_section",
             "programs": (
-                "ApartRow BreakRow EstimateSection GraphRow KernelRow NO_ESTIMATE NO_PLANS NO_PROGRAMS PlanSection "
+                "BreakRow EstimateSection KernelRuns NO_ESTIMATE NO_PLANS NO_PROGRAMS PlanSection "
                 "PlanSummary ProgramTime ProgramsSection estimate_section plan_section programs_section"
             ),
             "roofline_points": (

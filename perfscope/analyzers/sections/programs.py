@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from perfscope.analyzers.plans import ExchangeSummary, GraphWork, PlanWork, Work
     from perfscope.analyzers.predict import Calibration, Estimate, LineTime, Range, StepOfSeveral
     from perfscope.analyzers.programs import HotSpots, Program
-    from perfscope.model.torch_plan import PlanLine, PlanMemory, PlanTotals
+    from perfscope.analyzers.torch_compile import PlannedPair
+    from perfscope.model.torch_plan import PlanMemory, PlannedGraph, PlannedKernel, PlanTotals
 
 MOST_PROGRAMS = 20
 """Most programs of a section: a training script has two or three relevant ones and dozens of single ops."""
@@ -37,8 +38,6 @@ MOST_KERNELS = 20
 MOST_PAIRS = 20
 MOST_LINES = 20
 """Most breaks, recompilations and made-up values."""
-MOST_OPS = 12
-MOST_PLACES = 4
 
 
 class ProgramsSection(Struct, frozen=True, kw_only=True):
@@ -238,55 +237,16 @@ def _bounded(label: str, modelled: Estimate, calls: int | None, calibration: Cal
 # Counts and bytes are exact properties of a plan; every time is modelled for the target, as a range.
 
 
-class GraphRow(Struct, frozen=True, kw_only=True):
-    """One run of a planned graph."""
+class KernelRuns(Struct, frozen=True, kw_only=True):
+    """A planned kernel; equal ones of similar layers share a row."""
 
-    compile_id: str
-    direction: str
-    function: str | None
-    place: PlanLine | None
+    kernel: PlannedKernel
+    graph: PlannedGraph
+    """Graph of the first of them."""
     calls: int
-    nodes: int
-    kernels: int
-    triton: int
-    bytes: int
-    flops: int
-    saved_bytes: int
-    dynamic: bool
-    refusals: int
+    """Runs per step, of all of them."""
     device_ns: Range
-
-
-class KernelRow(Struct, frozen=True, kw_only=True):
-    """One run of a planned kernel; ``calls``: runs per step, over similar layers."""
-
-    name: str
-    kind: str
-    compile_id: str
-    direction: str
-    calls: int
-    members: int
-    ops: tuple[str, ...]
-    places: tuple[PlanLine, ...]
-    read_bytes: int
-    written_bytes: int
-    reread_bytes: int
-    flops: int | None
-    dtype: str | None
-    shape: str | None
-    device_ns: Range
-    not_covered: str | None
-
-
-class ApartRow(Struct, frozen=True, kw_only=True):
-    """Two kernels that inductor left apart, with a value between them."""
-
-    first: str
-    second: str
-    direction: str
-    reason: str
-    shared_bytes: int
-    place: PlanLine | None
+    """One run."""
 
 
 class BreakRow(Struct, frozen=True, kw_only=True):
@@ -323,9 +283,9 @@ class PlanSummary(Struct, frozen=True, kw_only=True):
     """Whether the step as the program runs it fits; ``None``: unknown."""
     exchanges: ExchangeSummary | None
     """Exchanges of a job of several processes; ``None``: a single process."""
-    graphs: tuple[GraphRow, ...]
-    kernels: tuple[KernelRow, ...]
-    apart: tuple[ApartRow, ...]
+    graphs: tuple[GraphWork, ...]
+    kernels: tuple[KernelRuns, ...]
+    apart: tuple[PlannedPair, ...]
     breaks: tuple[BreakRow, ...]
     recompiles: tuple[tuple[str, str], ...]
     """(function, reason)."""
@@ -371,12 +331,13 @@ def plan_section(traces: Sequence[Trace]) -> PlanSection:
 
 def _summary(work: PlanWork, trace: Trace) -> PlanSummary:
     from perfscope.analyzers.plans import exchange_summary
+    from perfscope.analyzers.torch_compile import planned_pairs
     from perfscope.model.torch_plan import fits, memory_as_run, totals
 
     plan, target = work.held.plan, trace.target
     step, capacity = memory_as_run(plan), None if target is None else target.memory_bytes
-    kernels = sorted(_merged(_kernels(work)), key=lambda row: -row.calls * (row.read_bytes + row.written_bytes))
-    apart = sorted(_apart(work), key=lambda row: -row.shared_bytes)
+    kernels = sorted(_kernels(work), key=lambda row: -row.calls * row.kernel.bytes)
+    apart = sorted(planned_pairs(plan), key=lambda pair: -pair.value_bytes)
     broken = list(_breaks(work))
     again = tuple(
         (recompile.function or "a frame", reason) for recompile in plan.recompiles for reason in recompile.reasons[:1]
@@ -407,7 +368,7 @@ def _summary(work: PlanWork, trace: Trace) -> PlanSummary:
         memory_bytes=capacity,
         fits=None if step is None else fits(step, capacity),
         exchanges=exchange_summary(work),
-        graphs=tuple(map(_graph, work.graphs[:MOST_GRAPHS])),
+        graphs=work.graphs[:MOST_GRAPHS],
         kernels=tuple(kernels[:MOST_KERNELS]),
         apart=tuple(apart[:MOST_PAIRS]),
         breaks=tuple(broken[:MOST_LINES]),
@@ -436,68 +397,14 @@ def _breaks(work: PlanWork) -> Iterator[BreakRow]:
         )
 
 
-def _graph(work: GraphWork) -> GraphRow:
-    graph = work.graph
-    return GraphRow(
-        compile_id=graph.compile_id,
-        direction=graph.direction,
-        function=graph.function,
-        place=graph.place,
-        calls=graph.calls,
-        nodes=graph.nodes,
-        kernels=len(graph.kernels),
-        triton=sum(kernel.name.startswith("triton_") for kernel in graph.kernels),
-        bytes=work.once.bytes,
-        flops=work.once.flops,
-        saved_bytes=graph.saved_bytes,
-        dynamic=graph.dynamic,
-        refusals=len(graph.refusals) + graph.refusals_left,
-        device_ns=work.once.device,
-    )
-
-
-def _kernels(work: PlanWork) -> Iterator[KernelRow]:
-    for graph in work.graphs:
-        for kernel, took in zip(graph.graph.kernels, graph.kernels, strict=True):
-            yield KernelRow(
-                name=kernel.name,
-                kind=kernel.kind,
-                compile_id=graph.graph.compile_id,
-                direction=graph.graph.direction,
-                calls=graph.graph.calls,
-                members=len(kernel.members),
-                ops=kernel.ops[:MOST_OPS],
-                places=kernel.places[:MOST_PLACES],
-                read_bytes=kernel.read_bytes,
-                written_bytes=kernel.written_bytes,
-                reread_bytes=kernel.reread_bytes,
-                flops=kernel.flops,
-                dtype=kernel.dtype,
-                shape=kernel.shape,
-                device_ns=took,
-                not_covered=kernel.not_covered,
-            )
-
-
-def _merged(rows: Iterable[KernelRow]) -> list[KernelRow]:
-    """One row for launches of the same kernel on equally many bytes: similar layers share it."""
-    result: dict[tuple[object, ...], KernelRow] = {}
-    for row in rows:
-        key = (row.name, row.compile_id, row.direction, row.read_bytes, row.written_bytes, row.shape, row.places[:1])
-        before = result.get(key)
-        result[key] = row if before is None else replace(before, calls=before.calls + row.calls)
-    return list(result.values())
-
-
-def _apart(work: PlanWork) -> Iterator[ApartRow]:
-    from perfscope.analyzers.ops import pairs_apart
-
-    for one in pairs_apart(work):
-        yield ApartRow(
-            first=one.first.name,
-            second=one.second.name,
-            direction=one.graph.direction,
-            reason=one.refusal.reason,
-            shared_bytes=one.refusal.shared_bytes or 0,
-            place=next(iter((*one.second.places, *one.first.places)), None),
-        )
+def _kernels(work: PlanWork) -> Iterable[KernelRuns]:
+    """One row for launches of the same kernel on equally many bytes."""
+    rows: dict[tuple[object, ...], KernelRuns] = {}
+    for graph_work in work.graphs:
+        graph = graph_work.graph
+        for kernel, time in zip(graph.kernels, graph_work.kernels, strict=True):
+            sizes = (kernel.read_bytes, kernel.written_bytes, kernel.shape)
+            key = (kernel.name, graph.compile_id, graph.direction, *sizes, kernel.places[:1])
+            row = rows.get(key) or KernelRuns(kernel=kernel, graph=graph, calls=0, device_ns=time)
+            rows[key] = replace(row, calls=row.calls + graph.calls)
+    return rows.values()

@@ -31,9 +31,11 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from perfscope.analyzers.torch_compile.inductor_fusion import PlannedPair as PlannedPair
     from perfscope.analyzers.torch_compile.inductor_fusion import RefusedPair as RefusedPair
     from perfscope.analyzers.torch_compile.inductor_fusion import log_has_refusals as log_has_refusals
     from perfscope.analyzers.torch_compile.inductor_fusion import node_bytes as node_bytes
+    from perfscope.analyzers.torch_compile.inductor_fusion import planned_pairs as planned_pairs
     from perfscope.analyzers.torch_compile.inductor_fusion import refused_pairs as refused_pairs
     from perfscope.analyzers.torch_compile.phases import Stage as Stage
     from perfscope.analyzers.torch_compile.phases import compile_times as compile_times
@@ -42,7 +44,7 @@ else:
     __getattr__ = names_from(
         __name__,
         {
-            "inductor_fusion": "RefusedPair log_has_refusals node_bytes refused_pairs",
+            "inductor_fusion": "PlannedPair RefusedPair log_has_refusals node_bytes planned_pairs refused_pairs",
             "phases": "Stage compile_times",
             "rules.compile_time": "cache_use",
         },

@@ -17,7 +17,7 @@ from perfscope.model.intervals import EMPTY, Intervals, union
 from perfscope.model.trace import RECORDED, Trace
 
 if TYPE_CHECKING:
-    from perfscope.model.compile_log import CodeLine, Compile, CompileLog, GraphBreak, Recompile
+    from perfscope.model.compile_log import CodeLine, Compile, CompileLog, GraphBreak, LoggedRecompile
     from perfscope.model.torch_plan import LoadedPlan
 
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(?P<function>.+)_at_(?P<line>\d+)")
@@ -40,7 +40,7 @@ class CompiledFrame(Struct, frozen=True, kw_only=True):
     """One code object, from its first compilation to the last (or to ``torch._dynamo.reset()``)."""
 
     compiles: tuple[Compile, ...]
-    recompiles: tuple[Recompile, ...]
+    recompiles: tuple[LoggedRecompile, ...]
     skips: tuple[GraphBreak, ...]
     """Breaks that left the whole frame in eager mode."""
 
@@ -161,11 +161,11 @@ def compiled_frames(trace: Trace) -> tuple[CompiledFrame, ...]:
         seen[frame].add(compilation.compile_id)
     group_of = {id(compilation): compiles for compiles in groups for compilation in compiles}
 
-    def group(record: Recompile | GraphBreak) -> int:
+    def group(record: LoggedRecompile | GraphBreak) -> int:
         compilation = compilation_of(trace, record.compile_id, record.time_ns)
         return id(latest.get(frame_of(record.compile_id)) if compilation is None else group_of[id(compilation)])
 
-    again: dict[int, list[Recompile]] = defaultdict(list)
+    again: dict[int, list[LoggedRecompile]] = defaultdict(list)
     for recompile in log.recompiles:
         again[group(recompile)].append(recompile)
     skipped: dict[int, list[GraphBreak]] = defaultdict(list)

@@ -1,11 +1,11 @@
-"""Neighbouring kernels that inductor did not fuse, with the bytes that pass between them through memory."""
+"""Neighbouring kernels that inductor did not fuse, recorded or planned, with the bytes between them."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from msgspec import Struct
 
@@ -14,23 +14,81 @@ from perfscope.analyzers.time import user_line
 from perfscope.model.trace import Trace
 
 if TYPE_CHECKING:
-    from perfscope.model.compile_log import CodeLine, CompiledKernel, CompileLog, FusionRefusal, Graph, GraphNode
+    from perfscope.model.compile_log import (
+        CodeLine,
+        CompiledKernel,
+        CompileLog,
+        FusionRefusal,
+        Graph,
+        GraphNode,
+        ProgramLine,
+        Refusal,
+    )
+    from perfscope.model.torch_plan import PlannedGraph, PlannedKernel, TorchPlan
 
+Kernel = TypeVar("Kernel")
 Platform = Literal["gpu", "cpu"]
 
 
-class RefusedPair(Struct, frozen=True, kw_only=True):
-    """A producer and a consumer that inductor did not fuse."""
+class KernelPair(Struct, Generic[Kernel], frozen=True, kw_only=True):
+    """Two kernels of a graph that share a value and were not fused."""
+
+    refusal: Refusal[Any]
+    first: Kernel
+    """Kernel that writes the value."""
+    second: Kernel
+    needed_elsewhere: bool
+    """Whether anything besides ``second`` needs the value."""
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of the value."""
+        return self.refusal.shared_bytes or 0
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes per run that a fused kernel would not move: the read, and the write if nothing else needs the value."""
+        return self.value_bytes * (1 if self.needed_elsewhere else 2)
+
+
+class PlannedPair(KernelPair["PlannedKernel"], frozen=True, kw_only=True):
+    """A pair of kernels that inductor would not fuse."""
+
+    graph: PlannedGraph
+
+    @property
+    def place(self) -> ProgramLine | None:
+        """The line that reads the value, else the one that makes it."""
+        return next(iter((*self.second.places, *self.first.places)), None)
+
+
+def planned_pairs(plan: TorchPlan) -> tuple[PlannedPair, ...]:
+    """Return the pairs of a plan with a value between them, refused for a reason other than ``NOTHING_LOST``.
+
+    A pair with two reasons counts once.
+    """
+    pairs: dict[tuple[int, int, int], PlannedPair] = {}
+    for number, graph in enumerate(plan.graphs):
+        kernels: Sequence[PlannedKernel] = graph.kernels
+        for refusal in graph.refusals:
+            if not refusal.shared_bytes or NOTHING_LOST.search(refusal.reason):
+                continue
+            pair = PlannedPair(
+                refusal=refusal,
+                first=kernels[refusal.first],
+                second=kernels[refusal.second],
+                needed_elsewhere=refusal.needed_elsewhere,
+                graph=graph,
+            )
+            pairs.setdefault((number, refusal.first, refusal.second), pair)
+    return tuple(pairs.values())
+
+
+class RefusedPair(KernelPair["CompiledKernel | None"], frozen=True, kw_only=True):
+    """A producer and a consumer that inductor did not fuse; a kernel is ``None`` if the log lacks it."""
 
     refusal: FusionRefusal
     platform: Platform
-    first: CompiledKernel | None
-    """Kernel that writes the value; ``None`` if the log lacks it."""
-    second: CompiledKernel | None
-    value_bytes: int
-    saved_bytes: int
-    """Bytes per run that a fused kernel would not move: the read, and the write if nothing else needs the value."""
-    needed_elsewhere: bool
     graph_bytes: int | None
     """Bytes (at least) that all kernels of the graph read and write per run; ``None`` on a CPU and without a graph."""
 
@@ -75,8 +133,6 @@ def refused_pairs(trace: Trace) -> tuple[RefusedPair, ...]:
                 platform="cpu" if on_cpu else "gpu",
                 first=first,
                 second=second,
-                value_bytes=refusal.shared_bytes,
-                saved_bytes=refusal.shared_bytes * (1 if elsewhere else 2),
                 needed_elsewhere=elsewhere,
                 graph_bytes=None if on_cpu else totals.get(key),
                 written_at=written or (user_line(first) if first else None),

@@ -18,7 +18,7 @@ from perfscope.analyzers.engine import Analysis
 from perfscope.analyzers.large_parts import LargePart
 from perfscope.analyzers.memory import HeldCategory, Holder, Memory, MemoryPicture, Reserved
 from perfscope.analyzers.ops import Achieved, TopWork, Utilization, WorkRow
-from perfscope.analyzers.plans import Work
+from perfscope.analyzers.plans import GraphWork, Work
 from perfscope.analyzers.predict import Calibration, Estimate, InstructionError, Parts, Row
 from perfscope.analyzers.programs import LeastTime, Program
 from perfscope.analyzers.ranks import CollectiveKind, PairKind, RankShare
@@ -27,6 +27,7 @@ from perfscope.analyzers.savings import step_time
 from perfscope.analyzers.sections import (
     CompileSection,
     EstimateSection,
+    KernelRuns,
     MemoryEntry,
     MemorySection,
     PlanSummary,
@@ -34,10 +35,10 @@ from perfscope.analyzers.sections import (
     ProgramTime,
 )
 from perfscope.analyzers.time import DeviceTime, Generation, HostAccount, ModelCall, StepAccount
-from perfscope.analyzers.torch_compile import CompileSummary
+from perfscope.analyzers.torch_compile import CompileSummary, PlannedPair
 from perfscope.dashboards.report.renderers.records import Shape, Shapes, plain
 from perfscope.dashboards.report.sections.generation import MOST_CALLS
-from perfscope.model.compile_log import CodeLine
+from perfscope.model.compile_log import CodeLine, ProgramLine
 from perfscope.model.finding import Finding, Outcome, Span
 from perfscope.model.torch_plan import PlanTotals
 from perfscope.model.trace import MISSING, Source
@@ -46,6 +47,11 @@ from perfscope.model.untrusted_text import sanitize_value
 SUFFIXES = (".json",)
 
 SCHEMA = "perfscope.report/1"
+
+MOST_OPS = 12
+"""Ops of a planned kernel."""
+MOST_PLACES = 4
+"""Lines of a planned kernel."""
 
 
 def render(analysis: Analysis) -> str:
@@ -157,6 +163,41 @@ def _ends_ns(estimate: Estimate) -> dict[str, Parts]:
 def _not_known(estimate: Estimate) -> int:
     """Instructions without a model."""
     return len(estimate.not_known)
+
+
+def _ops(row: KernelRuns) -> tuple[str, ...]:
+    """The first ATen ops it computes."""
+    return row.kernel.ops[:MOST_OPS]
+
+
+def _places(row: KernelRuns) -> tuple[ProgramLine, ...]:
+    """The first of the user's lines it computes."""
+    return row.kernel.places[:MOST_PLACES]
+
+
+def _members(row: KernelRuns) -> int:
+    """Number of scheduler nodes in it."""
+    return len(row.kernel.members)
+
+
+def _launched(work: GraphWork) -> int:
+    """Number of its kernels."""
+    return len(work.graph.kernels)
+
+
+def _first(pair: PlannedPair) -> str:
+    """Kernel that writes the value."""
+    return str(pair.first.name)
+
+
+def _second(pair: PlannedPair) -> str:
+    """Kernel that reads it."""
+    return str(pair.second.name)
+
+
+def _reason(pair: PlannedPair) -> str:
+    """Inductor's reason."""
+    return str(pair.refusal.reason)
 
 
 def _recompiles(plan: PlanSummary) -> list[dict[str, str]]:
@@ -280,6 +321,47 @@ SHAPES: Shapes = {
             "known_by": _planned,
             "recompiles": _recompiles,
             "made_up": _made_up,
+        },
+    ),
+    GraphWork: Shape(
+        left_out=("graph", "once"),
+        added={
+            "compile_id": "graph.compile_id",
+            "direction": "graph.direction",
+            "function": "graph.function",
+            "place": "graph.place",
+            "calls": "graph.calls",
+            "nodes": "graph.nodes",
+            "kernels": _launched,
+            "triton": "graph.triton_kernels",
+            "bytes": "once.bytes",
+            "flops": "once.flops",
+            "saved_bytes": "graph.saved_bytes",
+            "dynamic": "graph.dynamic",
+            "refusals": "graph.refused",
+            "device_ns": "once.device",
+        },
+    ),
+    KernelRuns: Shape(
+        left_out=("graph",),
+        merged=("kernel",),
+        added={
+            "compile_id": "graph.compile_id",
+            "direction": "graph.direction",
+            "members": _members,
+            "ops": _ops,
+            "places": _places,
+        },
+    ),
+    PlannedPair: Shape(
+        left_out=("refusal", "needed_elsewhere", "graph"),
+        added={
+            "first": _first,
+            "second": _second,
+            "direction": "graph.direction",
+            "reason": _reason,
+            "shared_bytes": "value_bytes",
+            "place": "place",
         },
     ),
     PlanTotals: Shape(added=_properties("bytes")),

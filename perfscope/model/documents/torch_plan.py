@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from perfscope.model.compile_log import Bytes, Count, Direction, ProgramLine, Recompile, Refusal, Text
 from perfscope.model.documents.bounded_json import read_document
 from perfscope.model.errors import DataError
 from perfscope.model.files import write_atomically
@@ -28,13 +29,6 @@ MAX_HOLDERS = 200
 MemoryOwner = Literal["parameter", "gradient", "optimizer_state", "activation", "input", "temporary", "unknown"]
 """The words of ``MemoryCategory``."""
 StepPhase = Literal["forward", "backward", "optimizer", "other"]
-
-MAX_TEXT = 20_000
-"""Characters of torch's text of a break."""
-
-Bytes = Annotated[int, msgspec.Meta(ge=0)]
-Count = Annotated[int, msgspec.Meta(ge=0)]
-Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,16 +212,6 @@ ALL_STEPS = "after five steps: one as it is, one eagerly, two planned, one eager
 KernelKind = Literal["pointwise", "reduction", "foreach", "product", "attention", "collective", "extern"]
 """``product``: a matrix product, which a library computes; ``collective``: an exchange with other processes;
 ``extern``: any other op that inductor calls unchanged."""
-Direction = Literal["forward", "backward", "inference"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanLine:
-    """A line of the user's, the file as seen from the folder the program was started in."""
-
-    file: Text
-    line: Count
-    function: Text | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +225,7 @@ class PlannedKernel:
     """Scheduler nodes in it, ``op3``: more than one where inductor fused."""
     ops: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MAX_KERNELS)]
     """ATen ops it computes, ``aten.gelu``, sorted, without repeats; inductor decomposes some further."""
-    places: Annotated[tuple[PlanLine, ...], msgspec.Meta(max_length=MAX_ROWS)]
+    places: Annotated[tuple[ProgramLine, ...], msgspec.Meta(max_length=MAX_ROWS)]
     """The user's lines it computes, without repeats; for a backward kernel those of its forward."""
     read_bytes: Bytes
     """Each buffer once, of a part that is read only that part."""
@@ -262,22 +246,15 @@ class PlannedKernel:
         """Bytes read and written, each buffer once."""
         return self.read_bytes + self.written_bytes
 
+    @property
+    def is_triton(self) -> bool:
+        """Whether it is a Triton kernel, not a library call."""
+        return self.name.startswith("triton_")
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedRefusal:
-    """Two kernels of a graph that inductor's scheduler did not fuse; repeats are merged."""
 
-    first: Count
-    """Index in ``PlannedGraph.kernels``."""
-    second: Count
-    reason: Text
-    """In inductor's words, which name its own nodes and ranges."""
-    times: Count = 1
-    """Rounds of the scheduler with this refusal."""
-    shared_bytes: Bytes | None = None
-    """Bytes that the first writes and the second reads."""
-    common_read_bytes: Bytes | None = None
-    """Bytes that both read."""
+class PlannedRefusal(Refusal[Count], frozen=True, kw_only=True):
+    """A refusal between kernels of a graph, by their index in ``PlannedGraph.kernels``."""
+
     needed_elsewhere: bool = True
     """Whether another kernel needs the first one's result: then fusion removes only the read."""
 
@@ -291,7 +268,7 @@ class PlannedGraph:
     direction: Direction
     function: Text | None
     """Whose frame it is: ``Block.forward``."""
-    place: PlanLine | None
+    place: ProgramLine | None
     nodes: Count
     """Scheduler nodes, before fusion."""
     kernels: Annotated[tuple[PlannedKernel, ...], msgspec.Meta(max_length=MAX_KERNELS)]
@@ -306,6 +283,16 @@ class PlannedGraph:
     """Bytes that a forward keeps for its backward, its inputs excluded. A view counts as its base."""
     output_bytes: Bytes = 0
 
+    @property
+    def triton_kernels(self) -> int:
+        """Number of Triton kernels."""
+        return sum(kernel.is_triton for kernel in self.kernels)
+
+    @property
+    def refused(self) -> int:
+        """Number of pairs of kernels that inductor would not fuse."""
+        return len(self.refusals) + self.refusals_left
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanBreak:
@@ -313,19 +300,9 @@ class PlanBreak:
 
     compile_id: Text
     function: Text | None
-    place: PlanLine | None
+    place: ProgramLine | None
     """First line of the frame."""
     text: Text
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanRecompile:
-    """A frame that was compiled again because a guard failed."""
-
-    compile_id: Text
-    function: Text | None
-    place: PlanLine | None
-    reasons: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MAX_ROWS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,7 +311,7 @@ class PlaceholderValue:
 
     what: Text
     """``item``, ``nonzero`` ..."""
-    place: PlanLine | None
+    place: ProgramLine | None
     answer: Text
     times: Count
 
@@ -353,7 +330,7 @@ class TorchPlan:
     versions: Annotated[dict[Text, Text], msgspec.Meta(max_length=20)]
     graphs: Annotated[tuple[PlannedGraph, ...], msgspec.Meta(max_length=MAX_GRAPHS)]
     breaks: Annotated[tuple[PlanBreak, ...], msgspec.Meta(max_length=MAX_ROWS)] = ()
-    recompiles: Annotated[tuple[PlanRecompile, ...], msgspec.Meta(max_length=MAX_ROWS)] = ()
+    recompiles: Annotated[tuple[Recompile, ...], msgspec.Meta(max_length=MAX_ROWS)] = ()
     made_up: Annotated[tuple[PlaceholderValue, ...], msgspec.Meta(max_length=MAX_ROWS)] = ()
     not_covered: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MAX_ROWS)] = ()
     """Parts of the program that the plan excludes, one sentence each."""

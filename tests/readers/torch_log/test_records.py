@@ -11,7 +11,7 @@ from perfscope.analyzers.readers.torch_log.breaks import clean_guard
 from perfscope.analyzers.readers.torch_log.graph_text import parse as graph_of
 from perfscope.analyzers.readers.torch_log.reader import read_log
 from perfscope.analyzers.readers.torch_log.unit import parse as code_of
-from perfscope.model.compile_log import CodeLine, Recompile
+from perfscope.model.compile_log import CodeLine, LoggedRecompile
 from tests.readers.torch_log.logs import LogText, log_of
 
 NEW_BREAK = """Graph break in user code at /u/a.py:11
@@ -375,7 +375,7 @@ STACK = (
 )
 
 
-def recompile(folder: Path, payload: list[str] | str) -> Recompile:
+def recompile(folder: Path, payload: list[str] | str) -> LoggedRecompile:
     text = LogText().at(0, 1).artifact("recompile_reasons", payload).metrics()
     (found,) = read_log(text.write(folder)).recompiles
     return found

@@ -26,7 +26,7 @@ from perfscope.analyzers.compare.programs.row import (
 )
 from perfscope.analyzers.compare.programs.units import PLAN_BLOCKED, PLAN_BLOCKED_WIRE, PLAN_COLLECTIVES, PLAN_WIRE
 from perfscope.analyzers.hlo import sent_bytes
-from perfscope.analyzers.plans import XLA_KINDS, StepExchanges, eager_asked, kernels_beside, launches, planned_asked
+from perfscope.analyzers.plans import XLA_KINDS, StepExchanges, kernels_beside, launches, planned_asked
 from perfscope.analyzers.predict import NO_TIME, Range
 from perfscope.model.documents.torch_plan import PlannedCollective
 from perfscope.model.op_graph import OpGraph
@@ -107,10 +107,10 @@ def plan_exchanges(loaded: LoadedPlan) -> tuple[PlanExchange, ...] | None:
     else:
         if processes.eager is None or loaded.eager is None:
             return None
-        kernels, asked = _launched(loaded.eager), eager_asked(processes.eager)
+        kernels, asked = _launched(loaded.eager), processes.eager
     besides = kernels_beside([kernel.high > 0 for kernel in kernels], asked)
     exchanges = []
-    for collective, beside in zip((one.collective for one in asked), besides, strict=True):
+    for collective, beside in zip(asked, besides, strict=True):
         group = processes.groups[collective.group] if collective.group < len(processes.groups) else ()
         exchanges.append(PlanExchange(collective=collective, ranks=collective.pairs or group, beside=beside))
     return tuple(exchanges)

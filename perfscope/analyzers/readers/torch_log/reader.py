@@ -32,7 +32,7 @@ from perfscope.analyzers.readers.torch_log.records import (
 )
 from perfscope.analyzers.readers.torch_log.unit import GraphText, Section, Unit, unread
 from perfscope.analyzers.readers.torch_log.unit import parse as parse_code
-from perfscope.model.compile_log import CodeLine, CompileLog, Direction, Graph, GraphBreak, Recompile
+from perfscope.model.compile_log import CodeLine, CompileLog, Direction, Graph, GraphBreak, LoggedRecompile
 from perfscope.model.errors import DataError
 from perfscope.model.trace import Trace, TraceBuilder
 
@@ -285,7 +285,7 @@ def _log(collector: Collector, path: str, records: int, corrupt: int) -> Compile
         executed=executed,
         breaks=(*_with_skips(collector.breaks), *unsaid),
         recompiles=tuple(
-            Recompile(
+            LoggedRecompile(
                 compile_id=unit.compilation.compile_id,
                 function=unit.compilation.function,
                 place=unit.compilation.place,

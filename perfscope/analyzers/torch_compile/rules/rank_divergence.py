@@ -60,7 +60,7 @@ from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns
 
 if TYPE_CHECKING:
-    from perfscope.model.compile_log import Compile, Graph, Recompile
+    from perfscope.model.compile_log import Compile, Graph, LoggedRecompile
 
 MIN_WAIT_NS = 10**9
 """Smallest wait, one second: the time of a compilation varies by a few percent between equal ranks."""
@@ -344,7 +344,7 @@ def side_of(trace: Trace) -> Side | None:
     graphs: dict[str, list[Graph]] = defaultdict(list)
     for graph in log.graphs:
         graphs[graph.compile_id].append(graph)
-    again: dict[str, list[Recompile]] = defaultdict(list)
+    again: dict[str, list[LoggedRecompile]] = defaultdict(list)
     for recompile in log.recompiles:
         again[recompile.compile_id].append(recompile)
     times = trace.fact(compile_times)

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
-
 from perfscope.dashboards.report.blocks import Column, Listing, Section, notes, table, tables
 from perfscope.dashboards.report.blocks import Range as Ends
 from perfscope.dashboards.report.renderers.values import range_text
@@ -16,11 +14,13 @@ from perfscope.model.units import format_bytes
 from perfscope.model.untrusted_text import sanitize, shorten
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.plans import ExchangeRow, ExchangeSummary, ExchangeTotals, Work
+    from perfscope.analyzers.plans import ExchangeRow, ExchangeSummary, ExchangeTotals, GraphWork, Work
     from perfscope.analyzers.predict import Range
-    from perfscope.analyzers.sections import ApartRow, BreakRow, GraphRow, KernelRow, PlanSection, PlanSummary
+    from perfscope.analyzers.sections import BreakRow, KernelRuns, PlanSection, PlanSummary
+    from perfscope.analyzers.torch_compile import PlannedPair
     from perfscope.dashboards.report.blocks import Block, Table
-    from perfscope.model.torch_plan import PlanLine, StepMemory
+    from perfscope.model.compile_log import ProgramLine
+    from perfscope.model.torch_plan import MemoryHolder, PlannedKernel, StepMemory
 
 NAME, PLACE = 44, 40
 """Characters of a name and of a place."""
@@ -34,16 +34,6 @@ FEW_OPS = 4
 _REST = {
     "apart": "pairs left apart", "breaks": "graph breaks", "recompiles": "recompilations", "made_up": "made-up values",
 }  # fmt: skip
-
-
-class Holder(Struct, frozen=True):
-    """Bytes that a category holds at the planned peak; ``place_bytes`` of them at ``place``."""
-
-    category: str
-    bytes: int
-    blocks: int
-    place: str | None
-    place_bytes: int | None
 
 
 def plan_sections(section: PlanSection) -> tuple[Section, ...]:
@@ -145,22 +135,22 @@ def _holders(plan: PlanSummary) -> Table:
 
     step = _shown_step(plan)
     peak = step.peak_bytes if step is not None else 0
-    holders = []
+    holders: list[tuple[str, int, int, MemoryHolder | None]] = []
     if step is not None and peak:
         for row in by_category(step):
-            known = row.most.file is not None
-            place = place_of(row.most.file, row.most.line) if known else None
-            label = category_label(row.category)
-            holders.append(Holder(label, row.bytes, row.blocks, place, row.most.bytes if known else None))
+            most = None if row.most.file is None else row.most
+            holders.append((category_label(row.category), row.bytes, row.blocks, most))
         if step.left_bytes:
-            holders.append(Holder("others", step.left_bytes, step.left_blocks, None, None))
-    columns: tuple[Column[Holder], ...] = (
-        Column("at the peak", lambda holder: holder.category),
-        Column("bytes", lambda holder: holder.bytes, "bytes"),
-        Column("share", lambda holder: holder.bytes / peak, "share"),
-        Column("blocks", lambda holder: holder.blocks, "count", drop=1),
-        Column("mostly at", lambda holder: holder.place, "place", drop=2),
-        Column("there", lambda holder: holder.place_bytes, "bytes", drop=2),
+            holders.append(("others", step.left_bytes, step.left_blocks, None))
+    columns: tuple[Column[tuple[str, int, int, MemoryHolder | None]], ...] = (
+        Column("at the peak", lambda row: row[0]),
+        Column("bytes", lambda row: row[1], "bytes"),
+        Column("share", lambda row: row[1] / peak, "share"),
+        Column("blocks", lambda row: row[2], "count", drop=1),
+        Column(
+            "mostly at", lambda row: None if row[3] is None else place_of(row[3].file, row[3].line), "place", drop=2
+        ),
+        Column("there", lambda row: None if row[3] is None else row[3].bytes, "bytes", drop=2),
     )
     return table(columns, holders, few=8)
 
@@ -192,7 +182,7 @@ def place_of(file: str | None, line: int | None) -> str:
     return "-" if file is None else f"{shorten(sanitize('/'.join(PurePath(file).parts[-2:])), PLACE)}:{line}"
 
 
-def _place(line: PlanLine | None) -> str:
+def _place(line: ProgramLine | None) -> str:
     return "-" if line is None else place_of(line.file, line.line)
 
 
@@ -256,46 +246,47 @@ def _buckets(summary: ExchangeSummary) -> Iterator[str]:
     yield f"DistributedDataParallel sums up {format_bytes(totals.bytes)} of gradients in {count} ({sizes})"
 
 
-GRAPHS: tuple[Column[GraphRow], ...] = (
-    Column("graph", lambda row: f"{row.compile_id} {row.direction}"),
-    Column("of", lambda row: row.function or "-", "code", drop=4, limit=NAME),
-    Column("at", lambda row: _place(row.place), "place", drop=5),
-    Column("runs", lambda row: row.calls, "count"),
-    Column("nodes", lambda row: row.nodes, "count", drop=2),
-    Column("kernels", lambda row: f"{row.kernels:,} ({row.triton:,} Triton)", "count"),
-    Column("bytes", lambda row: row.bytes, "bytes"),
-    Column("FLOPs", lambda row: row.flops or "-", "quantity", drop=3),
-    Column("takes", lambda row: ends(row.device_ns), "ns"),
-    Column("sizes", lambda row: "dynamic" if row.dynamic else "fixed", drop=1),
+GRAPHS: tuple[Column[GraphWork], ...] = (
+    Column("graph", lambda row: f"{row.graph.compile_id} {row.graph.direction}"),
+    Column("of", lambda row: row.graph.function or "-", "code", drop=4, limit=NAME),
+    Column("at", lambda row: _place(row.graph.place), "place", drop=5),
+    Column("runs", lambda row: row.graph.calls, "count"),
+    Column("nodes", lambda row: row.graph.nodes, "count", drop=2),
+    Column("kernels", lambda row: f"{len(row.graph.kernels):,} ({row.graph.triton_kernels:,} Triton)", "count"),
+    Column("bytes", lambda row: row.once.bytes, "bytes"),
+    Column("FLOPs", lambda row: row.once.flops or "-", "quantity", drop=3),
+    Column("takes", lambda row: ends(row.once.device), "ns"),
+    Column("sizes", lambda row: "dynamic" if row.graph.dynamic else "fixed", drop=1),
 )
 
-KERNELS: tuple[Column[KernelRow], ...] = (
-    Column("kernel", lambda row: row.name, "code", limit=NAME),
-    Column("computes", lambda row: _computes(row), "code", drop=4, limit=NAME),
-    Column("at", lambda row: ", ".join(_place(line) for line in row.places[:1]) or "-", "place", drop=5),
-    Column("direction", lambda row: row.direction, drop=3),
-    Column("nodes", lambda row: row.members, "count", drop=2),
+KERNELS: tuple[Column[KernelRuns], ...] = (
+    Column("kernel", lambda row: row.kernel.name, "code", limit=NAME),
+    Column("computes", lambda row: _computes(row.kernel), "code", drop=4, limit=NAME),
+    Column("at", lambda row: ", ".join(_place(line) for line in row.kernel.places[:1]) or "-", "place", drop=5),
+    Column("direction", lambda row: row.graph.direction, drop=3),
+    Column("nodes", lambda row: len(row.kernel.members), "count", drop=2),
     Column("runs", lambda row: row.calls, "count"),
-    Column("bytes", lambda row: _moved(row), "bytes"),
+    Column("bytes", lambda row: _moved(row.kernel), "bytes"),
     Column("takes", lambda row: ends(row.device_ns), "ns"),
 )
 
 
-def _computes(row: KernelRow) -> str:
-    more = f" +{len(row.ops) - FEW_OPS}" if len(row.ops) > FEW_OPS else ""
-    return row.shape or " ".join(op.removeprefix("aten.") for op in row.ops[:FEW_OPS]) + more
+def _computes(kernel: PlannedKernel) -> str:
+    more = f" +{len(kernel.ops) - FEW_OPS}" if len(kernel.ops) > FEW_OPS else ""
+    return kernel.shape or " ".join(op.removeprefix("aten.") for op in kernel.ops[:FEW_OPS]) + more
 
 
-def _moved(row: KernelRow) -> str:
-    again = f" (+{format_bytes(row.reread_bytes)} read again)" if row.reread_bytes else ""
-    return format_bytes(row.read_bytes + row.written_bytes) + again
+def _moved(kernel: PlannedKernel) -> str:
+    again = f" (+{format_bytes(kernel.reread_bytes)} read again)" if kernel.reread_bytes else ""
+    return format_bytes(kernel.bytes) + again
 
 
-def _apart(row: ApartRow) -> str:
-    where = f" at {_place(row.place)}" if row.place is not None else ""
+def _apart(pair: PlannedPair) -> str:
+    where = f" at {_place(pair.place)}" if pair.place is not None else ""
+    names = f"{sanitize(pair.first.name, NAME)} and {sanitize(pair.second.name, NAME)}"
     return (
-        f"not fused{where}: {sanitize(row.first, NAME)} and {sanitize(row.second, NAME)} ({row.direction}), "
-        f"{format_bytes(row.shared_bytes)} between them; inductor: {sanitize(row.reason, REASON)}"
+        f"not fused{where}: {names} ({pair.graph.direction}), "
+        f"{format_bytes(pair.value_bytes)} between them; inductor: {sanitize(pair.refusal.reason, REASON)}"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -58,19 +58,10 @@ _ORIGIN_FILES: tuple[tuple[str, CollectiveOrigin], ...] = (
 )
 
 
-@dataclass(slots=True, kw_only=True)
-class Exchange:
-    """A collective as described by its arguments."""
-
-    kind: CollectiveKind
-    bytes: int
-    dtype: str | None
-    ranks: tuple[int, ...]
-    pairs: tuple[int, int] | None
-
-
-def describe_collective(func: Any, args: Any, kwargs: Any, result: Any) -> Exchange:
-    """Bytes and ranks of a collective. ``KeyError`` for an op that is not a collective."""
+def describe_collective(
+    func: Any, args: Any, kwargs: Any, result: Any
+) -> tuple[CollectiveKind, int, str | None, tuple[int, ...], tuple[int, int] | None]:
+    """(kind, bytes, dtype, ranks, ranks of ``send`` and ``recv``). ``KeyError`` for an op that is not a collective."""
     kind = collective_kind(func)
     if kind is None:
         raise KeyError(func._schema.name)
@@ -81,13 +72,9 @@ def describe_collective(func: Any, args: Any, kwargs: Any, result: Any) -> Excha
     elif kind != "barrier":
         tensors = _first(named, _OPERANDS)
     ranks = compat.group_ranks(named)
-    return Exchange(
-        kind=kind,
-        bytes=sum(int(tensor.numel()) * int(tensor.element_size()) for tensor in tensors),
-        dtype=str(tensors[0].dtype).removeprefix("torch.") if tensors else None,
-        ranks=ranks,
-        pairs=_pair(kind, named, ranks),
-    )
+    size = sum(int(tensor.numel()) * int(tensor.element_size()) for tensor in tensors)
+    dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else None
+    return kind, size, dtype, ranks, _pair(kind, named, ranks)
 
 
 def collective_kind(func: Any) -> CollectiveKind | None:
@@ -177,7 +164,7 @@ class CollectiveRecorder:
         if collective_kind(func) is None:
             self._problem(f"{name}: this op is unknown and not counted as a collective")
             return
-        number = self.record(describe_collective(func, args, kwargs, result), name, collective_origin())
+        number = self.record(name, collective_origin(), *describe_collective(func, args, kwargs, result))
         if number is None:
             return
         works = [
@@ -190,10 +177,19 @@ class CollectiveRecorder:
             for tensor in tensors_in(result):
                 self._results[id(tensor.untyped_storage())] = number
 
-    def record(self, exchange: Exchange, op: str, by: CollectiveOrigin) -> int | None:
+    def record(
+        self,
+        op: str,
+        by: CollectiveOrigin,
+        kind: CollectiveKind,
+        size: int,
+        dtype: str | None,
+        ranks: tuple[int, ...],
+        pairs: tuple[int, int] | None = None,
+    ) -> int | None:
         """Record a collective that begins now; return its number, ``None`` outside of steps and beyond the limit.
 
-        ``op``: torch's name of it; ``by``: the code that requests it.
+        ``op``: torch's name of it; ``by``: the code that requests it; the rest as from `describe_collective`.
         """
         self.every += 1
         rows = self._rows
@@ -206,11 +202,11 @@ class CollectiveRecorder:
         after, others = CLOCK.seen()
         rows.append(
             PlannedCollective(
-                kind=exchange.kind,
+                kind=kind,
                 op=op,
-                bytes=exchange.bytes,
-                dtype=exchange.dtype,
-                group=self._groups.number(exchange.ranks),
+                bytes=size,
+                dtype=dtype,
+                group=self._groups.number(ranks),
                 by=by,
                 phase=phase,
                 file=line[0],
@@ -219,7 +215,7 @@ class CollectiveRecorder:
                 at=self._now(),
                 after=after,
                 behind=tuple(sorted(others)),
-                pairs=exchange.pairs,
+                pairs=pairs,
             )
         )
         return len(rows) - 1
@@ -291,7 +287,7 @@ def graph_collectives(
 def _planned_collective(
     origin: Any, backward: bool, groups: GroupTable, place_of: Callable[[Iterable[Any]], Any], at: StepPosition
 ) -> PlannedCollective:
-    exchange = describe_collective(
+    kind, size, dtype, ranks, pairs = describe_collective(
         origin.target,
         torch.fx.map_arg(tuple(origin.args), _node_value),
         torch.fx.map_arg(dict(origin.kwargs), _node_value),
@@ -300,11 +296,11 @@ def _planned_collective(
     line = place_of([origin])
     stack = str(origin.meta.get("stack_trace") or "")
     return PlannedCollective(
-        kind=exchange.kind,
+        kind=kind,
         op=origin.target._schema.name.replace("::", "."),
-        bytes=exchange.bytes,
-        dtype=exchange.dtype,
-        group=groups.number(exchange.ranks),
+        bytes=size,
+        dtype=dtype,
+        group=groups.number(ranks),
         by="DTensor" if "torch/distributed/tensor/" in stack.replace("\\", "/") else "the program",
         phase="backward" if backward else "forward",
         file=None if line is None else line.file,
@@ -312,7 +308,7 @@ def _planned_collective(
         function=None if line is None else line.function,
         at=at,
         after=at,
-        pairs=exchange.pairs,
+        pairs=pairs,
     )
 
 

@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from perfscope.model.documents.torch_plan import MAX_ROWS, MAX_TEXT, PlanBreak, PlanLine, PlanRecompile
+from perfscope.model.compile_log import MAX_TEXT, ProgramLine, Recompile
+from perfscope.model.documents.torch_plan import MAX_ROWS, PlanBreak
 from perfscope.model.errors import DataError
 from perfscope.plugins.ahead.torch import compat
 from perfscope.plugins.ahead.torch.cuda import on_host
@@ -233,7 +234,7 @@ class DynamoLog(logging.Handler):
         super().__init__()
         self._frames = frames
         self._interned: dict[int, str] = {}
-        self.functions: dict[str, tuple[str, PlanLine | None]] = {}
+        self.functions: dict[str, tuple[str, ProgramLine | None]] = {}
         """Compile id -> name of the frame's function, and its first line."""
         self._own: set[str] = set()
         """Compile ids of perfscope's frames, which precede functions of torch."""
@@ -262,14 +263,14 @@ class DynamoLog(logging.Handler):
             rows.append(PlanBreak(compile_id=compile_id, function=function, place=line, text=text))
         return tuple(rows[:MAX_ROWS])
 
-    def recompiles(self) -> tuple[PlanRecompile, ...]:
+    def recompiles(self) -> tuple[Recompile, ...]:
         """Frames that were compiled again."""
         rows = []
         for compile_id, reasons in self._recompiles:
             if compile_id in self._own:
                 continue
             function, line = self.functions.get(compile_id, (None, None))
-            rows.append(PlanRecompile(compile_id=compile_id, function=function, place=line, reasons=reasons))
+            rows.append(Recompile(compile_id=compile_id, function=function, place=line, reasons=reasons))
         return tuple(rows[:MAX_ROWS])
 
     def _take(self, facts: dict[str, Any], payload: Any) -> None:
@@ -300,7 +301,7 @@ class DynamoLog(logging.Handler):
         if path.endswith(_OUTERMOST):
             self.functions[compile_id] = ("a module of torch.nn", None)
             return
-        line = PlanLine(file=self._frames.name(path), line=int(frame.get("line") or 0), function=function)
+        line = ProgramLine(file=self._frames.name(path), line=int(frame.get("line") or 0), function=function)
         self.functions[compile_id] = (function, line)
 
     def _shown(self, text: str) -> str:

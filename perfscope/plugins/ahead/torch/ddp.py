@@ -16,7 +16,7 @@ import torch.distributed as distributed
 
 from perfscope.model.documents.torch_plan import Bucket, CollectiveKind
 from perfscope.plugins.ahead.torch import compat
-from perfscope.plugins.ahead.torch.collectives import CollectiveRecorder, Exchange
+from perfscope.plugins.ahead.torch.collectives import CollectiveRecorder
 
 SPARSE = (
     "sparse gradients are not covered by a plan of DistributedDataParallel: NCCL sums up dense tensors only "
@@ -161,8 +161,7 @@ class BucketModel:
 
     def _record(self, kind: CollectiveKind, size: int, dtype: str, op: str) -> int | None:
         ranks = tuple(distributed.get_process_group_ranks(self._module.process_group))
-        exchange = Exchange(kind=kind, bytes=size, dtype=dtype, ranks=ranks, pairs=None)
-        return self._recorder.record(exchange, op, "DistributedDataParallel")
+        return self._recorder.record(op, "DistributedDataParallel", kind, size, dtype, ranks)
 
     def _finish(self) -> None:
         """End of the backward pass: reduce the remaining buckets and wait for all."""

@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 
-from perfscope.model.documents.torch_plan import PlaceholderValue, PlanLine
+from perfscope.model.compile_log import ProgramLine
+from perfscope.model.documents.torch_plan import PlaceholderValue
 from perfscope.plugins.ahead.torch import compat
 from perfscope.plugins.ahead.torch.compat import FakeTensor, FakeTensorMode
 from perfscope.profiler.torch.op_graph.frames import Frames
@@ -151,7 +152,7 @@ class FakeWorld:
         return tuple(
             PlaceholderValue(
                 what=what,
-                place=None if file is None else PlanLine(file=file, line=line or 0, function=function),
+                place=None if file is None else ProgramLine(file=file, line=line or 0, function=function),
                 answer=answer,
                 times=times,
             )

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
+from perfscope.model.compile_log import ProgramLine
 from perfscope.model.documents.torch_plan import (
     MAX_REFUSALS,
     MAX_ROWS,
     KernelKind,
-    PlanLine,
     PlannedGraph,
     PlannedKernel,
     PlannedRefusal,
@@ -101,7 +101,7 @@ class KernelReader:
 
     def __init__(self, frames: Frames) -> None:
         self._frames = frames
-        self._called_at: PlanLine | None = None
+        self._called_at: ProgramLine | None = None
 
     def graph(self, scheduled: ScheduledGraph) -> PlannedGraph:
         """A graph as scheduled; bytes by the sizes it was compiled with.
@@ -109,7 +109,7 @@ class KernelReader:
         Kernels of code that is entirely torch's (``nn.Sequential``) are placed at the line that called it.
         """
         site = self._frames.site(sys._getframe())
-        self._called_at = None if site.file is None else PlanLine(file=site.file, line=site.line or 0)
+        self._called_at = None if site.file is None else ProgramLine(file=site.file, line=site.line or 0)
         chosen = [kernel for kernel in scheduled.scheduler.nodes if compat.is_launch(kernel)]
         kernels = tuple(self._kernel(scheduled, kernel) for kernel in chosen)
         refusals, left = refusals_of(scheduled, chosen)
@@ -191,7 +191,7 @@ class KernelReader:
             written_bytes=0,
         )
 
-    def places(self, origins: Iterable[Any]) -> tuple[PlanLine, ...]:
+    def places(self, origins: Iterable[Any]) -> tuple[ProgramLine, ...]:
         """The user's innermost line of each node, without duplicates, in the order of file and line."""
         every = (self.place(origin.meta.get("stack_trace")) for origin in origins)
         lines = {(line.file, line.line): line for line in every if line is not None}
@@ -199,16 +199,16 @@ class KernelReader:
             return (self._called_at,)
         return tuple(lines[line] for line in sorted(lines))[:MAX_ROWS]
 
-    def place_of(self, origins: Iterable[Any]) -> PlanLine | None:
+    def place_of(self, origins: Iterable[Any]) -> ProgramLine | None:
         """The line of the first node that has one."""
         lines = (self.place(origin.meta.get("stack_trace")) for origin in origins)
         return next((line for line in lines if line is not None), self._called_at)
 
-    def place(self, stack: str | None) -> PlanLine | None:
+    def place(self, stack: str | None) -> ProgramLine | None:
         """The user's innermost line in a stack trace given as text."""
         for file, line, function in reversed(_FRAME.findall(stack or "")):
             if self._frames.is_user(file):
-                return PlanLine(file=self._frames.name(file), line=int(line), function=function)
+                return ProgramLine(file=self._frames.name(file), line=int(line), function=function)
         return None
 
 

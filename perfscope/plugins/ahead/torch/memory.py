@@ -17,7 +17,8 @@ from weakref import ref
 
 import torch
 
-from perfscope.model.documents.torch_plan import MemoryOwner, PlanLine, PlanMemory, StepMemory, StepPhase
+from perfscope.model.compile_log import ProgramLine
+from perfscope.model.documents.torch_plan import MemoryOwner, PlanMemory, StepMemory, StepPhase
 from perfscope.plugins.ahead.torch import compat
 from perfscope.plugins.ahead.torch.compiler import ScheduledGraph
 from perfscope.plugins.ahead.torch.peak import (
@@ -354,7 +355,7 @@ _log = logging.getLogger(__name__)
 class StepPeaks:
     """Counts while the program runs. An error here costs only the peak, not the rest of the plan."""
 
-    def __init__(self, frames: Frames, place_of: Callable[[Iterable[Any]], PlanLine | None]) -> None:
+    def __init__(self, frames: Frames, place_of: Callable[[Iterable[Any]], ProgramLine | None]) -> None:
         """``place_of(nodes)``: the user's line of FX graph nodes."""
         self.ledger = MemoryLedger(frames)
         self._place_of = place_of

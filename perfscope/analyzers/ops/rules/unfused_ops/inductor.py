@@ -10,15 +10,14 @@ from msgspec import Struct
 
 from perfscope.analyzers.devices import bytes_ns, find_device
 from perfscope.analyzers.ops.finding_spans import spans_of_slices
-from perfscope.analyzers.ops.fusion import NOTHING_LOST, FusionReason, fusion_reason
-from perfscope.analyzers.plans import PlanWork, plan_works
+from perfscope.analyzers.ops.fusion import FusionReason, fusion_reason
+from perfscope.analyzers.plans import plan_works
 from perfscope.analyzers.time import compiled_rows, per_step, planned_cost, whole_ns, work_time
-from perfscope.analyzers.torch_compile import RefusedPair, refused_pairs, where_of
-from perfscope.model.compile_log import CodeLine, CompiledKernel
+from perfscope.analyzers.torch_compile import PlannedPair, RefusedPair, planned_pairs, refused_pairs, where_of
+from perfscope.model.compile_log import CodeLine, CompiledKernel, ProgramLine
 from perfscope.model.finding import MOST_ROWS, Cell, Finding, Span, Where
 from perfscope.model.frames import Owner, owner_of
 from perfscope.model.severity import Severity, severity_of
-from perfscope.model.torch_plan import PlanLine, PlannedGraph, PlannedKernel, PlannedRefusal
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_share
 
@@ -226,31 +225,6 @@ def _advice(means: FusionReason) -> str:
 # Neighbouring kernels of a plan that inductor would not fuse.
 
 
-class Apart(Struct, frozen=True, kw_only=True):
-    """A pair of kernels in one graph."""
-
-    graph: PlannedGraph
-    refusal: PlannedRefusal
-    first: PlannedKernel
-    second: PlannedKernel
-    saved_bytes: int
-    """Bytes per run: the read, and the write if nothing else needs the value."""
-
-
-def pairs_apart(work: PlanWork) -> tuple[Apart, ...]:
-    """Return the pairs with a value between them that are not rightly unfused. A pair with two reasons counts once."""
-    result: dict[tuple[int, int, int], Apart] = {}
-    for number, one in enumerate(work.graphs):
-        for refusal in one.graph.refusals:
-            if not refusal.shared_bytes or NOTHING_LOST.search(refusal.reason):
-                continue
-            first, second = one.graph.kernels[refusal.first], one.graph.kernels[refusal.second]
-            saved = refusal.shared_bytes * (1 if refusal.needed_elsewhere else 2)
-            apart = Apart(graph=one.graph, refusal=refusal, first=first, second=second, saved_bytes=saved)
-            result.setdefault((number, refusal.first, refusal.second), apart)
-    return tuple(result.values())
-
-
 def plan_findings(trace: Trace) -> Iterator[Finding]:
     """Yield one finding per line and reason that costs at least ``MIN_SHARE`` of the planned step."""
     target = trace.target
@@ -258,10 +232,9 @@ def plan_findings(trace: Trace) -> Iterator[Finding]:
         if target is None:
             continue
         whole = (work.compiled or work.inside).device.low
-        places: dict[tuple[PlanLine | None, str], list[Apart]] = defaultdict(list)
-        for apart in pairs_apart(work):
-            plan_line = next(iter((*apart.second.places, *apart.first.places)), None)
-            places[plan_line, apart.refusal.reason].append(apart)
+        places: dict[tuple[ProgramLine | None, str], list[PlannedPair]] = defaultdict(list)
+        for pair in planned_pairs(work.held.plan):
+            places[pair.place, pair.refusal.reason].append(pair)
         for (plan_line, reason), pairs in places.items():
             moved = sum(pair.graph.calls * pair.saved_bytes for pair in pairs)
             saved = round(bytes_ns(target.device, moved))
@@ -281,7 +254,7 @@ def plan_findings(trace: Trace) -> Iterator[Finding]:
                         "reads": pair.second.name,
                         "direction": pair.graph.direction,
                         "inductor_says": pair.refusal.reason,
-                        "value_bytes": pair.refusal.shared_bytes,
+                        "value_bytes": pair.value_bytes,
                         "saved_bytes": pair.saved_bytes,
                         "runs_a_step": pair.graph.calls,
                     }

@@ -71,8 +71,7 @@ from perfscope.model.trace import RECORDED, Trace
 
 if TYPE_CHECKING:
     from perfscope.analyzers.torch_compile.guards import Guard
-    from perfscope.model.compile_log import CodeLine, Compile, CompileLog
-    from perfscope.model.torch_plan import PlanRecompile
+    from perfscope.model.compile_log import CodeLine, Compile, CompileLog, Recompile
 
 examined = compile_records
 
@@ -405,7 +404,7 @@ def planned_again_findings(trace: Trace, *, churn: bool) -> Iterator[Finding]:
                 yield _planned_finding(rows, guards)
 
 
-def _planned_finding(rows: Sequence[PlanRecompile], guards: Sequence[Guard]) -> Finding:
+def _planned_finding(rows: Sequence[Recompile], guards: Sequence[Guard]) -> Finding:
     guard, sizes = guards[0] if guards else None, _sizes(guards)
     place, function = rows[0].place, plain_function(rows[0].function)
     if guard is None:
