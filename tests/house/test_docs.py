@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
+import inspect
 import json
 import os
 import re
@@ -17,6 +19,7 @@ import pytest
 
 from perfscope.analyzers import registry
 from perfscope.analyzers.engine import analyze
+from perfscope.analyzers.rule_page import example_of, sections_of
 from perfscope.analyzers.time import rules as time_rules
 from perfscope.commands import COMMANDS
 from perfscope.model.finding import AbstainError
@@ -85,7 +88,7 @@ def test_a_changed_or_forgotten_page_is_seen(generator: ModuleType, tmp_path: Pa
 
 def test_every_rule_explains_itself(generator: ModuleType) -> None:
     pages = generator.pages()
-    headings = ("Why it costs", "How it is found", "Fix")
+    headings = ("Example", "Why it costs", "How it is found", "Fix")
     missing = [
         (rule, name)
         for rule in registry.rule_ids()
@@ -93,6 +96,16 @@ def test_every_rule_explains_itself(generator: ModuleType) -> None:
         if f"\n## {name}\n" not in pages[f"rules/{rule}.md"]
     ]
     assert missing == []
+
+
+@pytest.mark.parametrize("rule", registry.rule_ids())
+def test_every_rule_begins_with_code_before_and_after_its_fix(rule: str) -> None:
+    doc = registry.load_rule(rule).doc
+    before, after = example_of(doc)
+    assert before != after
+    assert ast.parse(before).body
+    assert ast.parse(after).body
+    assert list(sections_of(inspect.cleandoc(doc)))[:2] == ["", "Example"]
 
 
 def test_every_link_leads_somewhere() -> None:

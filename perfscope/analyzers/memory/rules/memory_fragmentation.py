@@ -1,5 +1,15 @@
 """The allocator holds memory that it cannot use.
 
+Example:
+    Before::
+
+        import torch
+
+    After::
+
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"      # before torch is imported
+        import torch
+
 Why it costs: a caching allocator takes segments from the driver and divides them into blocks. If its free blocks are
 too small for a request, it takes another segment although enough memory is free in total. The device fills up with
 unused memory, and the program runs out of memory, or must use a smaller batch, before its tensors fill the device.

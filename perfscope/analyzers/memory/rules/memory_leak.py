@@ -1,5 +1,14 @@
 """Memory grows step by step.
 
+Example:
+    Before::
+
+        losses.append(loss)                     # keeps the graph of each step
+
+    After::
+
+        losses.append(loss.detach())
+
 Why it costs: a program that keeps data of every step finally runs out of memory, often after hours and at an unrelated
 line. Until then the caching allocator works with less and less free memory.
 

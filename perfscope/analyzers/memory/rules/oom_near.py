@@ -1,5 +1,16 @@
 """Device memory ran out, or nearly does.
 
+Example:
+    Before::
+
+        loss = model(batch)
+        loss.backward()
+
+    After::
+
+        for part in batch.chunk(4):             # a quarter of the activations at a time
+            (model(part) / 4).backward()
+
 Why it costs: a program that runs out of memory loses everything since its last checkpoint. Close to the limit, a longer
 batch, an evaluation, or a library that allocates its scratch memory late is enough. Before PyTorch gives up, it returns
 its whole cache to the driver and tries again (``num_alloc_retries``): every retry waits for the device, and the cache

@@ -1,5 +1,14 @@
 """The peak of memory includes data that could be smaller or is not needed.
 
+Example:
+    Before::
+
+        optimizer.zero_grad(set_to_none=False)
+
+    After::
+
+        optimizer.zero_grad(set_to_none=True)   # gradients are not held during the forward pass
+
 Why it costs: the peak limits the size of batch, sequence and model, and decides whether activations must be
 recomputed. Unnecessary data at the peak reduces all of these.
 

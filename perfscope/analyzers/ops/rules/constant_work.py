@@ -1,5 +1,17 @@
 """Weights are computed again in each call from parameters alone.
 
+Example:
+    Before::
+
+        for batch in loader:
+            y = F.linear(batch, weight + scale * (b @ a))      # merges the adapter in each call
+
+    After::
+
+        merged = weight + scale * (b @ a)
+        for batch in loader:
+            y = F.linear(batch, merged)
+
 Why it costs: what depends on parameters and on nothing of the input is the same in every call until the parameters
 change. A LoRA adapter that is multiplied out (`weight + b @ a`) makes a matrix of the full size for each call and reads
 it once; applied to the input it is two thin products. A weight that is kept in int8 and converted in each call, cast to

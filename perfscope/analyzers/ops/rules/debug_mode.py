@@ -1,5 +1,17 @@
 """A mode for finding errors is on: it slows every op of the program.
 
+Example:
+    Before::
+
+        torch.autograd.set_detect_anomaly(True)
+        for batch in loader:
+            train_step(batch)
+
+    After::
+
+        for batch in loader:
+            train_step(batch)
+
 Why it costs:
     Anomaly mode of autograd keeps a Python stack of each op of the forward pass, and in the backward pass checks each
     result for NaN, which reads it on the host. The device waits after every node of the graph.

@@ -1,5 +1,17 @@
 """A model is called with gradients enabled, and no backward pass follows.
 
+Example:
+    Before::
+
+        def evaluate(model, loader):
+            return [model(batch) for batch in loader]
+
+    After::
+
+        @torch.inference_mode()
+        def evaluate(model, loader):
+            return [model(batch) for batch in loader]
+
 Why it costs: with gradients enabled each op adds a node to the autograd graph, and the node keeps the tensors that its
 backward formula reads. The activations of the whole forward pass stay in memory until the result is released; several
 results that are kept hold as many graphs. Without gradients an activation is released after its last use.

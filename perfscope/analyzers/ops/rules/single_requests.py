@@ -1,5 +1,14 @@
 """The model computes one request per call although several are available.
 
+Example:
+    Before::
+
+        answers = [model.generate(tokenize(prompt)) for prompt in prompts]
+
+    After::
+
+        answers = model.generate(tokenize(prompts, padding=True))
+
 Why it costs: a call reads every weight of the model once, for one row as for eight. A product of a few rows waits for
 memory, so eight prompts one after the other take nearly eight times as long as eight prompts in one call.
 

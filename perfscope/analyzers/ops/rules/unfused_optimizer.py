@@ -1,5 +1,14 @@
 """The optimizer updates parameters one by one, or op by op, where a fused step would do.
 
+Example:
+    Before::
+
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, foreach=False)
+
+    After::
+
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
+
 Why it costs:
     An Adam step is about eight elementwise ops. Run for each parameter by itself, a model with 200
     parameters launches 1,600 small kernels per step: the device waits for the host between them, and each

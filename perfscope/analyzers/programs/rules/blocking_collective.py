@@ -1,5 +1,15 @@
 """A compiled XLA program waits for a collective instead of computing at the same time.
 
+Example:
+    Before::
+
+        step = jax.jit(train_step)
+
+    After::
+
+        os.environ["XLA_FLAGS"] = "--xla_gpu_enable_latency_hiding_scheduler=true"  # before jax is imported
+        step = jax.jit(train_step)
+
 Why it costs:
     A collective that is split into a start and a done moves data while other instructions run. One that blocks adds its
     whole time to the step, on every device of the group.

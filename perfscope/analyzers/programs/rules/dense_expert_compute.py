@@ -1,5 +1,14 @@
 """Rows that belong to one expert each are multiplied with all experts, or moved to their expert by a matrix product.
 
+Example:
+    Before::
+
+        y = jnp.einsum("td,edf,te->tf", x, w, one_hot)      # all experts for each token
+
+    After::
+
+        y = jax.lax.ragged_dot(x[order], w, tokens_of_expert)   # each token with its expert
+
 Why it costs:
     `jax.lax.ragged_dot` multiplies each group of rows with its matrix, which is what a mixture of experts needs: the
     arithmetic of one expert per token. If XLA has no grouped kernel, it copies the rows once for every expert, masks

@@ -1,5 +1,14 @@
 """A compiled JAX program keeps the old copy of the data that it replaces.
 
+Example:
+    Before::
+
+        step = jax.jit(train_step)
+
+    After::
+
+        step = jax.jit(train_step, donate_argnames=("state",))
+
 Why it costs:
     A step that returns new weights, optimizer state or a cache needs memory for both copies: the arguments belong to
     the caller, so XLA may not write into them. If an argument is donated, its memory is reused for the result. In a

@@ -1,5 +1,19 @@
 """A compiled program calls Python on the host.
 
+Example:
+    Before::
+
+        @jax.jit
+        def step(state, batch):
+            jax.debug.print("loss {}", loss_of(state, batch))
+            return update(state, batch)
+
+    After::
+
+        @jax.jit
+        def step(state, batch):
+            return update(state, batch), loss_of(state, batch)    # printed by the loop, every 100 steps
+
 Why it costs: `jax.debug.print`, `jax.debug.callback`, `jax.pure_callback` and `io_callback` inside a jitted function
 make XLA stop at one instruction, copy its operands to the host, wait for the interpreter's lock and run Python. Nothing
 is fused across it, an accelerator waits, and inside `jax.lax.scan` or `while_loop` it happens in every turn.

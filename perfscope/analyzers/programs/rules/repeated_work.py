@@ -1,5 +1,14 @@
 """Several devices compute the same values: the work of a program is not divided among them.
 
+Example:
+    Before::
+
+        x = jax.device_put(x)                   # all devices compute the whole batch
+
+    After::
+
+        x = jax.device_put(x, NamedSharding(mesh, P("data")))
+
 Why it costs:
     A program that `jax.jit` compiles for a mesh runs on all its devices. The shardings of its arguments decide how work
     is divided. If no argument is divided along an axis of the mesh (replicated parameters and a batch that comes as a

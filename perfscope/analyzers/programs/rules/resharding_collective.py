@@ -1,5 +1,15 @@
 """The partitioner exchanges data between devices although no line of the program requests it.
 
+Example:
+    Before::
+
+        y = attention(mlp(x))
+
+    After::
+
+        x = jax.lax.with_sharding_constraint(mlp(x), NamedSharding(mesh, P("data", None, None)))
+        y = attention(x)
+
 Why it costs:
     XLA's SPMD partitioner makes every op fit the shardings of its operands. If two of them do not match (one value
     split by rows, the other by columns), it inserts an all-to-all or a permutation to convert one. This moves the whole

@@ -1,5 +1,14 @@
 """Ranks receive very different amounts in an all-to-all: some experts get many tokens, others few.
 
+Example:
+    Before::
+
+        loss = task_loss
+
+    After::
+
+        loss = task_loss + 0.01 * experts * (share_of_tokens * mean_probability).sum()
+
 Why it costs:
     An all-to-all ends when the rank that receives most has all of it, and the experts after it take as long as the
     fullest one. The others wait, at the next collective at the latest. All ranks lose the time for the tokens that one

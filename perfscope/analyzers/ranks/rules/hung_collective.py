@@ -1,5 +1,17 @@
 """Ranks hang in a collective: which ranks hold up the others, in which collective, and which ranks never came.
 
+Example:
+    Before::
+
+        if rank == 0:
+            dist.all_reduce(metric)             # the other ranks never come
+
+    After::
+
+        dist.all_reduce(metric)
+        if rank == 0:
+            log(metric)
+
 Why it costs:
     A collective ends when all its members have come. If one of them never does (it died, it waits for a lock, its
     device faulted, it took another branch), all others wait until the timeout of the process group (10 minutes by

@@ -1,5 +1,15 @@
 """Two collectives run at the same time on the same links, and each takes longer than alone.
 
+Example:
+    Before::
+
+        group = dist.new_group(ranks)
+
+    After::
+
+        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+        group = dist.new_group(ranks, pg_options=options)       # of the collectives that the step waits for
+
 Why it costs:
     Collectives of different process groups run on separate streams. If data parallel gradients are reduced during the
     next layer's tensor or expert parallel collective, both share the links (and NCCL's channels, which take SMs).

@@ -1,5 +1,15 @@
 """Collectives take far longer than their links need, though no rank comes late and nothing else runs at the same time.
 
+Example:
+    Before::
+
+        os.environ["NCCL_ALGO"] = "Ring"
+        dist.init_process_group("nccl")
+
+    After::
+
+        dist.init_process_group("nccl")         # NCCL chooses; compare with all_reduce_perf of nccl-tests
+
 Why it costs:
     A collective that moves a gigabyte at a tenth of the links' bandwidth takes ten times as long, on all ranks.
     Possible causes are links that fell back to fewer lanes, traffic over PCIe or the host instead of NVLink, a protocol

@@ -1,5 +1,17 @@
 """Gradients are reduced over the ranks in every pass of a step, where once per optimizer step would do.
 
+Example:
+    Before::
+
+        for batch in batches:
+            loss_of(model(batch)).backward()    # reduces over the ranks each time
+
+    After::
+
+        for number, batch in enumerate(batches):
+            with contextlib.nullcontext() if number == len(batches) - 1 else model.no_sync():
+                loss_of(model(batch)).backward()
+
 Why it costs:
     With gradient accumulation a step has several forward and backward passes and one update. DistributedDataParallel
     reduces the gradients of all ranks in each backward pass except under `no_sync()`: N passes send N times the

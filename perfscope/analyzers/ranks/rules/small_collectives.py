@@ -1,5 +1,16 @@
 """Many small collectives run one after the other instead of a few large ones.
 
+Example:
+    Before::
+
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+
+    After::
+
+        flat = torch.cat([tensor.flatten() for tensor in tensors])
+        dist.all_reduce(flat)
+
 Why it costs:
     A collective takes its latency, some microseconds to tens of them, whatever its size, because every rank has to
     signal its arrival. A hundred small ones cost a hundred latencies; in one buffer they cost one.

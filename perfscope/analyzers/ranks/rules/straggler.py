@@ -1,5 +1,14 @@
 """Ranks or devices wait for one another at collectives, because one of them comes late.
 
+Example:
+    Before::
+
+        loader = DataLoader(data, sampler=DistributedSampler(data))         # lengths differ between ranks
+
+    After::
+
+        loader = DataLoader(data, batch_sampler=SameLengthOnAllRanks(data))
+
 Why it costs:
     A collective begins when its last rank arrives. The others lose the time they wait, and the step takes as long as
     the slowest rank before every collective. A rank that is always last has more work than the others (a larger shard,

@@ -1,5 +1,18 @@
 """Copies run while no kernel does.
 
+Example:
+    Before::
+
+        for batch in loader:
+            x = batch.to("cuda")
+            train_step(x)
+
+    After::
+
+        for batch in loader:                    # DataLoader(..., pin_memory=True)
+            x = batch.to("cuda", non_blocking=True)
+            train_step(x)
+
 Why it costs: copy engines work independently of the compute units. A copy without a kernel at the same time makes the
 step longer by its whole length: weights or activations streamed from the host, results fetched, tensors copied within
 the device or to another one.

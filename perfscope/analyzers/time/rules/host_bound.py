@@ -1,5 +1,16 @@
 """The device is idle while the host does other work than launching.
 
+Example:
+    Before::
+
+        for text in texts:
+            train_step(tokenize(text))          # the device waits for the tokenizer
+
+    After::
+
+        for tokens in DataLoader(TokenizedTexts(texts), num_workers=4):
+            train_step(tokens)
+
 Why it costs: the host prepares the next work too late because it computes something itself: tokenizing, building
 batches, Python loops over data, logging, writing checkpoints, sleeping, collecting garbage. Meanwhile the device has
 nothing to do, and a faster device changes nothing.

@@ -1,5 +1,17 @@
 """The host waits for the device, and the device then waits for the host.
 
+Example:
+    Before::
+
+        for batch in loader:
+            total += train_step(batch).item()   # waits for the device in each step
+
+    After::
+
+        for batch in loader:
+            total += train_step(batch).detach()
+        print(total.item())
+
 Why it costs: an accelerator works through a queue that the host fills ahead of time. A call that needs a
 value of the device (`.item()`, `nonzero`, an `if` on a tensor, a copy to the host) holds the host until
 the queue is empty. Afterwards the device is idle until the host has launched the next work. The wait

@@ -1,5 +1,14 @@
 """The program waits for its next batch.
 
+Example:
+    Before::
+
+        loader = DataLoader(data, batch_size=32)
+
+    After::
+
+        loader = DataLoader(data, batch_size=32, num_workers=4, persistent_workers=True, pin_memory=True)
+
 Why it costs: while the loop waits in the data loader nothing new is launched, and the device runs dry.
 
 How it is found: with device work, the idle time of the device during which the thread that launches was

@@ -1,5 +1,15 @@
 """The host launches work later than the device could take it, although nothing blocks the host.
 
+Example:
+    Before::
+
+        y = model(x)
+
+    After::
+
+        fast = torch.compile(model, mode="reduce-overhead")     # once; one launch replays all kernels
+        y = fast(x)
+
 Why it costs: an accelerator works through a queue that the host fills. If preparing a launch (Python, dispatcher,
 runtime call) takes longer than the launched kernel, the queue is empty and the device waits for the next launch. A
 faster device or faster kernels then change nothing.

@@ -1,5 +1,14 @@
 """Copies between the device and pageable host memory.
 
+Example:
+    Before::
+
+        x = torch.from_numpy(array).to("cuda")
+
+    After::
+
+        x = torch.from_numpy(array).pin_memory().to("cuda", non_blocking=True)
+
 Why it costs: the copy engine reads and writes pinned memory only. Pageable memory is copied in pieces through a buffer
 of the driver: several times slower, and the call blocks the host even with `non_blocking=True`.
 

@@ -1,5 +1,17 @@
 """Each call of the model computes all earlier tokens again: text is generated without a cache.
 
+Example:
+    Before::
+
+        for _ in range(length):
+            tokens = torch.cat([tokens, pick(model(tokens))], dim=1)
+
+    After::
+
+        for _ in range(length):
+            output = model(new, past_key_values=cache, use_cache=True)
+            new, cache = pick(output.logits), output.past_key_values
+
 Why it costs: attention needs the keys and values of earlier tokens, and they do not change. A loop that hands the whole
 text to the model for each new token computes all of them again: the n-th token costs n times what it must, and a
 text of n tokens n/2 times.

@@ -1,5 +1,16 @@
 """Some steps take far longer than the others, because of work that the others lack.
 
+Example:
+    Before::
+
+        if number % 100 == 0:
+            torch.save(model.state_dict(), path)
+
+    After::
+
+        if number % 100 == 0:
+            saved = torch.distributed.checkpoint.async_save(model.state_dict(), checkpoint_id=path)
+
 Why it costs: an evaluation, a checkpoint, collecting new data or logging every N steps takes its time from training.
 The median step does not include it, and the traced steps rarely do, so it is easily overlooked.
 

@@ -1,5 +1,16 @@
 """Many short kernels in a row, on a device that has work queued.
 
+Example:
+    Before::
+
+        y = F.silu(x + bias) * gate
+
+    After::
+
+        @torch.compile
+        def gated(x, bias, gate):
+            return F.silu(x + bias) * gate
+
 Why it costs: a kernel needs about 2 us to fill the device and to drain it again, whatever it computes, and
 the device needs about 1 us from one kernel to the next. Where kernels run for only a few microseconds, a
 good part of the device's time is this ramp.

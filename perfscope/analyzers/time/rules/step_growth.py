@@ -1,5 +1,16 @@
 """Steps become longer over the run.
 
+Example:
+    Before::
+
+        history = torch.cat([history, value])   # copies all of it in each step
+        mean = history.mean()
+
+    After::
+
+        total += value.detach()
+        mean = total / count
+
 Why it costs: data of every step is kept and then read, copied or freed in every later one: a tensor that `torch.cat`
 makes longer, a list that is summed each time, an autograd graph that reaches back to the first step. A run of ten times
 as many steps then takes a hundred times as long, and the few steps that a profiler records at the beginning do not show

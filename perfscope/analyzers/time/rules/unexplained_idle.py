@@ -1,5 +1,14 @@
 """Time of the step that is neither compute nor covered by another finding.
 
+Example:
+    Before::
+
+        profile(activities=[ProfilerActivity.CUDA])
+
+    After::
+
+        profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], with_stack=True)
+
 Why it costs: time without a finding is easily taken for healthy. If a twentieth of the step is not compute, but each
 cause is below the threshold of its rule or unknown, it is still a twentieth of the step.
 

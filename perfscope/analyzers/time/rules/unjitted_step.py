@@ -1,5 +1,17 @@
 """A JAX program dispatches the operations of a step one by one: it jits nothing, or not the whole step.
 
+Example:
+    Before::
+
+        for batch in loader:
+            state = train_step(state, batch)    # each operation is dispatched by itself
+
+    After::
+
+        step = jax.jit(train_step)
+        for batch in loader:
+            state = step(state, batch)
+
 Why it costs:
     Outside of `jax.jit` every operation is a separate program: Python looks it up, checks its arguments and dispatches
     it, in some ten microseconds on a fast host and longer for indexing. The device computes for a fraction of that, and

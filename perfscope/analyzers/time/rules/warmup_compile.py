@@ -1,5 +1,17 @@
 """The measured steps contain compilation, autotuning or loading of code.
 
+Example:
+    Before::
+
+        begin = time.perf_counter()
+        step(batch)                             # compiles
+
+    After::
+
+        step(batch)
+        begin = time.perf_counter()
+        step(batch)
+
 Why it costs: the first calls of a compiled function, a Triton kernel or a library trace, compile, tune and load code
 while the device waits. Such steps are not representative of later ones; in a long run the same time recurs with every
 new shape.

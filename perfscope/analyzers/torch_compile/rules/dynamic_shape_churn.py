@@ -1,5 +1,17 @@
 """A function is compiled again for each size of a tensor.
 
+Example:
+    Before::
+
+        for tokens in loader:                   # another length in each batch
+            compiled(tokens)
+
+    After::
+
+        for tokens in loader:
+            torch._dynamo.mark_dynamic(tokens, 1)
+            compiled(tokens)
+
 Why it costs:
     `torch.compile` makes sizes part of the compiled code. With `dynamic=False`, with a size that the code itself
     compares or computes with, or with a Python list of tensors, every new size causes another compilation: seconds to

@@ -1,5 +1,19 @@
 """A function under torch.compile runs entirely in eager mode.
 
+Example:
+    Before::
+
+        @torch.compile
+        def forward(x):
+            report(x)                           # cannot be compiled: all of forward is eager
+            return model(x)
+
+    After::
+
+        @torch._dynamo.disable
+        def report(x):
+            print(x.shape)
+
 Why it costs:
     If dynamo cannot end a graph and continue after it (in a loop, in a `with` block or `try` that it cannot leave,
     at its limit of compilations), it leaves the whole function to Python. Its ops then run one by one, unfused, and

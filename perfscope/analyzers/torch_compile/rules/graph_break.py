@@ -1,5 +1,21 @@
 """A line of the program ends a compiled graph.
 
+Example:
+    Before::
+
+        @torch.compile
+        def step(x):
+            if x.abs().max() > limit:           # the graph ends here
+                x = x * 0.5
+            return model(x)
+
+    After::
+
+        @torch.compile(fullgraph=True)
+        def step(x):
+            x = x * torch.where(x.abs().max() > limit, 0.5, 1.0)
+            return model(x)
+
 Why it costs:
     torch.compile cannot put the line into a graph (a branch on a tensor's value, `.item()`, `print`, an unsupported
     library). It ends the graph, runs the line in Python and begins another graph. Compiled code is looked up and

@@ -1,5 +1,14 @@
 """Ranks of one job compile different graphs, or a different number of times.
 
+Example:
+    Before::
+
+        loader = DataLoader(data, batch_size=32)                    # the last batch differs between ranks
+
+    After::
+
+        loader = DataLoader(data, batch_size=32, drop_last=True)
+
 Why it costs:
     A rank that compiles more often than the others keeps them waiting at the next collective, for seconds to
     minutes. If the graphs themselves differ, ranks may call different collectives, or the same ones in another order:

@@ -1,5 +1,14 @@
 """Sums, softmax, variances or weight updates in float16 or bfloat16 lose what they add up.
 
+Example:
+    Before::
+
+        weights = scores.half().softmax(-1)
+
+    After::
+
+        weights = scores.softmax(-1, dtype=torch.float32).to(scores.dtype)
+
 Why it costs:
     bfloat16 has 8 significant bits, float16 has 11. A variance as the difference of two means cancels them, a softmax
     over a long axis in float16 gives subnormal numbers, a sum that is kept in 16 bits stops to grow, and an update

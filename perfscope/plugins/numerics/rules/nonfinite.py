@@ -1,5 +1,14 @@
 """A value of the program becomes NaN or infinite.
 
+Example:
+    Before::
+
+        loss = -probability.log().mean()        # infinite at 0
+
+    After::
+
+        loss = -(probability + 1e-8).log().mean()
+
 Why it costs:
     NaN spreads: from one loss to all gradients, from these to all parameters, and all that was trained since the last
     checkpoint is lost. The step in which it shows is often not the one in which it began.

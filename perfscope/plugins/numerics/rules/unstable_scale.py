@@ -1,5 +1,18 @@
 """The loss scale keeps falling: gradients overflow in step after step, and these steps are skipped.
 
+Example:
+    Before::
+
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = model(batch)
+        scaler.scale(loss).backward()
+
+    After::
+
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = model(batch)
+        loss.backward()
+
 Why it costs:
     `torch.amp.GradScaler` skips the step of the optimizer when a gradient is not finite, and halves its scale. The time
     of such a step is lost. Where the scale never settles the model hardly trains, and at a small scale small gradients

@@ -1,5 +1,15 @@
 """Ops that only join, copy, fill or pick data take a large part of the step.
 
+Example:
+    Before::
+
+        cache = torch.cat([cache, new], dim=1)        # copies all earlier tokens in each step
+
+    After::
+
+        cache = torch.empty(batch, longest, width)    # once, before the loop
+        cache[:, n : n + 1] = new
+
 Why it costs: such an op computes nothing, and reads and writes every byte of its operands. A cache of keys and values
 that is grown by `torch.cat` is copied as a whole for each token; `repeat_interleave` writes the keys once for each
 query head; the gradient of `x[i]` is a tensor of the size of `x` filled with zeros, once for each `i`; `one_hot`

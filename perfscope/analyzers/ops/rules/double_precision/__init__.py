@@ -1,5 +1,14 @@
 """Ops compute in float64 where float32 may do.
 
+Example:
+    Before::
+
+        x = torch.from_numpy(array)             # float64, numpy's default
+
+    After::
+
+        x = torch.from_numpy(array).float()
+
 Why it costs:
     A float64 number has twice the bytes of a float32 number, and processors multiply half as many per cycle; GPUs for
     workstations and inference have 1/32 or 1/64 of their float32 rate. NumPy makes float64 arrays by default, and

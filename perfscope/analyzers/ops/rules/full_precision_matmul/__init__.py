@@ -1,5 +1,15 @@
 """Matrix products run in float32 on the ordinary cores of a device that has matrix cores.
 
+Example:
+    Before::
+
+        loss = model(x)
+
+    After::
+
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = model(x)
+
 Why it costs:
     Tensor cores (NVIDIA) and matrix cores (AMD) multiply TF32 or 16-bit operands many times faster than the same chip
     multiplies float32: 8x for TF32 and 16x for bfloat16 on an A100. PyTorch keeps float32 matmuls exact by default, so

@@ -1,5 +1,15 @@
 """Attention runs as separate matmul, softmax and matmul ops instead of one fused kernel.
 
+Example:
+    Before::
+
+        weights = (q @ k.mT / math.sqrt(d) + mask).softmax(-1)
+        y = weights @ v
+
+    After::
+
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
 Why it costs:
     Separate ops store the scores of every query with every key, and scale, mask, softmax and dropout each read and
     write that whole tensor, also in the backward pass. A fused kernel (flash, memory-efficient, cuDNN) keeps a tile of

@@ -1,5 +1,14 @@
 """Elementwise ops run one by one, each through memory, instead of in one fused kernel.
 
+Example:
+    Before::
+
+        y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+
+    After::
+
+        y = F.rms_norm(x, weight.shape, weight, eps)
+
 Why it costs:
     An elementwise op does little arithmetic on each element it moves. Run one by one, every op of `silu(x + b) * y`
     reads its inputs from memory and writes its result back for the next op to read. A fused kernel reads the inputs

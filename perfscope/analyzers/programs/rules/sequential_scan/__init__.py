@@ -1,5 +1,14 @@
 """A loop of many tiny steps waits for launches, though it could be computed in parallel.
 
+Example:
+    Before::
+
+        _, h = jax.lax.scan(lambda h, ab: (ab[0] * h + ab[1],) * 2, jnp.zeros(width), (a, b))
+
+    After::
+
+        _, h = jax.lax.associative_scan(lambda f, s: (f[0] * s[0], s[0] * f[1] + s[1]), (a, b))
+
 Why it costs:
     `jax.lax.scan` becomes a loop: every iteration launches its kernels one after another, and the next begins when they
     are done. If an iteration works on a few kilobytes, a kernel takes about as long as its launch, and the device is

@@ -1,5 +1,17 @@
 """Collectives run while the device computes nothing.
 
+Example:
+    Before::
+
+        for batch in micro_batches:
+            model(batch).sum().backward()       # reduces the gradients each time
+
+    After::
+
+        for number, batch in enumerate(micro_batches):
+            with contextlib.nullcontext() if number == last else model.no_sync():
+                model(batch).sum().backward()
+
 Why it costs: communication and computation use different parts of a device and can run at the same time. A collective
 that runs alone adds its whole time to the step.
 

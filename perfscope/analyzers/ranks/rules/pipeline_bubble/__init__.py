@@ -1,5 +1,14 @@
 """Stages of a pipeline wait for their neighbours: too few microbatches, or stages of uneven size.
 
+Example:
+    Before::
+
+        schedule = ScheduleGPipe(stage, n_microbatches=4)
+
+    After::
+
+        schedule = ScheduleGPipe(stage, n_microbatches=32)
+
 Why it costs:
     A stage of a pipeline computes only between receiving from the previous stage and from the next one. While the
     pipeline fills and drains, stages wait: with p stages and m microbatches each idles (p - 1) / (m + p - 1) of a step,

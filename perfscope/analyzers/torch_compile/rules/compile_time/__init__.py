@@ -1,5 +1,15 @@
 """Compilation delays the program by a time that a cache or another form of the program would save.
 
+Example:
+    Before::
+
+        for layer in layers:              # traced and compiled once per layer
+            x = block(layer, x)
+
+    After::
+
+        x, _ = jax.lax.scan(lambda x, layer: (block(layer, x), None), x, stacked_layers)
+
 Why it costs:
     Dynamo traces a function, AOT autograd builds its backward pass, inductor lowers, fuses and generates code, and g++
     or Triton compiles every kernel; autotuning runs many versions of each. A cold start of a large model takes minutes

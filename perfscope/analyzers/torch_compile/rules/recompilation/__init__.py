@@ -1,5 +1,17 @@
 """A compiled function is traced and compiled again while the program trains.
 
+Example:
+    Before::
+
+        for number, batch in enumerate(loader):
+            state = jax.jit(train_step)(state, batch)               # a new function in each step
+
+    After::
+
+        step = jax.jit(train_step)
+        for number, batch in enumerate(loader):
+            state = step(state, batch)
+
 Why it costs:
     `jax.jit` compiles once for every combination of shapes, dtypes, static arguments and shardings, and for every new
     function object; `torch.compile` compiles once for every set of guards. Compilation takes milliseconds to minutes on

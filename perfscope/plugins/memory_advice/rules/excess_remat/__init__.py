@@ -1,5 +1,15 @@
 """Forward work is computed a second time in the backward pass.
 
+Example:
+    Before::
+
+        y = checkpoint(block, x, use_reentrant=False)
+
+    After::
+
+        contexts = functools.partial(create_selective_checkpoint_contexts, keep_products)
+        y = checkpoint(block, x, use_reentrant=False, context_fn=contexts)
+
 Why it costs:
     Activation checkpointing drops activations in the forward pass and runs that part of the forward
     again when the backward needs them. It buys memory with time. Where the memory would have been

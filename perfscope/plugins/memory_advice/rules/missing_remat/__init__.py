@@ -1,5 +1,16 @@
 """Memory ran out or nearly does, and activations are kept that could be made again.
 
+Example:
+    Before::
+
+        for block in model.blocks:
+            x = block(x)
+
+    After::
+
+        for block in model.blocks:
+            x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
+
 Why it costs: a step that does not fit dies, or forces a smaller batch on which the device computes less efficiently.
 Values that the forward keeps for the backward are often most of the peak, and some are cheap to compute again: a norm
 or an activation function takes a hundredth of the time of a neighbouring product and holds as many bytes.
