@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from perfscope.plugins.ahead.common.build_key import sources_digest as sources_digest
     from perfscope.plugins.ahead.request import PolicyName as PolicyName
     from perfscope.plugins.ahead.request import Request as Request
+    from perfscope.plugins.ahead.sweep.document import SweptVariant as SweptVariant
     from perfscope.plugins.ahead.sweep.pool import Job as Job
-    from perfscope.plugins.ahead.sweep.pool import Outcome as Outcome
     from perfscope.plugins.ahead.sweep.pool import run_jobs as run_jobs
 
 _HERE = "perfscope.plugins.ahead"
@@ -40,9 +40,9 @@ PLUGIN = Plugin(
 
 _FOR_OTHERS = {
     "Job": f"{_HERE}.sweep.pool:Job",
-    "Outcome": f"{_HERE}.sweep.pool:Outcome",
     "PolicyName": f"{_HERE}.request:PolicyName",
     "Request": f"{_HERE}.request:Request",
+    "SweptVariant": f"{_HERE}.sweep.document:SweptVariant",
     "request_of": f"{_HERE}.command:request_of",
     "run_jobs": f"{_HERE}.sweep.pool:run_jobs",
     "sources_digest": f"{_HERE}.common.build_key:sources_digest",

@@ -249,7 +249,7 @@ def _with_policies(
     run: _CompiledRun, words: Sequence[PolicyName], *, quiet: bool
 ) -> Mapping[PolicyName, PolicyProgram]:
     """The run's program with each policy: kept ones, and the others compiled in parallel, as the machine allows."""
-    from perfscope.plugins.ahead import Job, Outcome, run_jobs
+    from perfscope.plugins.ahead import Job, SweptVariant, run_jobs
 
     result: dict[PolicyName, PolicyProgram] = {}
     for word in dict.fromkeys(words):
@@ -258,9 +258,12 @@ def _with_policies(
             result[word] = PolicyProgram(folder=folder, kept=True)
     left = [word for word in dict.fromkeys(words) if word not in result]
     root = run.folder / VERIFIED
-    jobs = [Job(request=_request(run, word), root=str(root), name=f"{run.program.name}-{word}") for word in left]
+    jobs = [
+        Job(request=_request(run, word), root=str(root), settings={"program": run.program.name, "checkpoint": word})
+        for word in left
+    ]
 
-    def finished(number: int, outcome: Outcome) -> None:
+    def finished(number: int, outcome: SweptVariant) -> None:
         folder = root / outcome.folder if outcome.state == "compiled" else None
         reason = "" if folder is not None else outcome.reason or "interrupted"
         result[left[number]] = PolicyProgram(folder=folder, reason=reason)

@@ -26,7 +26,8 @@ from perfscope.plugins.ahead.sweep.axes import (
     parse_axis,
     variants,
 )
-from perfscope.plugins.ahead.sweep.pool import Job, Outcome, run_jobs
+from perfscope.plugins.ahead.sweep.document import SweptVariant
+from perfscope.plugins.ahead.sweep.pool import Job, run_jobs
 from perfscope.plugins.ahead.target_request import target_request
 
 
@@ -249,7 +250,7 @@ def _job(folder: Path, program: str, text: str | None = None) -> Job:
         target=target_request(parse_target("h100"), configured=True),
         limits=Limits(seconds=60, memory_bytes=4 << 30), plugins=(),
     )  # fmt: skip
-    return Job(request=request, root=str(folder / "runs"), name="one")
+    return Job(request=request, root=str(folder / "runs"), settings={"a": "one"})
 
 
 @pytest.fixture
@@ -270,14 +271,14 @@ os.write(int(sys.argv[2]), json.dumps({"event": "failed", "reason": "as it shoul
 
 def test_a_child_that_dies_is_a_reason_and_the_rest_goes_on(tmp_path: Path, child: Path) -> None:
     child.write_text(DIES)
-    ended: dict[int, Outcome] = {}
+    ended: dict[int, SweptVariant] = {}
     names = ["deadly.py", "a.py", "b.py"]
     run_jobs([_job(tmp_path, name, "") for name in names], ended.__setitem__, most_at_once=2)
     assert sorted(ended) == [0, 1, 2]
     assert {outcome.state for outcome in ended.values()} == {"failed"}
     assert "SIGKILL" in ended[0].reason
     assert all("as it should" in ended[number].reason for number in (1, 2))
-    assert all(outcome.folder and outcome.seconds is not None for outcome in ended.values())
+    assert all(outcome.folder and outcome.seconds_to_compile is not None for outcome in ended.values())
 
 
 HOLDS = """
@@ -290,7 +291,7 @@ while held and not pathlib.Path({flag!r}).exists():
 
 def test_one_that_takes_too_much_alone_has_failed_and_the_rest_goes_on(tmp_path: Path, child: Path) -> None:
     child.write_text(HOLDS.format(mib=300, name="greedy", flag=str(tmp_path / "never")))
-    ended: dict[int, Outcome] = {}
+    ended: dict[int, SweptVariant] = {}
     jobs = [_job(tmp_path, "greedy.py", ""), _job(tmp_path, "modest.py", "")]
     run_jobs(jobs, ended.__setitem__, most_at_once=2, memory_bytes=200 << 20)
     assert "exceeds the allowed memory of this machine (0.2 GiB" in ended[0].reason
@@ -312,7 +313,7 @@ def test_two_that_take_too_much_together_are_done_one_after_the_other(
 
     monkeypatch.setattr(pool, "_round", noted)
     child.write_text(HOLDS.format(mib=150, name="large", flag=str(tmp_path / "one was ended")))
-    ended: dict[int, Outcome] = {}
+    ended: dict[int, SweptVariant] = {}
     jobs = [_job(tmp_path, "large-a.py", ""), _job(tmp_path, "large-b.py", "")]
     run_jobs(jobs, ended.__setitem__, most_at_once=2, memory_bytes=260 << 20)
     assert rounds == [(0, 1), (0, 1)]
@@ -324,7 +325,7 @@ def test_an_interrupt_ends_all(tmp_path: Path, child: Path) -> None:
     child.write_text(HOLDS.format(mib=1, name="large", flag=str(tmp_path / "never")))
     begun = time.monotonic()
 
-    def interrupted(number: int, outcome: Outcome) -> None:
+    def interrupted(number: int, outcome: SweptVariant) -> None:
         raise KeyboardInterrupt
 
     jobs = [_job(tmp_path, "large.py", ""), _job(tmp_path, "short.py", "")]

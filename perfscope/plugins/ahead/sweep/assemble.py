@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from perfscope.model.untrusted_text import sanitize
 from perfscope.plugins.ahead.sweep.document import (
     SCHEMA,
     Sweep,
     SweptAxis,
-    SweptDominance,
-    SweptReach,
     SweptVariant,
 )
-from perfscope.plugins.ahead.sweep.front import Swept, VariantPoint, pareto_front, sentences, size_limits
+from perfscope.plugins.ahead.sweep.front import Swept, pareto_front, sentences, size_limits
 
 
 def sweep_document(
     axes: Sequence[Swept],
-    points: Sequence[VariantPoint],
+    points: Sequence[SweptVariant],
     *,
     name: str,
     command: Sequence[str],
     created_utc: str,
     notes: Sequence[str] = (),
 ) -> Sweep:
-    """Build the document of compared points. Texts are cleaned for display."""
+    """Build the document of the variants. Texts are cleaned for display."""
     front = pareto_front(axes, points)
     alike: dict[int, tuple[int, ...]] = {}
     for numbers in front.same:
@@ -44,18 +44,14 @@ def sweep_document(
             for axis in axes
         ),
         variants=tuple(
-            _variant(point, number in front.on_front, front.beaten_by.get(number, ()), alike.get(number, ()))
+            _cleaned(point, number in front.on_front, front.beaten_by.get(number, ()), alike.get(number, ()))
             for number, point in enumerate(points)
         ),
         reaches=tuple(
-            SweptReach(
-                held=sanitize(item.rest), axis=item.axis, memory_bytes=item.memory_bytes, fits_to=item.fits_to,
-                first_that_does_not=item.first_that_does_not, not_known=item.not_known,
-            )
-            for item in reached
+            replace(item, held=sanitize(item.held)) for item in reached
         ),
         dominated=tuple(
-            SweptDominance(worse=sanitize(dominance.worse), better=sanitize(dominance.better), sizes=dominance.groups)
+            replace(dominance, worse=sanitize(dominance.worse), better=sanitize(dominance.better))
             for dominance in front.dominated
         ),
         said=tuple(sanitize(sentence, 400) for sentence in sentences(front, reached, points)),
@@ -64,22 +60,16 @@ def sweep_document(
     )  # fmt: skip
 
 
-def _variant(point: VariantPoint, on_front: bool, beaten_by: tuple[int, ...], same_as: tuple[int, ...]) -> SweptVariant:
-    return SweptVariant(
-        settings={name: sanitize(value) for name, value in point.settings},
-        state=point.state,
-        target=sanitize(point.target),
-        step_low_ns=None if point.step is None else point.step.low,
-        step_high_ns=None if point.step is None else point.step.high,
-        peak_bytes=point.peak_bytes,
-        memory_bytes=point.memory_bytes,
+def _cleaned(
+    variant: SweptVariant, on_front: bool, beaten_by: tuple[int, ...], same_as: tuple[int, ...]
+) -> SweptVariant:
+    return replace(
+        variant,
+        settings={name: sanitize(value) for name, value in variant.settings.items()},
+        target=sanitize(variant.target),
         on_front=on_front,
         dominated_by=beaten_by,
         same_as=same_as,
-        reason=sanitize(point.reason, 400),
-        programs=tuple(sanitize(name) for name in point.programs),
-        folder=point.folder,
-        seconds_to_compile=point.seconds,
-        host_bytes=point.host_bytes,
-        reused=point.reused,
+        reason=sanitize(variant.reason, 400),
+        programs=tuple(map(sanitize, variant.programs)),
     )

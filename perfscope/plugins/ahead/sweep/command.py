@@ -19,9 +19,7 @@ from perfscope.plugins.ahead.setup import need_compilers
 if TYPE_CHECKING:
     from perfscope.analyzers.devices import Target
     from perfscope.plugins.ahead.request import Request
-    from perfscope.plugins.ahead.sweep.document import Sweep
-    from perfscope.plugins.ahead.sweep.front import VariantPoint
-    from perfscope.plugins.ahead.sweep.pool import Outcome
+    from perfscope.plugins.ahead.sweep.document import Sweep, SweptVariant
 
     RequestFor = Callable[[tuple[str, ...], Target, str | None], Request]
 
@@ -83,7 +81,7 @@ class _Sweep:
         self.searched = None if asked.fit is None else fit_axis(asked.fit, axes)
         self.axes = axes if self.searched is None else (*axes, self.searched)
         self.variants = variants(self.axes, asked.words)
-        self.points: list[VariantPoint | None] = [None] * len(self.variants)
+        self.points: list[SweptVariant | None] = [None] * len(self.variants)
         self.notes: list[str] = []
         self._requests: dict[int, Request] = {}
         self._keys: dict[int, str] = {}
@@ -155,8 +153,10 @@ class _Sweep:
                 left.append(number)
             else:
                 self._judge(number, earlier, reused=True)
-        names = {number: "-".join(value for _, value in self.variants[number].settings) for number in left}
-        jobs = [Job(request=self._request(number), root=str(root), name=names[number]) for number in left]
+        jobs = [
+            Job(request=self._request(number), root=str(root), settings=dict(self.variants[number].settings))
+            for number in left
+        ]
         self._write()
         if jobs:
             run_jobs(
@@ -184,22 +184,21 @@ class _Sweep:
             click.echo(text, nl=False, color=True)
             click.echo(f"\n  {sanitize(str(self.folder))}: sweep.html has the picture, {VARIANTS}/ the programs")
 
-    def _ended(self, number: int, outcome: Outcome) -> None:
+    def _ended(self, number: int, outcome: SweptVariant) -> None:
+        from msgspec.structs import replace
+
         from perfscope.model.untrusted_text import sanitize
         from perfscope.plugins.ahead.sweep.evaluate import exceeds_memory, required_bytes
-        from perfscope.plugins.ahead.sweep.front import VariantPoint
 
-        settings = self.variants[number].settings
         if outcome.state == "compiled":
             self._judge(number, self.folder / VARIANTS / outcome.folder, outcome=outcome)
         else:
             refused = exceeds_memory(outcome.reason)
-            target = self._request(number).target
-            self.points[number] = VariantPoint(
-                settings=settings, state="does not fit" if refused else "failed", reason=outcome.reason[:400],
-                peak_bytes=required_bytes(outcome.reason) if refused else None, memory_bytes=target.memory_bytes,
-                folder=f"{VARIANTS}/{outcome.folder}" if outcome.folder else "", seconds=outcome.seconds,
-                host_bytes=outcome.host_bytes,
+            self.points[number] = replace(
+                outcome, state="does not fit" if refused else "failed", reason=outcome.reason[:400],
+                peak_bytes=required_bytes(outcome.reason) if refused else None,
+                memory_bytes=self._request(number).target.memory_bytes,
+                folder=f"{VARIANTS}/{outcome.folder}" if outcome.folder else "",
             )  # fmt: skip
         self._write()
         point = self.points[number]
@@ -208,18 +207,18 @@ class _Sweep:
             of = f"{done} of {len(self.points)}" if self.searched is None else f"{done}"
             tell(f"{of}: {sanitize(point.words())}: {sanitize(_said(point), 200)}", quiet=self.asked.quiet)
 
-    def _judge(self, number: int, folder: Path, *, outcome: Outcome | None = None, reused: bool = False) -> None:
+    def _judge(self, number: int, folder: Path, *, outcome: SweptVariant | None = None, reused: bool = False) -> None:
         from msgspec.structs import replace
 
         from perfscope.model.files import write_atomically
         from perfscope.plugins.ahead.sweep.evaluate import evaluate_variant
 
-        point = evaluate_variant(folder, self.variants[number].settings)
+        point = evaluate_variant(folder, dict(self.variants[number].settings))
         where = Path(VARIANTS) / folder.name
         if reused:  # in the folder of an earlier sweep
             where = Path("..") / folder.resolve().relative_to(self.folder.resolve().parent)
         self.points[number] = replace(
-            point, folder=str(where), reused=reused, seconds=None if outcome is None else outcome.seconds,
+            point, folder=str(where), reused=reused, seconds_to_compile=outcome and outcome.seconds_to_compile,
             host_bytes=None if outcome is None else outcome.host_bytes,
         )  # fmt: skip
         key = self._keys.get(number)
@@ -231,16 +230,16 @@ class _Sweep:
         from perfscope.model.files import write_atomically
         from perfscope.model.untrusted_text import scrub_command
         from perfscope.plugins.ahead.sweep.assemble import sweep_document
-        from perfscope.plugins.ahead.sweep.document import FILE, dump
-        from perfscope.plugins.ahead.sweep.front import Swept, VariantPoint
+        from perfscope.plugins.ahead.sweep.document import FILE, SweptVariant, dump
+        from perfscope.plugins.ahead.sweep.front import Swept
 
         numbers = sorted(self._wanted) if self.searched is not None else range(len(self.variants))
         points = [
             point if (point := self.points[number]) is not None
-            else VariantPoint(settings=self.variants[number].settings, state="not reached")
+            else SweptVariant(settings=dict(self.variants[number].settings), state="not reached")
             for number in numbers
         ]  # fmt: skip
-        tried = {value for point in points for name, value in point.settings if name == self.axes[-1].name}
+        tried = {point.settings[self.axes[-1].name] for point in points}
         swept = [
             Swept(
                 name=axis.name, kind=axis.kind,
@@ -257,14 +256,14 @@ class _Sweep:
         return document
 
 
-def _said(point: VariantPoint) -> str:
+def _said(point: SweptVariant) -> str:
     from perfscope.model.units import format_bytes, format_ns
 
     if point.state == "failed":
         return f"failed: {point.reason}"
     parts = []
-    if point.step is not None:
-        parts.append(f"{format_ns(point.step.low)} to {format_ns(point.step.high)} per step")
+    if point.step_low_ns is not None and point.step_high_ns is not None:
+        parts.append(f"{format_ns(point.step_low_ns)} to {format_ns(point.step_high_ns)} per step")
     if point.peak_bytes is not None:
         parts.append(format_bytes(point.peak_bytes))
     if point.state == "does not fit":

@@ -42,20 +42,31 @@ class SweptVariant(Value, frozen=True, kw_only=True):
     """Result of one variant. Times are modelled; bytes are of one device."""
 
     settings: dict[str, str]
+    """Axis -> value, in the order of the axes."""
     state: VariantState
     target: str = ""
+    """``8 H100 SXM``."""
     step_low_ns: Ns | None = None
+    """Modelled time of one step; null if the compiler refused it, or no time could be modelled."""
     step_high_ns: Ns | None = None
     peak_bytes: Count | None = None
+    """Largest memory that one of its programs needs at once."""
     memory_bytes: Count | None = None
     on_front: bool = False
     dominated_by: Numbers = ()
+    """Variants of its group that dominate it, those on the front first."""
     same_as: Numbers = ()
+    """Variants of its group that are the same program, or have equal time and peak."""
     reason: str = ""
+    """Why it failed, or which values are unknown."""
+    inputs: tuple[Count, Count] | None = None
+    """Bytes of the step's arguments and outputs: variants that differ in them do different work."""
     programs: Texts = ()
     """Programs that make up the step."""
+    fingerprints: Texts = ()
+    """Fingerprints of these; equal programs have equal ones."""
     folder: str = ""
-    """Relative to the document's folder."""
+    """Run folder, relative to the document's folder; empty without one."""
     seconds_to_compile: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None
     host_bytes: Count | None = None
     """Memory of the machine that compiled it."""
@@ -68,24 +79,43 @@ class SweptVariant(Value, frozen=True, kw_only=True):
             return None
         return round(math.sqrt(self.step_low_ns) * math.sqrt(self.step_high_ns))
 
+    @property
+    def judged(self) -> bool:
+        """Whether time and peak are known."""
+        return self.step_low_ns is not None and self.step_high_ns is not None and self.peak_bytes is not None
+
+    def words(self, axes: tuple[str, ...] | None = None) -> str:
+        """``policy=dots seq=1024``, with these axes only."""
+        return " ".join(f"{name}={value}" for name, value in self.settings.items() if axes is None or name in axes)
+
 
 class SweptReach(Value, frozen=True, kw_only=True):
-    """Up to which size a choice fits, as far as was tried."""
+    """Up to which size a choice fits, as far as was tried, all else fixed."""
 
     held: str
+    """The fixed settings, ``policy=dots``; empty if only the size is swept."""
     axis: str
     memory_bytes: Count | None
     fits_to: Count | None
+    """The largest value up to which every value tried fits; null if even the smallest does not."""
     first_that_does_not: Count | None
+    """Null if all evaluated values fit."""
     not_known: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MOST_POINTS)] = ()
+    """Values that failed or were not reached, in order: nothing is claimed beyond the first of them."""
+    fits_again: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MOST_POINTS)] = ()
+    """Values that fit although a smaller one does not."""
+    most_tried: Count | None = None
+    """The largest value; null in documents of earlier versions."""
 
 
 class SweptDominance(Value, frozen=True, kw_only=True):
     """A choice that another one beats at every size at which it is known."""
 
     worse: str
+    """``policy=full``."""
     better: str
     sizes: Count
+    """Number of sizes at which both are known; the better choice dominates at each."""
 
 
 class Sweep(Value, frozen=True, kw_only=True):

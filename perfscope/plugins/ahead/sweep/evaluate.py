@@ -1,9 +1,9 @@
-"""Turn a variant's run folder into a point: step time, peak, and whether that fits."""
+"""Evaluate a variant's run folder: step time, peak, and whether that fits."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -11,15 +11,14 @@ from msgspec import Struct
 from perfscope.analyzers.devices import Target
 from perfscope.analyzers.hlo import HloModule
 from perfscope.analyzers.plans import plan_works
-from perfscope.analyzers.predict import Range, estimate
+from perfscope.analyzers.predict import NO_TIME, Range, estimate
 from perfscope.analyzers.readers import load_one
 from perfscope.model.documents import compile_manifest
 from perfscope.model.documents.compile_manifest import CompiledProgram
 from perfscope.model.errors import PerfscopeError
 from perfscope.model.torch_plan import fits, memory_as_run
 from perfscope.model.trace import Trace
-from perfscope.plugins.ahead.sweep.document import VariantState
-from perfscope.plugins.ahead.sweep.front import VariantPoint
+from perfscope.plugins.ahead.sweep.document import SweptVariant, VariantState
 
 _OUT_OF_MEMORY = re.compile(r"Ran out of memory (?:in memory space|on) hbm|exceed\w* (?:available )?hbm", re.IGNORECASE)
 """libtpu 0.0.42.1 writes the first form. For other memories (vmem) a single kernel ran out, which is a failure."""
@@ -35,29 +34,29 @@ class _Program(Struct, frozen=True, kw_only=True):
     why: str = ""
 
 
-def evaluate_variant(folder: Path, settings: Sequence[tuple[str, str]]) -> VariantPoint:
-    """The point of a compiled variant; for a failed one with the reason why it cannot be evaluated."""
+def evaluate_variant(folder: Path, settings: Mapping[str, str]) -> SweptVariant:
+    """The result of a compiled variant; for a failed one with the reason why it cannot be evaluated."""
     try:
         manifest = compile_manifest.load(folder)
         trace = load_one(folder)
     except PerfscopeError as error:
-        return VariantPoint(settings=tuple(settings), state="failed", reason=str(error).removeprefix(f"{folder}: "))
+        return SweptVariant(settings=dict(settings), state="failed", reason=str(error).removeprefix(f"{folder}: "))
     point = evaluate_trace(trace, manifest.programs, settings)
     left = [not_compiled for not_compiled in manifest.not_compiled if exceeds_memory(not_compiled.reason)]
     if left:
         used = required_bytes(left[0].reason) or point.peak_bytes
-        return VariantPoint(
-            settings=tuple(settings), state="does not fit", target=point.target, peak_bytes=used,
+        return SweptVariant(
+            settings=dict(settings), state="does not fit", target=point.target, peak_bytes=used,
             memory_bytes=point.memory_bytes, reason=f"{left[0].name}: {left[0].reason}"[:300],
         )  # fmt: skip
     return point
 
 
-def evaluate_trace(trace: Trace, said: Sequence[CompiledProgram], settings: Sequence[tuple[str, str]]) -> VariantPoint:
-    """The point of compiled programs with their target. ``said``: the manifest's entries on them."""
+def evaluate_trace(trace: Trace, said: Sequence[CompiledProgram], settings: Mapping[str, str]) -> SweptVariant:
+    """The result of compiled programs with their target. ``said``: the manifest's entries on them."""
     target = trace.target
     if target is None:
-        return VariantPoint(settings=tuple(settings), state="failed", reason="the run folder does not name its target")
+        return SweptVariant(settings=dict(settings), state="failed", reason="the run folder does not name its target")
     if not trace.hlo:
         return evaluate_plan(trace, target, settings)
     programs = []
@@ -70,11 +69,7 @@ def evaluate_trace(trace: Trace, said: Sequence[CompiledProgram], settings: Sequ
     step = programs_of_step(programs)
     times = [item.time for item in step if item.time is not None]
     peaks = [program.peak for program in programs if program.peak is not None]
-    time = (
-        Range(low=sum(item.low for item in times), high=sum(item.high for item in times))
-        if len(times) == len(step)
-        else None
-    )
+    low, high = _ends(sum(times, NO_TIME) if len(times) == len(step) else None)
     peak = max(peaks) if len(peaks) == len(programs) else None
     whys = [program.why for program in programs if program.why]
     if not whys and peak is None:
@@ -82,26 +77,26 @@ def evaluate_trace(trace: Trace, said: Sequence[CompiledProgram], settings: Sequ
     state: VariantState = "compiled"
     if peak is not None and target.memory_bytes is not None:
         state = "fits" if peak <= target.memory_bytes else "does not fit"
-    return VariantPoint(
-        settings=tuple(settings), state=state, target=target.shown, step=time, peak_bytes=peak,
-        memory_bytes=target.memory_bytes, reason=whys[0] if whys else "",
+    return SweptVariant(
+        settings=dict(settings), state=state, target=target.shown, step_low_ns=low, step_high_ns=high,
+        peak_bytes=peak, memory_bytes=target.memory_bytes, reason=whys[0] if whys else "",
         inputs=_input_bytes([item.said for item in step]), programs=tuple(item.module.name for item in step),
         fingerprints=tuple(item.said.fingerprint for item in step),
     )  # fmt: skip
 
 
-def evaluate_plan(trace: Trace, target: Target, settings: Sequence[tuple[str, str]]) -> VariantPoint:
-    """The point of a planned PyTorch program: its step as the program runs it, eager if it compiles nothing."""
+def evaluate_plan(trace: Trace, target: Target, settings: Mapping[str, str]) -> SweptVariant:
+    """The result of a planned PyTorch program: its step as the program runs it, eager if it compiles nothing."""
     works = trace.fact(plan_works)
     if len(works) != 1:
         reason = f"{len(works)} programs and plans are in the run folder, but one is expected"
-        return VariantPoint(settings=tuple(settings), state="failed", reason=reason)
+        return SweptVariant(settings=dict(settings), state="failed", reason=reason)
     work = works[0]
     plan, compiled = work.held.plan, work.held.plan.compiled_by == "program"
     memory, time = memory_as_run(plan), work.compiled if compiled else work.eager
     if plan.failure is not None:
-        return VariantPoint(
-            settings=tuple(settings), state="failed", target=target.shown, reason=f"the program failed: {plan.failure}"
+        return SweptVariant(
+            settings=dict(settings), state="failed", target=target.shown, reason=f"the program failed: {plan.failure}"
         )  # fmt: skip
     peak = None if memory is None else memory.peak_bytes
     fit = None if memory is None else fits(memory, target.memory_bytes)
@@ -111,12 +106,17 @@ def evaluate_plan(trace: Trace, target: Target, settings: Sequence[tuple[str, st
         reason = "no complete step was recorded, so its memory peak is unknown"
     elif time is None:
         reason = "the ops of the step were not recorded, so its time cannot be modelled"
-    return VariantPoint(
-        settings=tuple(settings), state=state, target=target.shown, step=None if time is None else time.step,
-        peak_bytes=peak, memory_bytes=target.memory_bytes, reason=reason,
+    low, high = _ends(None if time is None else time.step)
+    return SweptVariant(
+        settings=dict(settings), state=state, target=target.shown, step_low_ns=low, step_high_ns=high, peak_bytes=peak,
+        memory_bytes=target.memory_bytes, reason=reason,
         inputs=None if memory is None else (memory.given_bytes, 0),
         programs=("compiled step" if compiled else "eager step",), fingerprints=(plan.fingerprint,),
     )  # fmt: skip
+
+
+def _ends(time: Range | None) -> tuple[int | None, int | None]:
+    return (None, None) if time is None else (time.low, time.high)
 
 
 def programs_of_step(programs: Sequence[_Program]) -> list[_Program]:

@@ -15,7 +15,7 @@ from perfscope.dashboards.report.charts import TOO_MUCH
 from perfscope.model.errors import UsageError
 from perfscope.model.units import format_bytes
 from perfscope.plugins.ahead.sweep.document import Sweep, load
-from perfscope.plugins.ahead.sweep.sections import choice_words, colors_of, drawn, headline, words
+from perfscope.plugins.ahead.sweep.sections import choice_words, colors_of, drawn, headline
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -63,7 +63,7 @@ def pareto(sweep: Sweep | str | Path) -> go.Figure:
                 "color": color,
                 "thickness": 1,
             },
-            text=[plain(words(document, number)) for number in members],
+            text=[plain(variant.words()) for variant in ones],
             hovertemplate="%{text}<br>%{x:.3g} ms, %{y:.3g} GiB<extra></extra>",
         )
     for memory in sorted({variant.memory_bytes for variant in document.variants if variant.memory_bytes}):

@@ -16,57 +16,13 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from perfscope.analyzers.predict import Range
 from perfscope.model.units import format_bytes
-from perfscope.plugins.ahead.sweep.document import AxisKind, VariantState
+from perfscope.plugins.ahead.sweep.document import AxisKind, SweptDominance, SweptReach, SweptVariant
 
 MACHINES = ("target", "memory")
 
 MAX_SENTENCES = 24
 """Most sentences; the table has the rest."""
-
-
-class VariantPoint(Struct, frozen=True, kw_only=True):
-    """A variant with its modelled values. Bytes are per device."""
-
-    settings: tuple[tuple[str, str], ...]
-    """(axis, value), in the order of the axes."""
-    state: VariantState
-    target: str = ""
-    """``8 H100 SXM``."""
-    step: Range | None = None
-    """Modelled time of one step; None if the compiler refused it, or no time could be modelled."""
-    peak_bytes: int | None = None
-    """Largest memory that one of its programs needs at once."""
-    memory_bytes: int | None = None
-    reason: str = ""
-    """Why it failed, or which values are unknown."""
-    inputs: tuple[int, int] | None = None
-    """Bytes of the step's arguments and outputs: variants that differ in them do different work."""
-    programs: tuple[str, ...] = ()
-    """Names of the programs taken as the step."""
-    fingerprints: tuple[str, ...] = ()
-    """Fingerprints of these; equal programs have equal ones."""
-    folder: str = ""
-    """Run folder, relative to the sweep's; empty without one."""
-    seconds: float | None = None
-    """Seconds of compilation."""
-    host_bytes: int | None = None
-    """Memory of this machine used for compilation."""
-    reused: bool = False
-
-    @property
-    def judged(self) -> bool:
-        """Whether time and peak are known."""
-        return self.step is not None and self.peak_bytes is not None
-
-    def value(self, axis: str) -> str | None:
-        """Its value of an axis."""
-        return dict(self.settings).get(axis)
-
-    def words(self, axes: tuple[str, ...] | None = None) -> str:
-        """``policy=dots seq=1024``, with these axes only."""
-        return " ".join(f"{name}={value}" for name, value in self.settings if axes is None or name in axes)
 
 
 class Swept(Struct, frozen=True, kw_only=True):
@@ -76,16 +32,6 @@ class Swept(Struct, frozen=True, kw_only=True):
     values: tuple[str, ...]
     kind: str | None = None
     """``size`` or ``choice`` if the user declared it."""
-
-
-class Dominance(Struct, frozen=True, kw_only=True):
-    """A choice that another beats wherever both are known."""
-
-    worse: str
-    """``policy=full``."""
-    better: str
-    groups: int
-    """Number of sizes at which both are known; the better choice dominates at each."""
 
 
 class Front(Struct, frozen=True, kw_only=True):
@@ -99,7 +45,7 @@ class Front(Struct, frozen=True, kw_only=True):
     """Number of a point -> points of its group that dominate it, those on the front first."""
     same: tuple[tuple[int, ...], ...]
     """Points of one group that are the same program, or have equal time and peak."""
-    dominated: tuple[Dominance, ...]
+    dominated: tuple[SweptDominance, ...]
 
     @property
     def sizes(self) -> tuple[str, ...]:
@@ -117,7 +63,7 @@ class Front(Struct, frozen=True, kw_only=True):
         return tuple(name for name, kind in self.kinds.items() if kind == "choice")
 
 
-def pareto_front(axes: Sequence[Swept], points: Sequence[VariantPoint]) -> Front:
+def pareto_front(axes: Sequence[Swept], points: Sequence[SweptVariant]) -> Front:
     """The fronts of all groups. Points that do not fit, or whose time or peak is unknown, are not on a front."""
     kinds = {axis.name: kind_of(axis, points) for axis in axes}
     apart = tuple(name for name, kind in kinds.items() if kind != "choice")
@@ -125,7 +71,7 @@ def pareto_front(axes: Sequence[Swept], points: Sequence[VariantPoint]) -> Front
     groups: dict[tuple[str | None, ...], list[int]] = {}
     for number, point in enumerate(points):
         if point.judged and point.state in ("fits", "compiled"):
-            groups.setdefault(tuple(point.value(name) for name in apart), []).append(number)
+            groups.setdefault(tuple(point.settings.get(name) for name in apart), []).append(number)
     beaten: dict[int, tuple[int, ...]] = {}
     for members in groups.values():
         for number in members:
@@ -143,19 +89,20 @@ def pareto_front(axes: Sequence[Swept], points: Sequence[VariantPoint]) -> Front
     )
 
 
-def dominates(point: VariantPoint, other: VariantPoint) -> bool:
-    """Whether ``one`` is nowhere worse than ``other`` and somewhere better; False if a value is unknown."""
-    if point.step is None or other.step is None or point.peak_bytes is None or other.peak_bytes is None:
+def dominates(point: SweptVariant, other: SweptVariant) -> bool:
+    """Whether ``point`` is nowhere worse than ``other`` and somewhere better; False if a value is unknown."""
+    costs = _costs(point), _costs(other)
+    if any(cost is None for one in costs for cost in one):
         return False
-    pairs = (
-        (point.step.low, other.step.low),
-        (point.step.high, other.step.high),
-        (point.peak_bytes, other.peak_bytes),
-    )
-    return all(mine <= its for mine, its in pairs) and any(mine < its for mine, its in pairs)
+    return costs[0] != costs[1] and all(mine <= its for mine, its in zip(*costs, strict=True))  # type: ignore[operator]
 
 
-def kind_of(axis: Swept, points: Sequence[VariantPoint]) -> AxisKind:
+def _costs(point: SweptVariant) -> tuple[int | None, int | None, int | None]:
+    """Both ends of the modelled time, and the peak."""
+    return point.step_low_ns, point.step_high_ns, point.peak_bytes
+
+
+def kind_of(axis: Swept, points: Sequence[SweptVariant]) -> AxisKind:
     """The kind declared by the user, or derived from the compiled programs."""
     if axis.kind is not None:
         return "size" if axis.kind == "size" else "choice"
@@ -166,11 +113,11 @@ def kind_of(axis: Swept, points: Sequence[VariantPoint]) -> AxisKind:
     return "size" if _changes_work(axis, points) else "choice"
 
 
-def _changes_work(axis: Swept, points: Sequence[VariantPoint]) -> bool:
+def _changes_work(axis: Swept, points: Sequence[SweptVariant]) -> bool:
     rest: dict[tuple[tuple[str, str], ...], set[tuple[int, int]]] = {}
     for point in points:
         if point.inputs is not None:
-            key = tuple(setting for setting in point.settings if setting[0] != axis.name)
+            key = tuple(setting for setting in point.settings.items() if setting[0] != axis.name)
             rest.setdefault(key, set()).add(point.inputs)
     seen = [inputs for inputs in rest.values() if inputs]
     known = sum(1 for point in points if point.inputs is not None)
@@ -178,22 +125,21 @@ def _changes_work(axis: Swept, points: Sequence[VariantPoint]) -> bool:
     return known <= len(seen) or any(len(inputs) > 1 for inputs in seen)
 
 
-def _indistinguishable(points: Sequence[VariantPoint], members: Sequence[int]) -> list[tuple[int, ...]]:
+def _indistinguishable(points: Sequence[SweptVariant], members: Sequence[int]) -> list[tuple[int, ...]]:
     result: dict[object, list[int]] = {}
     for number in members:
-        point = points[number]
-        result.setdefault((point.step, point.peak_bytes), []).append(number)
+        result.setdefault(_costs(points[number]), []).append(number)
     return [tuple(numbers) for numbers in result.values() if len(numbers) > 1]
 
 
 def _dominated(
-    points: Sequence[VariantPoint], choices: tuple[str, ...], apart: tuple[str, ...]
-) -> tuple[Dominance, ...]:
+    points: Sequence[SweptVariant], choices: tuple[str, ...], apart: tuple[str, ...]
+) -> tuple[SweptDominance, ...]:
     """Choices that one other choice dominates at every size at which both are known, each with its strongest reason.
 
     A choice that fits, or is known, at a size at which the better one is not, is not dominated by it.
     """
-    by_choice: dict[str, dict[str, VariantPoint]] = {}
+    by_choice: dict[str, dict[str, SweptVariant]] = {}
     for point in points:
         by_choice.setdefault(point.words(choices), {})[point.words(apart)] = point
     result = []
@@ -206,9 +152,9 @@ def _dominated(
                 size in its and its[size].state in ("fits", "compiled") and dominates(its[size], point)
                 for size, point in known.items()
             ):
-                result.append(Dominance(worse=worse, better=better, groups=len(known)))
+                result.append(SweptDominance(worse=worse, better=better, sizes=len(known)))
     beaten = {dominance.worse for dominance in result}
-    first: dict[str, Dominance] = {}
+    first: dict[str, SweptDominance] = {}
     for dominance in sorted(result, key=lambda dominance: dominance.better in beaten):
         first.setdefault(dominance.worse, dominance)
     return tuple(first.values())
@@ -217,38 +163,20 @@ def _dominated(
 # The largest size at which each choice fits, among those tried.
 
 
-class SizeLimit(Struct, frozen=True, kw_only=True):
-    """The limit of one choice along one size, all else fixed."""
-
-    rest: str
-    """The fixed settings, ``policy=dots``; empty if only the size is swept."""
-    axis: str
-    memory_bytes: int | None
-    fits_to: int | None
-    """The largest value up to which every value tried fits; None if even the smallest does not."""
-    first_that_does_not: int | None
-    """None if all evaluated values fit."""
-    not_known: tuple[int, ...]
-    """Values that failed or were not reached, in order: nothing is claimed beyond the first of them."""
-    fits_again: tuple[int, ...]
-    """Values that fit although a smaller one does not."""
-    most_tried: int
-
-
-def size_limits(sizes: Sequence[str], points: Sequence[VariantPoint]) -> tuple[SizeLimit, ...]:
+def size_limits(sizes: Sequence[str], points: Sequence[SweptVariant]) -> tuple[SweptReach, ...]:
     """One per size axis and fixed setting, in the order of the points."""
     result = []
     for axis in sizes:
-        lines: dict[str, list[VariantPoint]] = {}
+        lines: dict[str, list[SweptVariant]] = {}
         for point in points:
-            rest = tuple(name for name, _ in point.settings if name != axis)
+            rest = tuple(name for name in point.settings if name != axis)
             lines.setdefault(point.words(rest), []).append(point)
         result += [_size_limit(axis, rest, line) for rest, line in lines.items() if len(line) > 1]
     return tuple(result)
 
 
-def _size_limit(axis: str, rest: str, points: Sequence[VariantPoint]) -> SizeLimit:
-    line = sorted(((int(point.value(axis) or 0), point) for point in points), key=lambda item: item[0])
+def _size_limit(axis: str, rest: str, points: Sequence[SweptVariant]) -> SweptReach:
+    line = sorted(((int(point.settings.get(axis) or 0), point) for point in points), key=lambda item: item[0])
     fits_to: int | None = None
     refused: int | None = None
     unknown: list[int] = []
@@ -264,8 +192,8 @@ def _size_limit(axis: str, rest: str, points: Sequence[VariantPoint]) -> SizeLim
         else:
             unknown.append(value)
     memory = next((point.memory_bytes for _, point in line if point.memory_bytes is not None), None)
-    return SizeLimit(
-        rest=rest,
+    return SweptReach(
+        held=rest,
         axis=axis,
         memory_bytes=memory,
         fits_to=fits_to,
@@ -279,7 +207,7 @@ def _size_limit(axis: str, rest: str, points: Sequence[VariantPoint]) -> SizeLim
 # Conclusions of a sweep in sentences: the limit of each choice, and choices that should not be taken.
 
 
-def sentences(front: Front, reaches: Sequence[SizeLimit], points: Sequence[VariantPoint]) -> tuple[str, ...]:
+def sentences(front: Front, reaches: Sequence[SweptReach], points: Sequence[SweptVariant]) -> tuple[str, ...]:
     """All sentences, the choices to avoid first."""
     texts = [
         *_dominated_sentences(front),
@@ -296,7 +224,7 @@ def _dominated_sentences(front: Front) -> list[str]:
     """One sentence for all choices dominated by the same one at equally many sizes."""
     together: dict[tuple[str, int], list[str]] = {}
     for dominance in front.dominated:
-        together.setdefault((dominance.better, dominance.groups), []).append(dominance.worse)
+        together.setdefault((dominance.better, dominance.sizes), []).append(dominance.worse)
     kinds = " and ".join(front.apart)
     said = []
     for (better, groups), worse in together.items():
@@ -316,7 +244,7 @@ def _joined_names(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _always_equal(front: Front, points: Sequence[VariantPoint]) -> list[tuple[str, ...]]:
+def _always_equal(front: Front, points: Sequence[SweptVariant]) -> list[tuple[str, ...]]:
     """Choices that are equal at every size at which one of them is known."""
     together: dict[frozenset[str], set[str]] = {}
     for numbers in front.same:
@@ -329,7 +257,7 @@ def _always_equal(front: Front, points: Sequence[VariantPoint]) -> list[tuple[st
     return [tuple(sorted(key)) for key, sizes in together.items() if all(known.get(text) == sizes for text in key)]
 
 
-def _same_sentence(choices: tuple[str, ...], points: Sequence[VariantPoint], front: Front) -> str:
+def _same_sentence(choices: tuple[str, ...], points: Sequence[SweptVariant], front: Front) -> str:
     prints = {
         point.words(front.apart): {
             other.fingerprints
@@ -344,11 +272,11 @@ def _same_sentence(choices: tuple[str, ...], points: Sequence[VariantPoint], fro
     return f"{' and '.join(choices)} {what}"
 
 
-def _reached(reaches: Sequence[SizeLimit], points: Sequence[VariantPoint]) -> list[str]:
+def _reached(reaches: Sequence[SweptReach], points: Sequence[SweptVariant]) -> list[str]:
     """One sentence for all choices with the same statement."""
     together: dict[str, list[str]] = {}
     for reach in reaches:
-        together.setdefault(_reach(reach, points), []).append(reach.rest)
+        together.setdefault(_reach(reach, points), []).append(reach.held)
     said = []
     for words, who in together.items():
         several = len([name for name in who if name]) > 1
@@ -360,7 +288,7 @@ def _reached(reaches: Sequence[SizeLimit], points: Sequence[VariantPoint]) -> li
     return said
 
 
-def _reach(item: SizeLimit, points: Sequence[VariantPoint]) -> str:
+def _reach(item: SweptReach, points: Sequence[SweptVariant]) -> str:
     memory = "" if item.memory_bytes is None else f" on {format_bytes(item.memory_bytes)}"
     refused = item.first_that_does_not
     if item.fits_to is not None:
@@ -380,10 +308,10 @@ def _reach(item: SizeLimit, points: Sequence[VariantPoint]) -> str:
     return text
 
 
-def _needs(item: SizeLimit, points: Sequence[VariantPoint]) -> str:
+def _needs(item: SweptReach, points: Sequence[SweptVariant]) -> str:
     for point in points:
-        rest = tuple(name for name, _ in point.settings if name != item.axis)
-        if point.words(rest) == item.rest and point.value(item.axis) == str(item.first_that_does_not):
+        rest = tuple(name for name in point.settings if name != item.axis)
+        if point.words(rest) == item.held and point.settings.get(item.axis) == str(item.first_that_does_not):
             return "does not" if point.peak_bytes is None else f"needs {format_bytes(point.peak_bytes)}"
     return "does not"
 
@@ -392,7 +320,7 @@ def _listed(axis: str, values: Sequence[int]) -> str:
     return ", ".join(f"{axis}={value}" for value in values)
 
 
-def _counted(points: Sequence[VariantPoint]) -> list[str]:
+def _counted(points: Sequence[SweptVariant]) -> list[str]:
     said = []
     failed = [point for point in points if point.state == "failed"]
     if failed:

@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+
+from msgspec.structs import replace
 
 from perfscope.model.errors import PerfscopeError
 from perfscope.plugins.ahead.common.compile import (
@@ -24,6 +25,7 @@ from perfscope.plugins.ahead.common.compile import (
     default_memory_limit,
 )
 from perfscope.plugins.ahead.request import Request
+from perfscope.plugins.ahead.sweep.document import SweptVariant
 
 JOB_BYTES = 2 << 30
 """First memory share of a variant: jax and XLA without a program take about 1 GiB."""
@@ -36,25 +38,16 @@ class Job:
     request: Request
     root: str
     """Folder that gets the run folder."""
-    name: str
+    settings: dict[str, str]
+
+    @property
+    def name(self) -> str:
+        """Name of the run folder."""
+        return "-".join(self.settings.values())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """The result of a variant."""
-
-    state: Literal["compiled", "failed"]
-    folder: str = ""
-    """Name of the run folder below the root; empty without one."""
-    reason: str = ""
-    """Reason of a failure in one line; empty if it was compiled."""
-    seconds: float | None = None
-    host_bytes: int | None = None
-    """Peak of its resident memory."""
-
-
-OnFinished = Callable[[int, Outcome], None]
-"""Called with (number of the job, outcome)."""
+OnFinished = Callable[[int, SweptVariant], None]
+"""Called with (number of the job, its variant: ``compiled`` or ``failed``, the folder below the root)."""
 
 
 def run_jobs(
@@ -83,7 +76,7 @@ def run_jobs(
 
 def _round(
     jobs: Sequence[Job], numbers: Sequence[int], at_once: int, share: int, reason: str
-) -> Generator[tuple[int, Outcome, bool]]:
+) -> Generator[tuple[int, SweptVariant, bool]]:
     """(Job, outcome, whether it was ended because it exceeded ``share``), as they end."""
     interrupted = threading.Event()
     executor = ThreadPoolExecutor(at_once)
@@ -96,7 +89,7 @@ def _round(
         executor.shutdown(cancel_futures=True)
 
 
-def _compile(job: Job, share: int, reason: str, interrupted: threading.Event) -> tuple[Outcome, bool]:
+def _compile(job: Job, share: int, reason: str, interrupted: threading.Event) -> tuple[SweptVariant, bool]:
     began, most, stopped = time.monotonic(), 0, ""
 
     def watch(taken: int) -> str | None:
@@ -109,16 +102,16 @@ def _compile(job: Job, share: int, reason: str, interrupted: threading.Event) ->
     if stopped:
         outcome = replace(outcome, state="failed", reason=stopped)
     seconds = round(time.monotonic() - began, 2)
-    return replace(outcome, seconds=seconds, host_bytes=most or None), stopped == reason
+    return replace(outcome, seconds_to_compile=seconds, host_bytes=most or None), stopped == reason
 
 
-def _outcome(job: Job, watch: Watch) -> Outcome:
+def _outcome(job: Job, watch: Watch) -> SweptVariant:
     try:
         folder = compile_program(job.request, root=Path(job.root), name=job.name, watch=watch)
     except NothingCompiledError as error:
-        return Outcome(state="failed", folder=error.folder.name, reason=str(error))
+        return SweptVariant(settings=job.settings, state="failed", folder=error.folder.name, reason=str(error))
     except PerfscopeError as error:
-        return Outcome(state="failed", reason=str(error))
+        return SweptVariant(settings=job.settings, state="failed", reason=str(error))
     except Exception as error:  # the other variants continue
-        return Outcome(state="failed", reason=f"{type(error).__name__}: {error}")
-    return Outcome(state="compiled", folder=folder.name)
+        return SweptVariant(settings=job.settings, state="failed", reason=f"{type(error).__name__}: {error}")
+    return SweptVariant(settings=job.settings, state="compiled", folder=folder.name)

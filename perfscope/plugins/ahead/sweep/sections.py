@@ -129,15 +129,9 @@ def facts(sweep: Sweep) -> tuple[str, ...]:
     return (*axes, known, *([f"{reused} of an earlier sweep"] if reused else []))
 
 
-def words(sweep: Sweep, number: int) -> str:
-    """``policy=dots seq=1024``."""
-    return " ".join(f"{name}={value}" for name, value in sweep.variants[number].settings.items())
-
-
 def choice_words(sweep: Sweep, variant: SweptVariant) -> str:
     """Settings that distinguish variants in a picture: all but sizes."""
-    choices = [axis.name for axis in sweep.axes if axis.kind != "size"]
-    return " ".join(f"{name}={variant.settings[name]}" for name in choices)
+    return variant.words(tuple(axis.name for axis in sweep.axes if axis.kind != "size"))
 
 
 def _note(sweep: Sweep, variant: SweptVariant) -> str:
@@ -203,7 +197,7 @@ def _dot(sweep: Sweep, number: int, colors: dict[str, str]) -> Dot:
         low=variant.step_low_ns or 1,
         high=variant.step_high_ns or 1,
         y=variant.peak_bytes or 1,
-        title=f"{words(sweep, number)}: {step}, {size}{f', {state}' if state else ''}",
+        title=f"{variant.words()}: {step}, {size}{f', {state}' if state else ''}",
         color=TOO_MUCH if variant.state == "does not fit" else colors[choice_words(sweep, variant)],
         ring=variant.on_front,
     )

@@ -5,10 +5,9 @@ from __future__ import annotations
 import random
 from itertools import product
 
+from perfscope.plugins.ahead.sweep.document import SweptReach, SweptVariant
 from perfscope.plugins.ahead.sweep.front import (
-    SizeLimit,
     Swept,
-    VariantPoint,
     dominates,
     kind_of,
     pareto_front,
@@ -27,7 +26,7 @@ def test_what_nothing_beats_is_the_front() -> None:
     assert front.on_front == {0, 1}
     assert front.beaten_by == {2: (1,)}
     (one,) = front.dominated
-    assert (one.worse, one.better, one.groups) == ("policy=full", "policy=dots", 1)
+    assert (one.worse, one.better, one.sizes) == ("policy=full", "policy=dots", 1)
 
 
 def test_equals_are_both_on_the_front_and_neither_dominates() -> None:
@@ -111,14 +110,19 @@ def test_a_front_is_what_comparing_each_with_each_gives() -> None:
     front = pareto_front([axis], points)
     for mine, one in enumerate(points):
         beaten = any(
-            its != mine and other.step is not None and one.step is not None and other.peak_bytes is not None
-            and (other.step.low, other.step.high, other.peak_bytes) != (one.step.low, one.step.high, one.peak_bytes)
-            and other.step.low <= one.step.low and other.step.high <= one.step.high
-            and other.peak_bytes <= (one.peak_bytes or 0)
+            its != mine and costs(other) != costs(one)
+            and all(before <= after for before, after in zip(costs(other), costs(one), strict=True))
             for its, other in enumerate(points)
         )  # fmt: skip
         assert (mine in front.on_front) == (not beaten)
     assert 0 < len(front.on_front) < len(points)
+
+
+def costs(one: SweptVariant) -> tuple[int, int, int]:
+    assert one.step_low_ns is not None
+    assert one.step_high_ns is not None
+    assert one.peak_bytes is not None
+    return one.step_low_ns, one.step_high_ns, one.peak_bytes
 
 
 def test_dominance_goes_to_one_that_is_not_dominated_itself() -> None:
@@ -137,7 +141,7 @@ def test_machines_are_not_held_against_each_other_unless_asked() -> None:
     front = pareto_front([POLICY, axis], points)
     assert (front.choices, front.apart, front.sizes) == (("policy",), ("target",), ())
     assert front.on_front == {0, 1}
-    assert [(one.worse, one.better, one.groups) for one in front.dominated] == [("policy=full", "policy=none", 2)]
+    assert [(one.worse, one.better, one.sizes) for one in front.dominated] == [("policy=full", "policy=none", 2)]
     asked = Swept(name="target", values=("h100", "h200"), kind="choice")
     assert pareto_front([POLICY, asked], points).on_front == {1}
 
@@ -151,14 +155,14 @@ SEQ_SIZES = Swept(name="seq", values=("512", "1024", "2048"), kind="size")
 TWO_POLICIES = Swept(name="policy", values=("none", "full"))
 
 
-def _line(*peaks: int | None) -> list[VariantPoint]:
+def _line(*peaks: int | None) -> list[SweptVariant]:
     return [
         point(f"seq={value}", None if peak is None else 1, None if peak is None else 2, peak)
         for value, peak in zip(SEQ_SIZES.values, peaks, strict=True)
     ]
 
 
-def _reach(*peaks: int | None) -> SizeLimit:
+def _reach(*peaks: int | None) -> SweptReach:
     (found,) = size_limits(["seq"], _line(*peaks))
     return found
 
@@ -241,7 +245,7 @@ def test_what_failed_and_what_was_not_reached_is_counted() -> None:
     axis = Swept(name="flag", values=("a", "b", "c"))
     points = [
         point("flag=a", None, None, None, reason="x"),
-        VariantPoint(settings=(("flag", "b"),), state="not reached"),
+        SweptVariant(settings={"flag": "b"}, state="not reached"),
         point("flag=c", 1, 2, 3),
     ]
     said = sentences(pareto_front([axis], points), (), points)

@@ -14,8 +14,9 @@ from perfscope.analyzers.readers.load import load_one
 from perfscope.model.documents.compile_manifest import CompiledProgram
 from perfscope.model.documents.torch_plan import PlanMemory, StepMemory
 from perfscope.model.trace import Trace
+from perfscope.plugins.ahead.sweep.document import SweptVariant
 from perfscope.plugins.ahead.sweep.evaluate import evaluate_trace, evaluate_variant, exceeds_memory, required_bytes
-from perfscope.plugins.ahead.sweep.front import Swept, VariantPoint, pareto_front
+from perfscope.plugins.ahead.sweep.front import Swept, pareto_front
 from tests.plans.build import graph, kernel, plan, trace_of
 
 PROGRAMS = Path(__file__).parents[4] / "fixtures" / "h100-programs"
@@ -34,21 +35,21 @@ def _said(**more: int) -> CompiledProgram:
 
 
 @pytest.fixture(scope="module")
-def policies(tmp_path_factory: pytest.TempPathFactory) -> list[VariantPoint]:
+def policies(tmp_path_factory: pytest.TempPathFactory) -> list[SweptVariant]:
     folder = tmp_path_factory.mktemp("programs")
     return [
         evaluate_trace(
             _trace(folder, f"attention-naive-scan-small-{policy}"),
             [_said(argument_bytes=8, output_bytes=8)],
-            (("policy", policy),),
+            {"policy": policy},
         )
         for policy in POLICIES
     ]
 
 
-def test_points_of_the_fixtures(policies: list[VariantPoint]) -> None:
+def test_points_of_the_fixtures(policies: list[SweptVariant]) -> None:
     assert {point.state for point in policies} == {"fits"}
-    peaks = {point.value("policy"): point.peak_bytes for point in policies}
+    peaks = {point.settings["policy"]: point.peak_bytes for point in policies}
     # what XLA planned for it: provenance.toml of the fixtures
     text = (PROGRAMS / "provenance.toml").read_text()
     for policy, peak in peaks.items():
@@ -57,13 +58,13 @@ def test_points_of_the_fixtures(policies: list[VariantPoint]) -> None:
     assert peaks["none"] is not None
     assert peaks["full"] is not None
     assert peaks["none"] > 2 * peaks["full"]
-    assert all(point.step is not None and 0 < point.step.low < point.step.high for point in policies)
+    assert all(0 < (point.step_low_ns or 0) < (point.step_high_ns or 0) for point in policies)
     assert all(point.programs == ("jit_step",) and point.inputs == (8, 8) for point in policies)
 
 
-def test_the_policy_that_keeps_as_much_and_recomputes_more_is_dominated(policies: list[VariantPoint]) -> None:
+def test_the_policy_that_keeps_as_much_and_recomputes_more_is_dominated(policies: list[SweptVariant]) -> None:
     front = pareto_front([Swept(name="policy", values=POLICIES)], policies)
-    names = next(number for number, point in enumerate(policies) if point.value("policy") == "names")
+    names = next(number for number, point in enumerate(policies) if point.settings["policy"] == "names")
     assert names not in front.on_front
 
 
@@ -71,11 +72,11 @@ def test_memory_decides_whether_it_fits(tmp_path: Path) -> None:
     trace = _trace(tmp_path, "attention-naive-scan-small-none")
     target = trace.target
     assert target is not None
-    peak = evaluate_trace(trace, [_said()], ()).peak_bytes
+    peak = evaluate_trace(trace, [_said()], {}).peak_bytes
     assert peak is not None
     for memory, state in ((peak, "fits"), (peak - 1, "does not fit"), (None, "compiled")):
         trace = dataclasses.replace(trace, target=replace(target, memory_bytes=memory))
-        assert evaluate_trace(trace, [_said()], ()).state == state
+        assert evaluate_trace(trace, [_said()], {}).state == state
 
 
 def test_a_step_is_the_longest_program_and_those_called_as_often(tmp_path: Path) -> None:
@@ -90,7 +91,7 @@ def test_a_step_is_the_longest_program_and_those_called_as_often(tmp_path: Path)
             CompiledProgram(file="programs/00.jit_step.hlo.pb", name="jit_step", calls=step_calls),
             CompiledProgram(file="programs/01.jit_other.hlo.pb", name="jit_other", calls=other_calls),
         ]
-        return evaluate_trace(small, said, ()).programs
+        return evaluate_trace(small, said, {}).programs
 
     longest = programs(1, 1)
     assert len(longest) == 1
@@ -102,16 +103,16 @@ def test_a_step_is_the_longest_program_and_those_called_as_often(tmp_path: Path)
 def test_what_cannot_be_judged_says_why(tmp_path: Path) -> None:
     trace = _trace(tmp_path, "attention-naive-scan-small-none")
     trace = dataclasses.replace(trace, target=parse_target("v5e"))
-    point = evaluate_trace(trace, [_said()], ())
-    assert point.step is None
+    point = evaluate_trace(trace, [_said()], {})
+    assert point.step_low_ns is None
     assert "compiled for GPU" in point.reason
     trace = dataclasses.replace(trace, target=None)
-    assert evaluate_trace(trace, [_said()], ()).state == "failed"
+    assert evaluate_trace(trace, [_said()], {}).state == "failed"
     trace = dataclasses.replace(trace, target=parse_target("h100"), hlo=())
-    nothing = evaluate_trace(trace, [], ())
+    nothing = evaluate_trace(trace, [], {})
     assert (nothing.state, nothing.judged) == ("failed", False)
-    missing = evaluate_variant(tmp_path / "nowhere", (("a", "b"),))
-    assert (missing.state, missing.settings) == ("failed", (("a", "b"),))
+    missing = evaluate_variant(tmp_path / "nowhere", {"a": "b"})
+    assert (missing.state, missing.settings) == ("failed", {"a": "b"})
 
 
 @pytest.mark.parametrize(
@@ -141,27 +142,27 @@ MEMORY = PlanMemory(eager=step(90 * GIB), planned=step(60 * GIB))
 
 
 def test_a_program_that_compiles_is_judged_by_its_planned_step(tmp_path: Path) -> None:
-    point = evaluate_trace(trace_of(tmp_path, plan(graph(kernel()), memory=MEMORY)), (), (("seq", "1"),))
+    point = evaluate_trace(trace_of(tmp_path, plan(graph(kernel()), memory=MEMORY)), (), {"seq": "1"})
     assert (point.state, point.peak_bytes, point.inputs) == ("fits", 60 * GIB, (7, 0))
     assert point.programs == ("compiled step",)
 
 
 def test_one_that_compiles_nothing_by_its_eager_step(tmp_path: Path) -> None:
     held = plan(graph(kernel()), memory=MEMORY, compiled_by="perfscope")
-    point = evaluate_trace(trace_of(tmp_path, held), (), ())
+    point = evaluate_trace(trace_of(tmp_path, held), (), {})
     assert (point.state, point.peak_bytes) == ("does not fit", 90 * GIB)
-    assert point.step is None  # no ops were kept with this plan
+    assert point.step_low_ns is None  # no ops were kept with this plan
     assert "cannot be modelled" in point.reason
 
 
 def test_a_plan_of_an_earlier_perfscope_is_not_held_against_others(tmp_path: Path) -> None:
-    point = evaluate_trace(trace_of(tmp_path, plan(graph(kernel()))), (), ())
+    point = evaluate_trace(trace_of(tmp_path, plan(graph(kernel()))), (), {})
     assert (point.state, point.judged, point.peak_bytes) == ("compiled", False, None)
     assert "unknown" in point.reason
 
 
 def test_a_program_that_failed_is_a_failed_variant(tmp_path: Path) -> None:
     held = plan(graph(kernel()), memory=MEMORY, failure="ValueError at train.py:3: no", complete=False)
-    point = evaluate_trace(trace_of(tmp_path, held), (), ())
+    point = evaluate_trace(trace_of(tmp_path, held), (), {})
     assert point.state == "failed"
     assert "train.py:3" in point.reason

@@ -17,8 +17,8 @@ from perfscope.dashboards.report.renderers.markdown import sections_markdown
 from perfscope.model.errors import DataError, UsageError
 from perfscope.plugins.ahead.sweep import sections as sweep
 from perfscope.plugins.ahead.sweep.assemble import sweep_document
-from perfscope.plugins.ahead.sweep.document import Sweep, dump, json_schema, load
-from perfscope.plugins.ahead.sweep.front import Swept, VariantPoint
+from perfscope.plugins.ahead.sweep.document import Sweep, SweptVariant, dump, json_schema, load
+from perfscope.plugins.ahead.sweep.front import Swept
 from tests.conftest import REPOSITORY
 from tests.plugins.ahead.sweep.points import MEMORY, point
 from tests.report.test_sections import terminal
@@ -30,14 +30,14 @@ AXES = (
 )
 
 
-def document(points: list[VariantPoint] | None = None) -> Sweep:
+def document(points: list[SweptVariant] | None = None) -> Sweep:
     held = points or [
         point("policy=none seq=512", 10 * MS, 20 * MS, 400, programs=("jit_step",), folder="variants/a"),
         point("policy=none seq=1024", 30 * MS, 40 * MS, MEMORY + 600),
         point("policy=dots seq=512", 11 * MS, 21 * MS, 300, reused=True),
         point("policy=dots seq=1024", None, None, None, reason="no <such> \x1b[31m thing"),
         point("policy=<full> seq=512", 12 * MS, 22 * MS, 300),
-        VariantPoint(settings=(("policy", "<full>"), ("seq", "1024")), state="not reached"),
+        SweptVariant(settings={"policy": "<full>", "seq": "1024"}, state="not reached"),
     ]
     return sweep_document(
         AXES, held, name="train", command=("train.py",), created_utc="2026-01-01T00:00:00+00:00", notes=("assumed",)
