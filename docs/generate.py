@@ -25,7 +25,7 @@ from perfscope.analyzers.registry import rule_homes
 from perfscope.analyzers.results import labels_of, result_table, table_names
 from perfscope.analyzers.rule_page import sections_of
 from perfscope.analyzers.thresholds import Threshold, constants, thresholds_in
-from perfscope.commands.symptoms import SYMPTOMS
+from perfscope.commands.symptoms import SYMPTOMS, Symptom
 from perfscope.dashboards.report.compare.comparison import compare
 from perfscope.dashboards.report.json_schema import report_schema
 from perfscope.model import severity
@@ -257,18 +257,36 @@ def symptoms_page() -> str:
         GENERATED,
         "# I see ...",
         "Symptoms, each with the part of the report that shows it. `perfscope explain GPU is idle` prints "
-        "the answers too.",
+        "the answers too. Questions about perfscope itself: [FAQ](faq.md).",
     ]
     for symptom in SYMPTOMS:
-        rules = ", ".join(f"[`{rule}`](rules/{rule}.md)" for rule in symptom.rules)
-        lines += [
-            f"## {symptom.question}",
-            symptom.look,
-            *([f"Rules: {rules}."] if rules else []),
-            f"```sh\n{symptom.command}\n```",
-            f"**Fix.** {_linked(symptom.fix)}",
-        ]
+        if symptom.about == "program":
+            lines += [*_answer(symptom), f"**Fix.** {_linked(symptom.fix)}"]
     return "\n\n".join(lines) + "\n"
+
+
+def faq_page() -> str:
+    """The questions about perfscope and their answers as Markdown."""
+    lines = [
+        GENERATED,
+        "# Questions",
+        "About perfscope; `perfscope explain no steps found` prints the answers too. Symptoms of a program: "
+        "[I see ...](symptoms.md). Words of a report: [glossary](glossary.md).",
+    ]
+    for question in SYMPTOMS:
+        if question.about == "perfscope":
+            lines += [*_answer(question), *([_linked(question.fix)] if question.fix else [])]
+    return "\n\n".join(lines) + "\n"
+
+
+def _answer(symptom: Symptom) -> list[str]:
+    rules = ", ".join(f"[`{rule}`](rules/{rule}.md)" for rule in symptom.rules)
+    return [
+        f"## {symptom.question}",
+        _linked(symptom.look),
+        *([f"Rules: {rules}."] if rules else []),
+        f"```sh\n{symptom.command}\n```",
+    ]
 
 
 def _linked(text: str) -> str:
@@ -291,6 +309,7 @@ def pages() -> dict[str, str]:
         "model.md": model_page(),
         "query.md": query_page(),
         "symptoms.md": symptoms_page(),
+        "faq.md": faq_page(),
         "example-regression.md": example_page(),
         "report-schema.json": json.dumps(
             report_schema({name: result_table(name) for name in table_names()}), indent=2, ensure_ascii=False

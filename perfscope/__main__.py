@@ -14,7 +14,7 @@ import click
 
 from perfscope.commands.group import PipeClosedError, cli
 from perfscope.commands.options import Flags
-from perfscope.model.errors import DATA_UNREADABLE, DONE, PerfscopeError
+from perfscope.model.errors import DATA_UNREADABLE, DONE, PerfscopeError, see
 
 INTERRUPTED = 130
 """128 + SIGINT, as in shells."""
@@ -62,7 +62,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except PerfscopeError as error:
         return _report(str(error), error.exit_code, verbose=flags.verbose)
     except MemoryError:
-        return _report("not enough memory for this input", DATA_UNREADABLE, verbose=flags.verbose)
+        line = f"not enough memory for this input{see('recording too large')}"
+        return _report(line, DATA_UNREADABLE, verbose=flags.verbose)
     except OSError as error:  # a full disk, a closed output, a path beyond what the system takes
         if sys.stdout is not None and error.filename is None:
             _silence_stdout()

@@ -42,7 +42,7 @@ from perfscope.analyzers.readers import (
 from perfscope.analyzers.registry import chosen_rules, recorded_by, rule_homes
 from perfscope.analyzers.selection import EVERYTHING, Selection, part_of
 from perfscope.analyzers.thresholds import Thresholds, changed
-from perfscope.model.errors import DataError, UsageError
+from perfscope.model.errors import DataError, UsageError, see
 from perfscope.model.finding import Rule
 from perfscope.model.plugins import load, plugins
 from perfscope.model.trace import Trace
@@ -280,4 +280,5 @@ def _lost(task: Task, lost: LostTask) -> Skipped:
         path = _scale_out().shown_task(task)
     else:
         path = f"{task.path}/{task.name()}" if isinstance(task, RunPart) else task
-    return Skipped(path=path, reason=f"the process that read it {lost.why} (out of memory?)", broken=True)
+    reason = f"the process that read it {lost.why} (out of memory?){see('recording too large')}"
+    return Skipped(path=path, reason=reason, broken=True)

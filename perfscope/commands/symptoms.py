@@ -1,9 +1,13 @@
-"""Symptoms in the words of users, and the answer to each: `perfscope explain WORDS`, and the page docs/symptoms.md."""
+"""Questions in the words of users, and the answer to each: `perfscope explain WORDS`, docs/symptoms.md and docs/faq.md.
+
+Messages name a question of this table (`perfscope.model.errors.see`).
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Literal
 
 from msgspec import Struct
 
@@ -14,17 +18,21 @@ class Symptom(Struct, frozen=True, kw_only=True):
     question: str
     """As a user would type it."""
     look: str
-    """The part of the report that shows it, with its meaning."""
+    """The part of the report that shows it, with its meaning; the answer to a question about perfscope."""
     rules: tuple[str, ...] = ()
     """Rules that judge it."""
     command: str
-    fix: str
+    fix: str = ""
     """The usual remedy."""
+    about: Literal["program", "perfscope"] = "program"
+    """Questions about perfscope are on the page docs/faq.md, the others on docs/symptoms.md."""
 
     def lines(self) -> tuple[str, ...]:
         """Return the answer, one line per part."""
         rules = [f"Rules: {', '.join(self.rules)} (`perfscope explain RULE`)"] if self.rules else []
-        return (f"Look at: {self.look}", *rules, f"Run: {self.command}", f"Fix: {self.fix}")
+        fix = [f"{'Fix' if self.about == 'program' else 'Also'}: {self.fix}"] if self.fix else []
+        first = "Look at" if self.about == "program" else "Answer"
+        return (f"{first}: {self.look}", *rules, f"Run: {self.command}", *fix)
 
 
 SYMPTOMS = (
@@ -181,17 +189,31 @@ SYMPTOMS = (
     ),
     Symptom(
         question="No steps were found",
-        look="The message names what perfscope listened for. A step is an optimizer's step, a call of a jitted or "
-        "compiled function or of a model, `perfscope.step()`, or a range named like a step.",
+        look="A step is an optimizer's step, a call of a jitted or compiled function or of a model, "
+        "`perfscope.step()`, `prof.step()`, or a range named like a step. The first steps are never captured "
+        "(`--warmup`), so a program needs more than these.",
         command="perfscope run --whole program.py",
-        fix="`perfscope.step()` at the end of the loop's body, or `--step-annotation NAME`.",
+        fix="`perfscope.step()` at the end of the loop's body, or `--step-annotation NAME`; `--whole` takes the "
+        "program as one step.",
+        about="perfscope",
     ),
     Symptom(
-        question="The program starts other processes and nothing is captured",
-        look="Processes are followed while the program has no steps itself: `mp.spawn`, `subprocess`, pools, "
-        "launchers.",
+        question="Nothing was captured: the program starts other processes, or ended early",
+        look="A process is recorded if it imports torch or jax and makes steps. Processes that the program starts "
+        "(`mp.spawn`, `subprocess`, pools, launchers) are followed while the program has no steps itself. A process "
+        "that another profiler records already, or that ends before the first captured step, leaves nothing.",
         command="perfscope run --follow program.py",
-        fix="`--follow` follows all of them.",
+        fix="`--follow` follows all processes, `--warmup 0` captures from step 1, `perfscope doctor` tries the "
+        "captures of this machine.",
+        about="perfscope",
+    ),
+    Symptom(
+        question="The recording is too large to read, or perfscope has not enough memory",
+        look="A trace needs several times its size in memory. Parts can be read alone: ranks before their files are "
+        "opened, steps and times before they are judged.",
+        command="perfscope analyze --ranks 0-3 --jobs 1 traces/",
+        fix="Record fewer steps (`perfscope run --steps 5:8`); docs/limits.md has the sizes that were tried.",
+        about="perfscope",
     ),
     Symptom(
         question="What does 'saves up to' mean?",
@@ -200,6 +222,7 @@ SYMPTOMS = (
         "known.",
         command="perfscope try train.py",
         fix="`try` runs the program with and without the fix, in turns, and measures the saving.",
+        about="perfscope",
     ),
     Symptom(
         question="The profiled steps are slower than my training",
@@ -207,6 +230,7 @@ SYMPTOMS = (
         "are scaled to it; the note under the report has the ratio.",
         command="perfscope run --level light train.py",
         fix="`--level light` records only the timing pass.",
+        about="perfscope",
     ),
     Symptom(
         question="The numbers change from run to run",
@@ -214,6 +238,7 @@ SYMPTOMS = (
         rules=("slow_steps",),
         command="perfscope compare commits BASE HEAD -- train.py",
         fix="Compare launches in turns, not two runs: their interval includes the noise of the machine.",
+        about="perfscope",
     ),
     Symptom(
         question="Did my change make it slower?",
@@ -240,6 +265,7 @@ SYMPTOMS = (
         look="`analyze` reads them as they are, several ranks together; docs/inputs.md lists the formats.",
         command="perfscope analyze trace.json.gz",
         fix="The report's end names what the recording lacks and the command that records it.",
+        about="perfscope",
     ),
     Symptom(
         question="Does perfscope send anything anywhere?",
@@ -247,6 +273,7 @@ SYMPTOMS = (
         "this machine.",
         command="perfscope doctor",
         fix="docs/security.md has what is read, what is scrubbed, and what a run keeps.",
+        about="perfscope",
     ),
     Symptom(
         question="What does profiling cost, and does it change my program?",
@@ -254,6 +281,79 @@ SYMPTOMS = (
         " the bit.",
         command="perfscope run --level light train.py",
         fix="docs/capture.md has the measured cost of each pass.",
+        about="perfscope",
+    ),
+    Symptom(
+        question="What do measured, modelled and structural mean?",
+        look="The basis of a number. *measured*: from times in the recording; *modelled*: from shapes, bytes and peaks "
+        "of the device; *structural*: the program shows the defect and no time is known. *by the critical path*: the "
+        "recorded dependencies were played again with the work left out.",
+        command="perfscope explain RULE",
+        fix="docs/glossary.md has the other words of a report.",
+        about="perfscope",
+    ),
+    Symptom(
+        question="Can I add up the savings of several findings?",
+        look="No. Each is an upper bound by itself, and two findings may save the same time twice where they overlap.",
+        command="perfscope try train.py",
+        fix="`try` measures fixes together; otherwise fix the first finding and record again.",
+        about="perfscope",
+    ),
+    Symptom(
+        question="Why is a rule not evaluated?",
+        look="The recording lacks its input, so the rule is neither flagged nor clean. With `-v` the report names the "
+        "missing recording.",
+        command="perfscope analyze -v latest",
+        fix="`perfscope run` records what most rules need; the reason names the option for the others.",
+        about="perfscope",
+    ),
+    Symptom(
+        question="There are no findings, but the program is slow",
+        look="*Where the step goes* and *By source line* have the whole step. *Also large* lists each part of a fifth "
+        "or more with the reason why it is fine or was not judged. A program at the limit of its hardware has no "
+        "finding.",
+        command="perfscope analyze -v latest",
+        fix="`--what-if 'aten::mm x0.5'` models a change before it is written.",
+        about="perfscope",
+    ),
+    Symptom(
+        question="Do I need a GPU, or the machine that ran the program?",
+        look="No. Recordings are judged on any machine without torch or jax. Programs are captured where they run, on "
+        "a CPU too; rules on host work, input and the program's structure hold there, times of a GPU do not.",
+        command="perfscope analyze trace.json.gz",
+        about="perfscope",
+    ),
+    Symptom(
+        question="How do I silence a finding that is intended?",
+        look="A comment at the line that the finding names: `# perfscope: ignore[host_sync] logged every epoch`. It "
+        "needs a reason, and the report lists what is silenced.",
+        command="perfscope explain RULE RUN",
+        fix="docs/configuration.md has patterns for files, thresholds and gates.",
+        about="perfscope",
+    ),
+    Symptom(
+        question="What is kept on disk, and how do I delete it?",
+        look="Each run is a folder in `perfscope-runs`: traces, reports and a manifest. Secrets in arguments and home "
+        "folders are masked.",
+        command="perfscope runs --keep 5",
+        fix="`perfscope runs --delete RUN` deletes one.",
+        about="perfscope",
+    ),
+    Symptom(
+        question="How do I show a report to a colleague, or on a pull request?",
+        look="`report.html` is one file that opens offline. `--format markdown` fits a comment, `--format github` "
+        "annotates lines, `--format sarif` is for code scanning.",
+        command="perfscope analyze latest -o report.html",
+        fix="docs/ci.md has jobs to copy.",
+        about="perfscope",
+    ),
+    Symptom(
+        question="Can I use it in a notebook, from Python, in a test or by an agent?",
+        look="`with perfscope.profile():` around a loop, `%%perfscope` in a cell, the fixture `perfscope_run` in "
+        "pytest, and `perfscope mcp FOLDER` for agents.",
+        command="perfscope run notebook.ipynb",
+        fix="docs/pytest.md and docs/agents.md have examples.",
+        about="perfscope",
     ),
 )
 

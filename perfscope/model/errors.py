@@ -52,6 +52,14 @@ def log_failure(log: logging.Logger, what: str, error: BaseException) -> None:
     log.warning("perfscope: %s", line, exc_info=error if log.isEnabledFor(logging.DEBUG) else None)
 
 
+def see(question: str) -> str:
+    """The end of a message: the command that answers its question, `` (`perfscope explain "..."`)``.
+
+    ``question``: words for which `perfscope explain` has an answer (tests check each).
+    """
+    return f' (`perfscope explain "{question}"`)'
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """``'; did you mean host_sync?'``, the end of an error about ``name``: known names that are similar or contain it.
 

@@ -56,7 +56,7 @@ def raising(error: BaseException) -> Any:
         (DataError("t.json: cut off at byte 7"), 4, "perfscope: t.json: cut off at byte 7\n"),
         (UsageError("no: such rule"), 2, "perfscope: no: such rule\n"),
         (NotStartedError("x: not found"), 125, "perfscope: x: not found\n"),
-        (MemoryError(), 4, "perfscope: not enough memory for this input\n"),
+        (MemoryError(), 4, 'perfscope: not enough memory for this input (`perfscope explain "recording too large"`)\n'),
         (KeyboardInterrupt(), 130, ""),
         (DataError("a\x1b[31m\nb"), 4, "perfscope: a b\n"),
         (DataError("d/" * 400 + "t.json: empty"), 4, "perfscope: " + "d/" * 400 + "t.json: empty\n"),

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+import perfscope
 from perfscope.__main__ import run
 from perfscope.analyzers import registry
 from perfscope.commands.explain import paragraphs
 from perfscope.commands.symptoms import SYMPTOMS
+from perfscope.model.errors import see
 
 DOC = """The host waits for the device.
 
@@ -106,6 +110,34 @@ def test_a_question_in_the_users_words(words: str, first: str, capsys: pytest.Ca
     shown = capsys.readouterr().out
     assert shown.splitlines()[0] == first
     assert "\nRun: perfscope " in shown
+
+
+def questions_in_messages() -> set[str]:
+    """Questions that messages of perfscope end with."""
+    calls = (
+        node
+        for file in Path(perfscope.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "see"
+    )
+    return {node.args[0].value if isinstance(node.args[0], ast.Constant) else "nothing was captured" for node in calls}
+
+
+def test_a_message_ends_with_a_question_that_is_answered(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = questions_in_messages()
+    assert {"no steps found", "nothing was captured", "out of memory", "recording too large"} <= asked
+    for words in sorted(asked):
+        assert run(["explain", words]) == 0
+        first = capsys.readouterr().out.partition("\n")[0].lower()
+        assert all(word in first for word in words.split() if word != "was"), words
+    assert see("no steps found") == ' (`perfscope explain "no steps found"`)'
+
+
+def test_a_question_about_perfscope_has_an_answer_and_no_fix(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["explain", "can", "I", "add", "up", "savings"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "Can I add up the savings of several findings?"
+    assert lines[1].startswith("Answer: No. Each is an upper bound by itself")
 
 
 def test_a_question_that_no_page_answers(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, TypeVar
 
-from perfscope.model.errors import DataError
+from perfscope.model.errors import DataError, see
 from perfscope.model.files import json_bytes
 
 RUN_SCHEMA = "perfscope.run/1"
@@ -38,6 +38,9 @@ FAILURES_FILE = "failures.txt"
 
 MOST_BYTES = 64 << 20
 """A manifest of 4096 ranks with 10,000 step times each stays below; perfscope never writes a larger file."""
+
+OUT_OF_MEMORY = ("MemoryError", "OutOfMemoryError")
+"""Types of the error with which a program ends if memory runs out; the run has the type before the message."""
 
 RunState = Literal["running", "finished", "interrupted", "killed"]
 """``killed``: ended by a signal other than SIGINT, or perfscope itself was killed while it ran."""
@@ -281,7 +284,9 @@ def failure_of(state: str, exit_code: int | None, error: str | None) -> str | No
         return None
     if state == "killed":
         return f"the program was killed by {signal.Signals(exit_code - SIGNALLED).name}"
-    return f"the program failed with exit code {exit_code}" + (f": {error}" if error else "")
+    out_of_memory = error is not None and error.partition(":")[0] in OUT_OF_MEMORY
+    hint = see("out of memory") if out_of_memory else ""
+    return f"the program failed with exit code {exit_code}" + (f": {error}{hint}" if error else "")
 
 
 def missing_ranks(ranks: Collection[int], world_size: int | None) -> str | None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from perfscope.model.documents import run_folders
-from perfscope.model.errors import PerfscopeError
+from perfscope.model.errors import PerfscopeError, see
 from perfscope.profiler.launch.inside import profile
 
-NOTHING = "nothing was captured: is torch or jax imported, and is this kernel profiled already?"
+NOTHING = (
+    f"nothing was captured: is torch or jax imported, and is this kernel profiled already?{see('nothing was captured')}"
+)
 
 
 def load_ipython_extension(shell: Any) -> None:

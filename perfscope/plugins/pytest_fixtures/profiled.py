@@ -18,6 +18,7 @@ from perfscope.analyzers.engine import Analysis
 from perfscope.analyzers.judge import analysis_of_run
 from perfscope.analyzers.savings import step_time
 from perfscope.model.documents import run_folders
+from perfscope.model.errors import see
 from perfscope.model.finding import Finding
 from perfscope.model.severity import SEVERITIES, Severity
 from perfscope.model.units import format_bytes, format_ns
@@ -110,7 +111,10 @@ def profile_function(function: Callable[..., Any], arguments: Sequence[Any], fol
     with profile(name=getattr(function, "__name__", "function"), level=level, output=folder, quiet=True) as captured:
         function(*arguments)
     directory = captured.directory
-    assert directory is not None, "nothing was captured: this process is profiled already, or torch and jax are missing"
+    assert directory is not None, (
+        "nothing was captured: this process is profiled already, or torch and jax are missing"
+        f"{see('nothing was captured')}"
+    )
     notes = run_folders.read(directory).notes
     assert run_folders.read(directory).processes, "; ".join(notes) or "nothing was captured"
     return Profiled(directory=directory, analysis=analysis_of_run(directory))

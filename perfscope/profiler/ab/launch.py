@@ -24,7 +24,7 @@ from perfscope.model.capture import VARIABLE, CaptureOptions, Message
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.ab import Arm, Launch, Phase, RankTimes
 from perfscope.model.documents.run import Process
-from perfscope.model.errors import DataError, NotStartedError
+from perfscope.model.errors import DataError, NotStartedError, see
 from perfscope.profiler import bootstrap
 from perfscope.profiler.ab import record_child
 from perfscope.profiler.launch.program import Target, end_with_us, path_with_package
@@ -355,7 +355,7 @@ def _problem(launch: Launch, corrupt: tuple[str, ...], log: Path, timeout_s: flo
             return f"only {launch.steps_seen} steps: the first two are warm-up, so none is left to time"
         return (
             "no steps were found in it: call perfscope.step() at the end of the loop's body, "
-            "or name its annotation with --step-annotation"
+            f"or name its annotation with --step-annotation{see('no steps found')}"
         )
     return None
 

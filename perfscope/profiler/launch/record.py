@@ -18,7 +18,7 @@ from perfscope.model import environment
 from perfscope.model.capture import WAIT_S, CaptureOptions, Message
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.run import ATTACHED_FILE, FAILURES_FILE, Process, Run, RunState, failure_of, load_run
-from perfscope.model.errors import DataError, NotStartedError
+from perfscope.model.errors import DataError, NotStartedError, see
 from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize, scrub_command
 from perfscope.profiler.ab.machine import MachineCounters, Sources, counter_rates, read_counters
 from perfscope.profiler.bootstrap.sitecustomize import ERROR_FILE
@@ -353,17 +353,15 @@ def _why_nothing(directory: Path, options: CaptureOptions, *, logged: bool, fail
         if options.alone:
             return (
                 "nothing was captured: the first process did not import torch or jax, and --no-follow excludes the "
-                "processes that it starts"
+                f"processes that it starts{see('nothing was captured')}"
             )
         return (
             "nothing was captured: no Python process that perfscope follows imported torch or jax. With `perfscope "
-            "run --follow` every process that the program starts is followed"
+            f"run --follow` every process that the program starts is followed{see('nothing was captured')}"
         )
     if options.step_annotation is not None:
-        return f"{what}: no annotation named {options.step_annotation!r} was seen"
+        return f"{what}: no annotation named {options.step_annotation!r} was seen{see('no steps found')}"
     return (
-        f"{what}: no steps were found (perfscope.step(), prof.step(), an annotation named like a step, an optimizer's "
-        f"step, calls of a jitted or compiled function or of a model; {first_step(options)} go by before the first "
-        "capture). Call perfscope.step() at the end of the loop's body, name its annotation with --step-annotation, or "
-        "take the whole program with --whole"
+        f"{what}: no steps were found; the first {first_step(options)} are never captured. Call perfscope.step() at "
+        f"the end of the loop's body, or take the whole program with --whole{see('no steps found')}"
     )

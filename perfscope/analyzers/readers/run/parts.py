@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.run import Process, Run
+from perfscope.model.errors import see
 from perfscope.model.trace import Trace
 
 FORMAT = "run"
@@ -94,4 +95,5 @@ def why_nothing_captured(run: Run) -> str:
         return "nothing was captured yet: the run is in progress, and none of its passes has ended"
     reasons = [capture.reason for process in run.processes for capture in process.captures if capture.reason]
     why = (reasons or list(run.notes) or ["the program ended before a step was complete"])[0]
-    return why if why.startswith("nothing was captured") else f"nothing was captured: {why}"
+    begin = "nothing was captured"
+    return why if why.startswith(begin) else f"{begin}: {why}{see(begin)}"
