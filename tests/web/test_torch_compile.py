@@ -55,6 +55,41 @@ def test_every_record_is_in_a_row(tmp_path: Path) -> None:
     assert "rank" not in graph  # of one process there is no such column
 
 
+def test_the_page_says_why_torch_compiled_again(tmp_path: Path) -> None:
+    held = _log()
+    held = replace(held, phases=(*held.phases, phase("_compile.compile_inner", 5, 7, "0/1")))
+    view = view_of("compile", [log_trace(held)], tmp_path)
+    (row,) = view["again"]
+    assert (row["why"], row["values"], row["count"]) == ("The size of x in dimension 0 changes.", ["4", "8"], 2)
+    assert "mark_dynamic(x, 0)" in row["fix"]
+    assert row["ns"] == _rows(view, "compile_recompilations")[0]["time_ns"] == 2 * SECOND
+    (broken,) = view["broken"]
+    assert broken["count"] == 3
+    assert "\x1b" not in broken["why"]
+    assert view["said"][0].startswith("torch.compile: 1 graph")
+
+
+def test_the_page_says_why_jax_compiled_again(tmp_path: Path) -> None:
+    """Two lengths after the first: one row with the sum of their times; a function compiled once has none."""
+    events = []
+    for number, size in enumerate((8, 16, 32)):
+        reason = f"different input types: * at x, now f32[{size}] and before f32[8]" if number else None
+        kind = "retrace" if number else "first_trace"
+        events.append(CompileEvent(kind=kind, end_ns=100 * number, step=number, function="step", reason=reason))  # type: ignore[arg-type]
+        events += [
+            CompileEvent(kind="compile", end_ns=100 * number + 50, duration_ns=40, step=number, function="jit(step)",
+                         file="train.py", line=7)
+        ]  # fmt: skip
+    events.append(CompileEvent(kind="compile", end_ns=900, duration_ns=40, step=2, function="jit(once)"))
+    trace = replace(TraceBuilder(recorded=frozenset({"compile_events"})).build(), compile_events=tuple(events))
+    view = view_of("compile", [trace], tmp_path)
+    (row,) = view["again"]
+    assert (row["function"], row["line"], row["count"], row["ns"]) == ("step", "train.py:7", 2, 80)
+    assert row["why"] == "The shape of x changes."
+    assert row["values"] == ["f32[8]", "f32[16]", "f32[32]"]
+    assert row["fix"].startswith("Allocate x once")
+
+
 def test_stages_of_a_frame_sum_to_its_time(tmp_path: Path) -> None:
     (bar,) = view_of("compile", [log_trace(_log())], tmp_path)["bars"]
     assert bar["ns"] == 4 * SECOND == sum(bar["stages"].values())

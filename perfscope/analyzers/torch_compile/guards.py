@@ -27,7 +27,12 @@ _LENGTH = re.compile(r"len\((?P<source>.{1,300}?)\)")
 _EQUAL = re.compile(r"^(?P<source>[\w.\[\]'\"]{1,300}) (?:==|is) (?P<value>.{1,80}?)(?: \(HINT.*)?$")
 _NUMBER = re.compile(r"-?(?:\d[\d_]*(?:\.\d*)?(?:e[+-]?\d+)?|inf|nan)$")
 _WHOLE = re.compile(r"==\s*(?P<right>\d+)\b|\b(?P<left>\d+)\s*==")
+_STACK = "___stack"
+"""Start of the names of values that a graph break passes to the next graph."""
+_SUBMODULE = re.compile(r"\._modules\[['\"](?P<at>\w{1,100})['\"]\]")
 _LOCAL = re.compile(r"^[LG]\[['\"](?P<name>\w+)['\"]\]")
+
+_LEARNING_RATE = re.compile(r".{0,200}param_groups\[\d{1,6}\]\[['\"]lr['\"]\]")
 
 FIXES: dict[GuardKind, str] = {
     "number": "Pass {source} as a tensor (torch.tensor({source}, device=...)): a Python number that changes is part "
@@ -55,6 +60,17 @@ OTHER_FIX = (
 )
 
 
+HANDED_ON_FIX = (
+    "Keep the value on the device: the number was read where a graph ends in this function (`.item()`, `float()`). "
+    "The graph after it is compiled for that number."
+)
+
+LEARNING_RATE_FIX = (
+    "Make the learning rate a tensor where the optimizer is made: lr=torch.tensor({value}). A scheduler then changes "
+    "its value in place, and nothing is compiled again."
+)
+
+
 class Guard(Struct, frozen=True, kw_only=True):
     """One guard. Values are text as torch wrote it; the model of the log excludes string values."""
 
@@ -76,6 +92,8 @@ class Guard(Struct, frozen=True, kw_only=True):
         """Return the subject of the guard in the program's words, without values."""
         if self.kind == "size":
             return f"the size of {self.source} in dimension {self.dimension}"
+        if self.kind == "number" and (self.source or "").startswith(_STACK):
+            return f"the number that the graph break hands on ({self.source})"
         words = {
             "number": f"the number {self.source}",
             "identity": f"the identity of {self.source}",
@@ -87,6 +105,11 @@ class Guard(Struct, frozen=True, kw_only=True):
             "global_state": "global state",
         }
         return words.get(self.kind, "a guard")
+
+    def changes(self) -> str:
+        """Return a sentence: what differs from the call for which the program was compiled."""
+        subject = self.in_words() if self.kind != "other" else "The guarded value"
+        return f"{subject[:1].upper()}{subject[1:]} changes."
 
 
 def parse_guard(text: str) -> Guard:
@@ -116,9 +139,10 @@ def parse_guard(text: str) -> Guard:
 
 
 def plain_source(source: str) -> str:
-    """Return ``x`` for ``L['x']``, ``self.k`` for ``L['self'].k``."""
+    """Return ``x`` for ``L['x']``, ``self.k`` for ``L['self'].k``, ``m.blocks[0]`` for its path in ``_modules``."""
     named = _LOCAL.match(source)
-    return source if named is None else named["name"] + source[named.end() :]
+    text = source if named is None else named["name"] + source[named.end() :]
+    return _SUBMODULE.sub(lambda found: f"[{found['at']}]" if found["at"].isdecimal() else f".{found['at']}", text)
 
 
 def _of_state(text: str) -> Guard | None:
@@ -150,3 +174,14 @@ def _of_value(text: str) -> Guard | None:
         return Guard(kind="training", text=text, source=source, expected=value)
     kind: GuardKind = "number" if _NUMBER.match(value) or value in ("True", "False") else "other"
     return Guard(kind=kind, text=text, source=source, expected=value)
+
+
+def fix_of(guard: Guard | None) -> str:
+    """Return the advice for a failed guard."""
+    if guard is None or guard.kind not in FIXES:
+        return OTHER_FIX
+    if guard.kind == "number" and guard.source is not None and _LEARNING_RATE.fullmatch(guard.source):
+        return LEARNING_RATE_FIX.format(value=guard.expected or "rate")
+    if guard.kind == "number" and guard.source is not None and guard.source.startswith(_STACK):
+        return HANDED_ON_FIX
+    return FIXES[guard.kind].format(source=guard.source, dimension=guard.dimension)

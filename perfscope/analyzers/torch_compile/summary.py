@@ -102,6 +102,12 @@ class RecompileSummary(Struct, frozen=True, kw_only=True):
     """Values in the guard, in order, without repeats; at most ``MOST_VALUES``."""
     count: int
     """Recompilations."""
+    cause: str = ""
+    """What changed between the calls, as a sentence; empty if the log has no guard."""
+    fix: str = ""
+    """What avoids these recompilations."""
+    time_ns: int | None = None
+    """Time of these recompilations, moments once; ``None`` if unknown."""
 
 
 class KernelSummary(Struct, frozen=True, kw_only=True):
@@ -156,9 +162,9 @@ def break_rows(trace: Trace, log: CompileLog) -> tuple[BreakSummary, ...]:
     return tuple(sorted(rows, key=lambda row: (not row.whole_frame, -row.count)))
 
 
-def recompile_rows(log: CompileLog) -> tuple[RecompileSummary, ...]:
+def recompile_rows(trace: Trace, log: CompileLog) -> tuple[RecompileSummary, ...]:
     """Return rows by frame and subject of the guard, with its values in order."""
-    from perfscope.analyzers.torch_compile.guards import parse_guard
+    from perfscope.analyzers.torch_compile.guards import fix_of, parse_guard
 
     groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
     guards = [parse_guard(recompile.reasons[0]) if recompile.reasons else None for recompile in log.recompiles]
@@ -173,6 +179,11 @@ def recompile_rows(log: CompileLog) -> tuple[RecompileSummary, ...]:
         first = log.recompiles[members[0]]
         said = [guard for index in members if (guard := guards[index]) is not None]
         values = [value for guard in said for value in (guard.expected, guard.actual) if value is not None]
+        compiles = [
+            compilation
+            for index in members
+            if (compilation := compilation_of(trace, log.recompiles[index].compile_id, log.recompiles[index].time_ns))
+        ]
         rows.append(
             RecompileSummary(
                 function=plain_function(first.function),
@@ -183,6 +194,9 @@ def recompile_rows(log: CompileLog) -> tuple[RecompileSummary, ...]:
                 ),
                 values=tuple(dict.fromkeys(values))[:MOST_VALUES],
                 count=len(members),
+                cause=said[0].changes() if said else "",
+                fix=fix_of(said[0]) if said else "",
+                time_ns=compile_spans(trace, compiles).total() or None,
             )
         )
     return tuple(sorted(rows, key=lambda row: -row.count))
@@ -338,7 +352,7 @@ def compile_summary(trace: Trace) -> CompileSummary | None:
         stages_ns=times.stages_ns,
         frames=frames,
         break_rows=rows,
-        recompile_rows=recompile_rows(log),
+        recompile_rows=recompile_rows(trace, log),
         kernels=kernel_rows(log.kernels, trace.fact(compiled_kernel_times)),
         unowned_ns=times.total_ns - sum(frame.time_ns for frame in frames),
         corrupt=log.corrupt,

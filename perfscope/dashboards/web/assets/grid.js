@@ -16,7 +16,7 @@
     while (parts.length && held.length + parts[parts.length - 1].length < LINE_CHARS - 2) held = `${parts.pop()}/${held}`;
     return parts.length ? `…/${held}` : held;
   };
-  functions.psCount = (value) => (absent(value) ? "" : grouped.format(value));
+  functions.psCount = (value) => (absent(value) ? "" : typeof value === "string" ? value : grouped.format(value));
   // 989400000000000 is "989 T": decimal prefixes, for FLOPs and bytes per second.
   const compact = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
   functions.psNumber = (value) => {

@@ -142,6 +142,11 @@ def _color(trace: Any) -> str:
     return str(held.get("fillcolor") or held.get("marker", {}).get("color") or held.get("line", {}).get("color"))
 
 
+def with_code(text: str) -> list[Any]:
+    """A text with its parts in backticks as code."""
+    return [html.Code(part) if number % 2 else part for number, part in enumerate(text.split("`")) if part]
+
+
 def _legend(colors: Mapping[str, str]) -> Any:
     """Names with their colours."""
     entries = [

@@ -1,14 +1,14 @@
-"""Compile: compile time by frame and stage, graph breaks, recompilations, graphs, kernels, programs; the cards."""
+"""Compile: why it compiled again, what ended the graphs, compile time by frame and stage, tables and programs."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from dash import html
+from dash import dcc, html
 
 from perfscope.dashboards.web.pages import Asked
 from perfscope.dashboards.web.pages._grid import grid
-from perfscope.dashboards.web.pages._parts import bars, chosen, tabs
+from perfscope.dashboards.web.pages._parts import bars, chosen, tabs, with_code
 from perfscope.dashboards.web.ui import Fragment
 from perfscope.model.units import format_ns
 
@@ -31,21 +31,94 @@ COLORS = ("#3f7fd6", "#e0892b", "#2a9d8f", "#9465c2", "#d4526e", "#c6b132", "#a7
 
 
 def layout(asked: Asked, view: dict[str, Any]) -> Any:
-    """The page: bars, one table at a time, and the cards of the report."""
+    """The page: reasons first, then times, one table at a time, and the cards of the report."""
     names = {name: f"{table['title']} ({_many(table)})" for name, table in view["tables"].items()}
     cards = [Fragment(html=view["html"])] if view["html"] else []
+    if view["report"]:
+        cards.append(html.Details([html.Summary("torch.compile as in the report"), Fragment(html=view["report"])]))
     heading = html.H1(TITLE, className="ps-title")
     if not names:
         return [heading, *(cards or [html.P(NOTHING, className="ps-card")])]
     kind = chosen(asked, "kind", names)
     return [
         heading,
+        *(html.P(f"{text[:1].upper()}{text[1:]}.", className="ps-note") for text in view["said"]),
+        *_again(asked, view),
+        *_broken(asked, view),
         *_bars(view),
         tabs(asked, "kind", names, kind, label="tables"),
         html.P(view["tables"][kind]["doc"], className="ps-soft ps-note"),
         grid("compile", view["tables"][kind], asked, table=kind, links=LINKS.get(kind)),
         *cards,
     ]
+
+
+def _again(asked: Asked, view: dict[str, Any]) -> list[Any]:
+    """Why functions were compiled again, the longest first."""
+    if not view["logged"]:
+        return []
+    whose = "" if view["explained"] is None else f"Those of rank {view['explained']}, which took longest."
+    rows = [
+        _reason(
+            [html.Code(row["function"]), f" {row['line']}"],
+            f"{row['count']:,}x" + ("" if row["ns"] is None else f", {format_ns(row['ns'])}"),
+            [
+                row["why"],
+                *_values(row["values"]),
+                *([f" Needed at {row['needed']}."] if row["needed"] and row["needed"] != row["line"] else []),
+            ],
+            row["fix"],
+            row["guard"],
+        )
+        for row in view["again"]
+    ]
+    nothing = [] if rows else [html.P("Nothing was compiled again.")]
+    return [_reasons(asked, "Why it compiled again", whose, rows or nothing, view, "compile_recompilations")]
+
+
+def _values(values: list[str]) -> list[Any]:
+    """The values that a program was compiled for; torch logs one value of an object's attribute."""
+    if not values:
+        return []
+    return [" It was compiled for " if len(values) == 1 else " Values: ", html.Code(", ".join(values)), "."]
+
+
+def _broken(asked: Asked, view: dict[str, Any]) -> list[Any]:
+    """What ended the graphs, by line."""
+    rows = [
+        _reason(
+            [html.Code(row["line"]), f" {row['code']}"],
+            f"{row['count']:,}x" + (", whole frame left to eager mode" if row["whole"] else ""),
+            [row["why"]],
+            row["fix"],
+            "",
+        )
+        for row in view["broken"]
+    ]
+    return [_reasons(asked, "What ended the graphs", "", rows, view, "compile_breaks")] if rows else []
+
+
+def _reasons(asked: Asked, title: str, words: str, rows: list[Any], view: dict[str, Any], table: str) -> Any:
+    """A card of reasons; those that only the table has are counted, with a link to it."""
+    held = view["tables"].get(table)
+    more = 0 if held is None else len(held["rows"]) + held["left"] - len(rows)
+    left = [dcc.Link(f"and {more:,} more", href=asked.link("compile", kind=table))] if more > 0 else []
+    note = [html.P(words, className="ps-soft ps-note")] if words else []
+    return html.Section(
+        [html.Div([html.H2(title), *left], className="ps-over-head"), *note, *rows], className="ps-card ps-reasons"
+    )
+
+
+def _reason(name: list[Any], often: str, why: list[Any], fix: str, guard: str) -> Any:
+    return html.Div(
+        [
+            html.Div([html.Span(name), html.Span(often, className="ps-soft")], className="ps-bar-said"),
+            html.P(why),
+            *([html.P([html.B("Fix: "), *with_code(fix)])] if fix else []),
+            *([html.Details([html.Summary("in the compiler's words"), html.Code(guard)])] if guard else []),
+        ],
+        className="ps-reason",
+    )
 
 
 def _many(table: dict[str, Any]) -> str:

@@ -111,18 +111,6 @@ MOST_SIZES_SHOWN = 8
 
 MOST_VALUES_SHOWN = 3
 
-_LEARNING_RATE = re.compile(r".{0,200}param_groups\[\d{1,6}\]\[['\"]lr['\"]\]")
-
-HANDED_ON_FIX = (
-    "Keep the value on the device: the number was read where a graph ends in this function (`.item()`, `float()`). "
-    "The graph after it is compiled for that number."
-)
-
-LEARNING_RATE_FIX = (
-    "Make the learning rate a tensor where the optimizer is made: lr=torch.tensor({value}). A scheduler then changes "
-    "its value in place, and nothing is compiled again."
-)
-
 _OF_WHICH = re.compile(r"^\d+/\d+: ")
 """Prefix of a reason: the compilation whose guard failed."""
 
@@ -290,6 +278,8 @@ def recompilation_findings(trace: Trace, *, churn: bool) -> Iterator[Finding]:
 
 
 def _of_guards(trace: Trace, again: Again) -> Finding:
+    from perfscope.analyzers.torch_compile.guards import fix_of
+
     function = again.frame.function
     guards = _about_most(row.guard for row in again.rows)
     guard = guards[0] if guards else None
@@ -306,7 +296,7 @@ def _of_guards(trace: Trace, again: Again) -> Finding:
         subject=f"recompilation of {function}",
         title=fit_title(f"{function} is compiled {_times(len(again.rows))}", function),
         why=why,
-        advice=_fix(guard),
+        advice=fix_of(guard),
     )
 
 
@@ -383,18 +373,6 @@ def _severity(trace: Trace, again: Again) -> Severity:
     return severity_of(again.spans.total(), compile_spans(trace, log.compiles).total() if log is not None else 0)
 
 
-def _fix(guard: Guard | None) -> str:
-    from perfscope.analyzers.torch_compile.guards import FIXES, OTHER_FIX
-
-    if guard is None or guard.kind not in FIXES:
-        return OTHER_FIX
-    if guard.kind == "number" and guard.source is not None and _LEARNING_RATE.fullmatch(guard.source):
-        return LEARNING_RATE_FIX.format(value=guard.expected or "rate")
-    if guard.kind == "number" and guard.source is not None and guard.source.startswith("___stack"):
-        return HANDED_ON_FIX
-    return FIXES[guard.kind].format(source=guard.source, dimension=guard.dimension)
-
-
 def planned_again_findings(trace: Trace, *, churn: bool) -> Iterator[Finding]:
     """Yield one finding per frame that a program itself compiles again at least ``MIN_RECOMPILATIONS`` times.
 
@@ -417,6 +395,8 @@ def planned_again_findings(trace: Trace, *, churn: bool) -> Iterator[Finding]:
 
 
 def _planned_finding(rows: Sequence[Recompile], guards: Sequence[Guard]) -> Finding:
+    from perfscope.analyzers.torch_compile.guards import fix_of
+
     guard, sizes = guards[0] if guards else None, _sizes(guards)
     place, function = rows[0].place, plain_function(rows[0].function)
     if guard is None:
@@ -433,7 +413,7 @@ def _planned_finding(rows: Sequence[Recompile], guards: Sequence[Guard]) -> Find
         basis="structural",
         where=Where() if place is None else Where(file=place.file, line=place.line),
         evidence=tuple({"guard": one_line(guard.text), "is_about": guard.in_words()} for guard in guards[:MAX_ROWS]),
-        advice=_fix(guard),
+        advice=fix_of(guard),
     )
 
 
