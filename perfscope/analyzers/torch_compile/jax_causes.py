@@ -120,7 +120,7 @@ def reason_words(again: CompiledAgain) -> str:
 
 
 def fix_words(again: CompiledAgain) -> str:
-    """Return what avoids the new compilations."""
+    """Return the advice that avoids the new compilations."""
     grows = growing_dimension(again.of_cause) if again.cause == "shape" else None
     text = _PREALLOCATE if grows else _FIX[again.cause]
     names = arguments(again)

@@ -103,9 +103,9 @@ class RecompileSummary(Struct, frozen=True, kw_only=True):
     count: int
     """Recompilations."""
     cause: str = ""
-    """What changed between the calls, as a sentence; empty if the log has no guard."""
+    """Sentence on the change between the calls; empty if the log has no guard."""
     fix: str = ""
-    """What avoids these recompilations."""
+    """Advice that avoids these recompilations."""
     time_ns: int | None = None
     """Time of these recompilations, moments once; ``None`` if unknown."""
 

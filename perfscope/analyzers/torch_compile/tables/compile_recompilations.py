@@ -35,9 +35,9 @@ RESULT: ResultTable[RecompileSummary] = ResultTable(
         ),
         Column("count", int, "count", "recompilations", title="times"),
         Column("time_ns", int | None, "ns", "time of these recompilations, moments once", title="time"),
-        Column("cause", str, "text", "what changed between the calls", "key"),
+        Column("cause", str, "text", "change between the calls", "key"),
         Column("values", tuple[str, ...], "code", "the values, in order, without repeats"),
-        Column("fix", str, "text", "what avoids it"),
+        Column("fix", str, "text", "advice that avoids it"),
         Column(
             "guard",
             str,

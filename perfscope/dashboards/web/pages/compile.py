@@ -1,4 +1,4 @@
-"""Compile: why it compiled again, what ended the graphs, compile time by frame and stage, tables and programs."""
+"""Compile: why it compiled again, why graphs end, compile time by frame and stage, tables and programs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _again(asked: Asked, view: dict[str, Any]) -> list[Any]:
     """Why functions were compiled again, the longest first."""
     if not view["logged"]:
         return []
-    whose = "" if view["explained"] is None else f"Those of rank {view['explained']}, which took longest."
+    whose = "" if view["explained"] is None else f"Recompilations of rank {view['explained']}, which took longest."
     rows = [
         _reason(
             [html.Code(row["function"]), f" {row['line']}"],
@@ -84,7 +84,7 @@ def _values(values: list[str]) -> list[Any]:
 
 
 def _broken(asked: Asked, view: dict[str, Any]) -> list[Any]:
-    """What ended the graphs, by line."""
+    """Reasons of graph breaks by line."""
     rows = [
         _reason(
             [html.Code(row["line"]), f" {row['code']}"],
@@ -95,7 +95,7 @@ def _broken(asked: Asked, view: dict[str, Any]) -> list[Any]:
         )
         for row in view["broken"]
     ]
-    return [_reasons(asked, "What ended the graphs", "", rows, view, "compile_breaks")] if rows else []
+    return [_reasons(asked, "Graph breaks: why the graphs end", "", rows, view, "compile_breaks")] if rows else []
 
 
 def _reasons(asked: Asked, title: str, words: str, rows: list[Any], view: dict[str, Any], table: str) -> Any:
