@@ -7,7 +7,6 @@ python benchmarks/compare_aa.py simulate                           launches that
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -42,7 +41,7 @@ def record(file: Path, count: int, module: Sequence[str]) -> None:
             target, here, arm="base", phase="measure", pair=number // 2, slot=number % 2, log=file.with_suffix(".log")
         )
         with file.open("a") as stream:
-            stream.write(json.dumps(dataclasses.asdict(launch)) + "\n")
+            stream.write(json.dumps(msgspec.to_builtins(launch)) + "\n")
         print(number + 1, launch.problem or f"{launch.seconds:.1f} s", flush=True)
 
 

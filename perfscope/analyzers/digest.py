@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -125,7 +125,7 @@ def reduce_programs(trace: Trace) -> ReducedPrograms:
 
 def _without_instructions(module: HloModule) -> HloModule:
     """Return the module with its name and file but without instructions."""
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         module, computations={}, buffer_assignment=None, aliases=(), donors=(), fusion_refusals={}, thunks=None
     )
 

@@ -6,12 +6,12 @@ comparisons read; a single task keeps all its tables. `readers.load` has the oth
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
@@ -109,7 +109,7 @@ class JudgeTask(Struct, frozen=True, kw_only=True):
             from perfscope.analyzers.hlo import judged_for
 
             trace = judged_for(trace, self.device)
-        return examine(part_of(dataclasses.replace(trace, topology=self.topology), self.selection), rules)
+        return examine(part_of(msgspec.structs.replace(trace, topology=self.topology), self.selection), rules)
 
 
 Executor = Callable[[JudgeTask, Sequence[Task]], Iterator[tuple[int, TaskResult | LostTask]]]

@@ -8,11 +8,11 @@ so every step has the same account as in the whole recording.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
@@ -129,8 +129,8 @@ def part_of(trace: Trace, selection: Selection) -> Trace:
         raise DataError(f"{trace.source.path}: nothing was recorded in {_stretch(trace, chosen)}")
     part = Part(start_ns=chosen.low, end_ns=chosen.high, origin_ns=trace.span_ns()[0],
                 facts=_facts_of_part(trace, chosen))  # fmt: skip
-    source = dataclasses.replace(trace.source, part=_in_words(trace, chosen))
-    return dataclasses.replace(trace, rows=rows, part=part, source=source)
+    source = msgspec.structs.replace(trace.source, part=_in_words(trace, chosen))
+    return msgspec.structs.replace(trace, rows=rows, part=part, source=source)
 
 
 class _Chosen(Struct, frozen=True, kw_only=True):

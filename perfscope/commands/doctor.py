@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,8 +32,10 @@ def doctor(*, as_json: bool, tests_itself: bool) -> int:
 
     found = examine()
     if as_json:
-        report = {"schema": SCHEMA, "captures": found.captures, "checks": [asdict(check) for check in found.machine]}
-        added = {key: [asdict(check) for check in checks] for key, (_, checks) in found.plugins.items()}
+        from msgspec import to_builtins
+
+        report = {"schema": SCHEMA, "captures": found.captures, "checks": to_builtins(found.machine)}
+        added = {key: to_builtins(checks) for key, (_, checks) in found.plugins.items()}
         click.echo(json.dumps(report | added, indent=1))
         return 0
     click.echo("captures")
@@ -49,7 +50,9 @@ def doctor(*, as_json: bool, tests_itself: bool) -> int:
 def _self_test(*, as_json: bool) -> int:
     checks = run_self_test()
     if as_json:
-        click.echo(json.dumps({"schema": SCHEMA, "self_test": [asdict(check) for check in checks]}, indent=1))
+        from msgspec import to_builtins
+
+        click.echo(json.dumps({"schema": SCHEMA, "self_test": to_builtins(checks)}, indent=1))
     else:
         _show("self-test", checks, red=True)
     return int(any(check.status == "problem" for check in checks))

@@ -9,9 +9,8 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 
 import click
 
@@ -30,11 +29,11 @@ if TYPE_CHECKING:
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
-@dataclass(slots=True)
 class Flags:
     """Options of the command line that ``main()`` needs when a command fails."""
 
-    verbose: bool = False
+    def __init__(self) -> None:
+        self.verbose = False
 
 
 def _remember_verbose(context: click.Context, _: click.Parameter, value: bool) -> bool:
@@ -98,8 +97,7 @@ def records(plugin: Plugin, key: str) -> Callable[[click.Context, click.Paramete
     return remember
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sides:
+class Sides(NamedTuple):
     """Paths of the two sides of a comparison, and remarks on how they were found."""
 
     base: str

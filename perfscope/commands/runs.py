@@ -77,7 +77,7 @@ def runs(
 ) -> None:
     """List the runs in this folder, the newest first; name or remove some."""
     from perfscope.model.documents import run_folders
-    from perfscope.model.documents.run_list import row_of
+    from perfscope.model.documents.run_list import list_runs, row_of
 
     if keep is not None or deleted or tagged or untagged:
         removed = _change(folder, keep, deleted, tagged, untagged)
@@ -87,7 +87,7 @@ def runs(
             left = len(run_folders.kept_directories(folder))
             click.echo(f"removed {len(removed)} run{'' if len(removed) == 1 else 's'} from {folder}, kept {left}")
         return
-    rows = [row_of(listed_run) for listed_run in run_folders.list_runs(folder)]
+    rows = [row_of(listed_run) for listed_run in list_runs(folder)]
     if as_json:
         click.echo(json.dumps(rows, indent=1))
     elif not rows:

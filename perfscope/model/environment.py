@@ -7,10 +7,11 @@ import os
 import platform
 import shutil
 import subprocess
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
+
+from msgspec import Struct
 
 PACKAGES = (
     "accelerate",
@@ -42,8 +43,7 @@ SECONDS = 5.0
 _SMI_FIELDS = ("name", "driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem", "power.limit")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class Gpu(Struct, frozen=True, kw_only=True):
     """One device as the driver's tool shows it; texts carry their units."""
 
     name: str
@@ -124,8 +124,7 @@ def ask(*command: str) -> str | None:
 Status = Literal["ok", "absent", "problem"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class Check(Struct, frozen=True, kw_only=True):
     """One thing that `perfscope doctor` looked at. ``absent``: not there, and fine; ``problem``: something to do."""
 
     name: str

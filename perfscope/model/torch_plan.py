@@ -7,7 +7,8 @@ FLOPs are exact properties of the plan. It has no measurements and no times.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from perfscope.model.compile_log import GraphBreak
 from perfscope.model.documents.torch_plan import (
@@ -25,8 +26,7 @@ from perfscope.model.documents.torch_plan import (
 from perfscope.model.op_graph import OpGraph
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanTotals:
+class PlanTotals(Struct, frozen=True, kw_only=True):
     """Counts of one step of a plan, each graph as often as the step runs it. Exact, so two plans can be compared."""
 
     graphs: int
@@ -54,8 +54,7 @@ class PlanTotals:
         return self.read_bytes + self.written_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedPlan:
+class LoadedPlan(Struct, frozen=True, kw_only=True):
     """A plan as read, with the ops next to it. ``None``: not kept, or corrupt (the source has the reason)."""
 
     plan: TorchPlan
@@ -108,8 +107,7 @@ EXCLUDED_FROM_PEAK = (
 """Properties that every planned peak excludes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CategoryRow:
+class CategoryRow(Struct, frozen=True, kw_only=True):
     """Memory of one category at the peak."""
 
     category: MemoryOwner

@@ -9,12 +9,13 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from perfscope.model.documents.run import RUN_FILE
 from perfscope.model.documents.run_folders import RUNS_FOLDER
@@ -74,8 +75,7 @@ print("\\n" + json.dumps(found))
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Examined:
+class Examined(Struct, frozen=True, kw_only=True):
     """Result of one check."""
 
     captures: dict[str, str | None]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 
 from perfscope.model.documents.bounded_json import Count, Number, Texts, Value
 from perfscope.profiler.source_files import SourceFiles
@@ -52,8 +52,7 @@ class Op(Value, frozen=True, kw_only=True):
     """Sum of the absolute values. ``None``: not finite."""
 
 
-@dataclass(slots=True)
-class Trail:
+class Trail(Struct):
     """Ops and layers of a forward in order, with the work done up to each."""
 
     layers: list[Layer] = field(default_factory=list)

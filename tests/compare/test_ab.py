@@ -9,11 +9,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from perfscope.analyzers.compare.ab.environment import Environment, environment_of
 from perfscope.analyzers.compare.ab.judge import AbJudge

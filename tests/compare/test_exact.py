@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from perfscope.analyzers.compare.programs.pairs import fingerprint
 from perfscope.analyzers.compare.runs.measures import Measure, measures

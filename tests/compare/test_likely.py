@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -118,7 +117,7 @@ def test_more_calls_of_a_faster_step_are_a_note_in_every_format() -> None:
 
 
 def test_other_frameworks_are_refused_with_what_can_be_compared() -> None:
-    jax = dataclasses.replace(gpu_run(), recorded=gpu_run().recorded | {"hlo"})
+    jax = msgspec.structs.replace(gpu_run(), recorded=gpu_run().recorded | {"hlo"})
     with pytest.raises(UsageError, match="compare step time, causes and memory") as refused:
         compare([gpu_run()], [jax])
     assert "\n" not in str(refused.value)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec import structs
+from msgspec.structs import replace
 
 from perfscope.analyzers.compare.programs.exchange import plan_exchanges
 from perfscope.analyzers.compare.programs.gates import program_gate
@@ -401,9 +400,7 @@ def moved_lines(held: LoadedPlan, by: int) -> LoadedPlan:
     """The plan of the same code further down, its kernels named otherwise."""
 
     def moved(one: PlannedKernel) -> PlannedKernel:
-        return replace(
-            one, name=f"{one.name}9", places=tuple(structs.replace(at, line=at.line + by) for at in one.places)
-        )
+        return replace(one, name=f"{one.name}9", places=tuple(replace(at, line=at.line + by) for at in one.places))
 
     files = {at.file for graph in held.plan.graphs for one in graph.kernels for at in one.places}
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -85,7 +85,7 @@ class TestAFusionThatIsLost:
         assert (row.count, row.head_names) == (1, ("ka4", "kb4"))
 
     def test_xlas_reason(self) -> None:
-        head = dataclasses.replace(split_program(), fusion_refusals={"ka0": "the consumer is not fusible"})
+        head = msgspec.structs.replace(split_program(), fusion_refusals={"ka0": "the consumer is not fusible"})
         assert "XLA: the consumer is not fusible" in only_row(program_change(fused_program(), head)).said
 
     def test_the_line_that_was_changed_although_nothing_of_it_is_left(self) -> None:
@@ -111,9 +111,11 @@ def apart_behind_a_barrier() -> HloModule:
     text = split_program()
     moved = {}
     for name, computation in text.computations.items():
-        lines = tuple(dataclasses.replace(one, line=12) if one.line == 11 else one for one in computation.instructions)
-        moved[name] = dataclasses.replace(computation, instructions=lines, by_name={one.name: one for one in lines})
-    return dataclasses.replace(text, computations=moved)
+        lines = tuple(
+            msgspec.structs.replace(one, line=12) if one.line == 11 else one for one in computation.instructions
+        )
+        moved[name] = msgspec.structs.replace(computation, instructions=lines, by_name={one.name: one for one in lines})
+    return msgspec.structs.replace(text, computations=moved)
 
 
 class TestCollectives:
@@ -243,8 +245,8 @@ class TestWhatXlaMade:
 
 def traced(module: HloModule, target: str | None = None) -> Trace:
     trace = hlo_trace(module)
-    trace = dataclasses.replace(trace, source=dataclasses.replace(trace.source, programs=1))
-    return dataclasses.replace(trace, target=None if target is None else parse_target(target))
+    trace = msgspec.structs.replace(trace, source=msgspec.structs.replace(trace.source, programs=1))
+    return msgspec.structs.replace(trace, target=None if target is None else parse_target(target))
 
 
 def compared(base: HloModule, head: HloModule, *targets: str) -> Comparison:

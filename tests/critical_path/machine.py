@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import msgspec
 from hypothesis import strategies as st
 
 from perfscope.model.trace import CallKind, Trace
@@ -130,7 +131,7 @@ def run_job(
     for rank, builder in enumerate(builders):
         builder.step(1, shift * rank, shift * rank + times[rank])
     return [
-        replace(trace, source=replace(trace.source, world_size=len(ranks)))
+        msgspec.structs.replace(trace, source=msgspec.structs.replace(trace.source, world_size=len(ranks)))
         for trace in map(TraceBuilder.build, builders)
     ], max(times)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from perfscope.__main__ import run
 from perfscope.analyzers.devices.topology import Network, Topology, read_topology

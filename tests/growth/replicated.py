@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal
 
 import numpy as np
+from msgspec.structs import replace
 
 from perfscope.analyzers.readers.columns import nesting_order
 from perfscope.model.trace import MISSING, Rows, Trace

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 
 from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost, module_cost
@@ -58,10 +57,11 @@ def differences(one: HloModule, other: HloModule, ignored: frozenset[str] = froz
 
 
 def _of_instruction(left: Instruction, right: Instruction, ignored: frozenset[str]) -> Iterator[str]:
-    for field in dataclasses.fields(Instruction):
-        a, b = getattr(left, field.name), getattr(right, field.name)
-        if a != b and field.compare and field.name not in ignored:
-            yield f"{left.name} ({left.opcode}) {field.name}: {a!r} {b!r}"
+    # texts have no `wraps`, and a `literal` is comparable only within its file
+    for name in Instruction.__struct_fields__:
+        a, b = getattr(left, name), getattr(right, name)
+        if a != b and name not in {"wraps", "literal", *ignored}:
+            yield f"{left.name} ({left.opcode}) {name}: {a!r} {b!r}"
 
 
 ADD = """%add (a: f32[], b: f32[]) -> f32[] {

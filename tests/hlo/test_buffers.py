@@ -5,12 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from perfscope.analyzers.hlo.buffers import assigned_memory, peak_bytes
 from perfscope.analyzers.hlo.module import (

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 
+import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -94,13 +94,13 @@ def damaged(changes: list[tuple[str, str, dict[str, object]]]) -> HloModule:
     computations = dict(MODULE.computations)
     for computation, name, change in changes:
         instructions = tuple(
-            dataclasses.replace(one, **change) if one.name == name else one
+            msgspec.structs.replace(one, **change) if one.name == name else one
             for one in computations[computation].instructions
         )
         computations[computation] = Computation(
             name=computation, instructions=instructions, by_name={one.name: one for one in instructions}
         )
-    return dataclasses.replace(MODULE, computations=computations)
+    return msgspec.structs.replace(MODULE, computations=computations)
 
 
 @given(st.lists(damage(), min_size=1, max_size=4))

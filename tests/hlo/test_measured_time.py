@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction, Shape
 from perfscope.analyzers.hlo.time import HloTime, hlo_time

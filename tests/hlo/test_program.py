@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-import dataclasses
-
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -112,7 +111,7 @@ def label(trace) -> str | None:
 
 
 def named(trace, name: str):
-    return dataclasses.replace(trace, judged_device=name)
+    return msgspec.structs.replace(trace, judged_device=name)
 
 
 def test_programs_alone_are_judged_for_an_assumed_device():
@@ -147,7 +146,7 @@ BASE = hlo_module("ENTRY %main () -> f32[] {\n  ROOT %c = f32[] constant(1)\n}",
 
 
 def module(name: str = "jit_step", source: str = "", program_id: int | None = None) -> HloModule:
-    return dataclasses.replace(BASE, name=name, source=source, program_id=program_id)
+    return msgspec.structs.replace(BASE, name=name, source=source, program_id=program_id)
 
 
 @pytest.mark.parametrize(
@@ -186,14 +185,14 @@ def test_no_two_are_alike(asked: list[tuple[str, str, int | None]]) -> None:
 
 def test_a_recording_is_one_whatever_programs_it_holds() -> None:
     recording = TraceBuilder(recorded=frozenset({"hlo", "device_work"})).build()
-    recording = dataclasses.replace(recording, hlo=(module("jit_a"), module("jit_b")))
+    recording = msgspec.structs.replace(recording, hlo=(module("jit_a"), module("jit_b")))
     assert programs_apart(recording) == (recording,)
 
 
 def test_programs_alone_are_judged_for_the_device_that_was_named() -> None:
     trace = hlo_trace(module("jit_a"), module("jit_b"))
-    trace = dataclasses.replace(trace, source=dataclasses.replace(trace.source, programs=2))
-    trace = dataclasses.replace(trace, judged_device="NVIDIA H200")
+    trace = msgspec.structs.replace(trace, source=msgspec.structs.replace(trace.source, programs=2))
+    trace = msgspec.structs.replace(trace, judged_device="NVIDIA H200")
     parts = programs_apart(trace)
     assert [[one.name for one in part.hlo] for part in parts] == [["jit_a"], ["jit_b"]]
     assert {part.judged_device for part in parts} == {"NVIDIA H200"}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from perfscope.analyzers.engine import judge
 from perfscope.analyzers.memory.categories import memory_timelines

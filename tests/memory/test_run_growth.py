@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
+from msgspec.structs import replace
 
 from perfscope.analyzers.engine import judge as judge_trace
 from perfscope.analyzers.memory.run_growth import LEAST_RESIDENT_BYTES, run_growth

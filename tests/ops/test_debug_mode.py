@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from perfscope.analyzers.engine import analyze, judge
 from perfscope.analyzers.registry import load_rule

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -68,10 +69,10 @@ def plan_in_float32(name: str, products: str) -> Trace:
     (trace,) = load_all(RECORDED_PLANS / name)
     (held,) = trace.torch_plans
     graphs = tuple(
-        dataclasses.replace(
+        msgspec.structs.replace(
             graph,
             kernels=tuple(
-                dataclasses.replace(kernel, dtype=products) if kernel.kind == "product" else kernel
+                msgspec.structs.replace(kernel, dtype=products) if kernel.kind == "product" else kernel
                 for kernel in graph.kernels
             ),
         )
@@ -84,11 +85,11 @@ def plan_in_float32(name: str, products: str) -> Trace:
     def wide(tensor: object) -> object:
         return dataclasses.replace(tensor, dtype="float32") if tensor.dtype == "bfloat16" else tensor  # type: ignore[attr-defined,type-var]
 
-    plan = dataclasses.replace(held.plan, graphs=graphs, float32_products=products)  # type: ignore[arg-type]
-    trace = dataclasses.replace(
+    plan = msgspec.structs.replace(held.plan, graphs=graphs, float32_products=products)  # type: ignore[arg-type]
+    trace = msgspec.structs.replace(
         trace, torch_plans=(LoadedPlan(plan=plan, eager=widened(held.eager), outside=widened(held.outside)),)
     )  # type: ignore[arg-type]
-    return dataclasses.replace(trace, target=parse_target("h100", None))
+    return msgspec.structs.replace(trace, target=parse_target("h100", None))
 
 
 def plan_findings(trace: Trace) -> list[Finding]:
@@ -128,7 +129,7 @@ def test_a_device_without_another_precision_is_not_judged() -> None:
     target = trace.target
     assert target is not None
     device = target.device
-    trace = dataclasses.replace(
+    trace = msgspec.structs.replace(
         trace, target=replace(target, device=replace(device, peak_flops={"float32": device.peak_flops["float32"]}))
     )
     with pytest.raises(AbstainError, match="no faster precision"):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from perfscope.analyzers.devices.target_text import parse_target
 from perfscope.analyzers.readers.compiled import read_plan_folder

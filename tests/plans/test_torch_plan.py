@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gzip
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from perfscope.analyzers.compare.programs.gates import gates_not_met, program_gate
 from perfscope.analyzers.compare.programs.plan import plan_change

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from perfscope.analyzers import predict
 from perfscope.analyzers.hlo.module import MAX_CALL_DEPTH
@@ -353,13 +353,11 @@ def test_one_that_breaks_is_said_and_takes_no_other_along(monkeypatch: pytest.Mo
 
 
 def test_a_step_of_several_programs_by_their_calls(tmp_path: Path) -> None:
-    modules = [chain(3, name="jit_step"), chain(2, name="jit_half"), chain(50, name="jit_init")]
     files = [f"programs/{number}.hlo.pb" for number in range(3)]
-    for module, file in zip(modules, files, strict=True):
-        object.__setattr__(module, "source", str(tmp_path / file))
+    chains = (chain(3, name="jit_step"), chain(2, name="jit_half"), chain(50, name="jit_init"))
+    modules = [replace(module, source=str(tmp_path / file)) for module, file in zip(chains, files, strict=True)]
     trace = hlo_trace(*modules)
-    trace = replace(trace, target=target("H100 SXM"))
-    object.__setattr__(trace.source, "path", str(tmp_path))
+    trace = replace(trace, target=target("H100 SXM"), source=replace(trace.source, path=str(tmp_path)))
     manifest = Compiled(
         framework="jax",
         created_utc="2026-01-01T00:00:00Z",

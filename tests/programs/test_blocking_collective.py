@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from perfscope.analyzers.engine import judge
 from perfscope.analyzers.hlo.collective import collectives, collectives_of, independent_work

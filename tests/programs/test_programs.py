@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gzip
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from perfscope.analyzers.devices import find_device
 from perfscope.analyzers.engine import analyze

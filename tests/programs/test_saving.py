@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from perfscope.analyzers.hlo.execution import executions_of, exposed_ns, measured_ns, measured_run_ns
 from perfscope.analyzers.programs.saving import Part, bytes_ns, once_ns, price, program_roof_ns

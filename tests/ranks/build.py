@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from perfscope.model.trace import CallKind, Trace
 from tests.build import TraceBuilder

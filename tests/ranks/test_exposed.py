@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -188,15 +188,15 @@ def process(
             )  # fmt: skip
             kernels += 2
     trace = named(build.build(), world=2)
-    trace = dataclasses.replace(
+    trace = msgspec.structs.replace(
         trace,
         hlo=(
-            dataclasses.replace(
+            msgspec.structs.replace(
                 module_of(PROGRAM.replace("GROUPS", groups).splitlines(keepends=True), "step"), program_id=5
             ),
         ),
     )
-    return dataclasses.replace(trace, recorded=trace.recorded | {"hlo"})
+    return msgspec.structs.replace(trace, recorded=trace.recorded | {"hlo"})
 
 
 def exposed(traces: Sequence[Trace]) -> list[Finding]:

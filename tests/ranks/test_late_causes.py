@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.ranks.late_causes import Cause, Why, cause_of

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from perfscope.analyzers.devices.topology import Network, Topology
 from perfscope.analyzers.digest import reduce_trace

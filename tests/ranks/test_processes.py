@@ -7,10 +7,10 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.hlo.parse.text import module_of

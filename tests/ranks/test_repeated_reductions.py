@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from perfscope.analyzers.engine import judge
@@ -71,6 +72,6 @@ def test_it_names_the_line_of_the_backward_pass() -> None:
     graph.op("mul", [graph.input((8,))])
     recorded = graph.graph()
     reduction = replace(recorded.ops[0], name="c10d.allreduce_.default", file="train.py", line=18)
-    trace = replace(steps(True, True), op_graph=replace(recorded, ops=(reduction,)))
+    trace = msgspec.structs.replace(steps(True, True), op_graph=replace(recorded, ops=(reduction,)))
     (finding,) = judge(RULE, trace).findings
     assert finding.where.label() == "train.py:18"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.ranks.job import MOST_RANKS, jobs_of, locals_of, main_job

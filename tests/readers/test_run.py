@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -348,7 +349,7 @@ def with_host_event(on_device: bool = False) -> Trace:
             **{name: np.array([-1, -1]) for name in ("thread", "op")},
         },
     )
-    return replace(trace, rows={**trace.rows, "memory": memory})
+    return msgspec.structs.replace(trace, rows={**trace.rows, "memory": memory})
 
 
 def attached(trace: Trace, snapshot: Trace) -> Trace:
@@ -377,7 +378,7 @@ def test_the_allocators_tables_replace_the_profilers_events_of_the_device(corpus
 @pytest.mark.corpus
 def test_events_without_times_are_not_mixed_with_those_that_have_them(corpus: Any) -> None:
     snapshot = torch_memory_reader.read(corpus / SNAPSHOT)
-    snapshot = replace(
+    snapshot = msgspec.structs.replace(
         snapshot,
         source=type(snapshot.source)(
             path="x", format="torch_memory", rank=None, events_read=1, events_unplaced=0, events_only=True

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import json
 import xml.etree.ElementTree as ET
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from jsonschema import Draft202012Validator
 from msgspec.structs import replace
@@ -249,7 +249,7 @@ class TestCollectivesOfPlans:
     @pytest.fixture
     def document(self, tmp_path: Path) -> dict[str, Any]:
         rows = ddp_all_reduce(2, OPS), ddp_all_reduce(4, OPS)
-        wide = [dataclasses.replace(row, bytes=2 * row.bytes, dtype="float32") for row in rows]
+        wide = [msgspec.structs.replace(row, bytes=2 * row.bytes, dtype="float32") for row in rows]
         sides = job(tmp_path / "base", *rows), job(tmp_path / "head", *wide, program_all_reduce(OPS, OPS, line=41))
         found = compare([sides[0]], [sides[1]])
         gates = found.gates(("programs",))

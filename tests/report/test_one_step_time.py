@@ -15,8 +15,7 @@ from perfscope.analyzers.readers.load import load_path
 from perfscope.analyzers.savings import step_time
 from perfscope.dashboards.report import html_report, json_report, llm, markdown, text
 from perfscope.dashboards.report.sections.findings import finding_blocks
-from perfscope.model.documents import run_folders
-from perfscope.model.documents.run_list import REPORT_FILE, row_of
+from perfscope.model.documents.run_list import REPORT_FILE, list_runs, row_of
 from perfscope.model.units import format_ns
 from tests.conftest import REPOSITORY, corpus_files
 
@@ -75,7 +74,7 @@ def test_runs(path: Path, tmp_path: Path) -> None:
     analysis = assert_one_number(path)
     folder = tmp_path / "20260101-000000-train-0001"
     shutil.copytree(path, folder)
-    (listed,) = run_folders.list_runs(tmp_path)
+    (listed,) = list_runs(tmp_path)
     timed = step_time(analysis)
     assert timed is not None
     if timed.of != "profiled":

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 from jsonschema import Draft202012Validator
 from msgspec.structs import replace
@@ -164,7 +164,7 @@ def test_what_ran_on_the_cpu_is_said() -> None:
 def alone(format_: str) -> Analysis:
     finding = Finding(subject="s", title="t", severity="low", basis="modelled", advice="a", cost_ns=95_400)
     return analysis(
-        sources=(dataclasses.replace(source("x.hlo.txt", None), format=format_),), steps=(), devices=(),
+        sources=(msgspec.structs.replace(source("x.hlo.txt", None), format=format_),), steps=(), devices=(),
         outcomes=(Outcome(rule="r", status="flagged", findings=(finding,)),),
     )  # fmt: skip
 
@@ -228,7 +228,7 @@ SCHEMA = Path(__file__).parents[2] / "docs" / "report-schema.json"
 
 def sharded() -> Trace:
     trace = hlo_trace(hlo_module(ASYNC))
-    return dataclasses.replace(trace, target=target("H100 SXM", (1, 8)))
+    return msgspec.structs.replace(trace, target=target("H100 SXM", (1, 8)))
 
 
 def test_every_face_says_that_it_is_modelled_and_on_what() -> None:
@@ -275,9 +275,9 @@ def test_measured_stands_beside_modelled() -> None:
 
 
 def test_names_of_strangers_are_made_fit_to_show() -> None:
-    module = dataclasses.replace(chain(2), name="jit_<script>alert(1)</script>\x1b[31m")
+    module = msgspec.structs.replace(chain(2), name="jit_<script>alert(1)</script>\x1b[31m")
     trace = hlo_trace(module)
-    trace = dataclasses.replace(trace, target=target("H100 SXM"))
+    trace = msgspec.structs.replace(trace, target=target("H100 SXM"))
     analysis = analyze(trace)
     page = html_report.render(analysis)
     assert "<script>alert" not in page.replace("\\u003c", "")

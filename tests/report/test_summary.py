@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -268,7 +267,7 @@ def test_rules_on_several_ranks_are_one_phrase_where_there_is_one_process(world:
         for rule in ("hung_collective", "rank_divergence")
     )
     held = analysis(outcomes=outcomes)
-    summary = summarize(replace(held, sources=(dataclasses.replace(held.sources[0], world_size=world),)))
+    summary = summarize(replace(held, sources=(msgspec.structs.replace(held.sources[0], world_size=world),)))
     if world == 8:
         assert [rules for _, rules in summary.abstained] == [("hung_collective",), ("rank_divergence",)]
     else:

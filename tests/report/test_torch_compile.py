@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from jsonschema import Draft202012Validator
 from msgspec.structs import replace
@@ -36,7 +36,7 @@ def with_ranks(*changes: dict[str, object]) -> CompileSection:
 
 def log_analysis(**changes: object) -> Analysis:
     parts = {
-        "sources": (dataclasses.replace(source("x.log"), format="torch_trace"),),
+        "sources": (msgspec.structs.replace(source("x.log"), format="torch_trace"),),
         "steps": (),
         "devices": (),
         **changes,
@@ -193,9 +193,9 @@ def test_a_log_alone_says_nothing_of_steps_and_devices() -> None:
     summary = summarize(log_analysis())
     assert summary.facts == (headline(compiled()),)
     assert summary.headline == "x.log (torch_trace, rank 0, 120,345 records)"
-    beside = log_analysis(sources=(source("x.json"), dataclasses.replace(source("x.log"), format="torch_trace")))
+    beside = log_analysis(sources=(source("x.json"), msgspec.structs.replace(source("x.log"), format="torch_trace")))
     assert "no accelerator work in it" in summarize(beside).facts
-    run = log_analysis(sources=(dataclasses.replace(source("run"), format="run", events_read=0),))
+    run = log_analysis(sources=(msgspec.structs.replace(source("run"), format="run", events_read=0),))
     assert summarize(run).facts == (headline(compiled()),)
 
 
@@ -216,7 +216,9 @@ def test_rules_that_do_not_concern_a_log_are_one_phrase() -> None:
 def test_dumps_of_the_flight_recorder_alone_hold_nothing_of_the_other_rules() -> None:
     rules = abstained("no accelerator", "host_sync", "graph_break", "launch_bound")
     own = abstained("one rank's dump", "hung_collective")
-    dumps = tuple(dataclasses.replace(source(f"dump_{rank}", rank=rank), format="flight_recorder") for rank in (0, 1))
+    dumps = tuple(
+        msgspec.structs.replace(source(f"dump_{rank}", rank=rank), format="flight_recorder") for rank in (0, 1)
+    )
     held = replace(analysis(outcomes=(*rules, *own)), sources=dumps, steps=(), devices=())
     summary = summarize(held)
     assert summary.facts == ()
@@ -249,13 +251,13 @@ def test_rules_on_torch_compile_are_one_phrase_where_it_compiled_nothing(reason:
     ],
 )
 def test_files_that_are_one_source_are_named_by_what_they_share(path: str, said: str) -> None:
-    held = analysis(sources=(dataclasses.replace(source(path, None), format="hlo_text", programs=3),))
+    held = analysis(sources=(msgspec.structs.replace(source(path, None), format="hlo_text", programs=3),))
     assert summarize(held).headline == said
 
 
 def test_a_folder_that_is_too_long_keeps_its_end() -> None:
     deep = ", ".join(f"/{'d' * 300}/models/dump/{n}.txt" for n in range(40))
-    held = analysis(sources=(dataclasses.replace(source(deep, None), format="hlo_text", programs=40),))
+    held = analysis(sources=(msgspec.structs.replace(source(deep, None), format="hlo_text", programs=40),))
     assert summarize(held).headline.startswith("…/models/dump, 40 files (")
 
 

@@ -16,6 +16,7 @@ import pytest
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.run import Process, Run, dump
 from perfscope.model.documents.run_folders import read
+from perfscope.model.documents.run_list import list_runs
 from perfscope.model.errors import NotStartedError
 from perfscope.profiler.launch import record
 from perfscope.profiler.session.ranks import RankInfo, Task, rank_from_environment, task_from_environment
@@ -336,7 +337,7 @@ def test_tasks_without_the_first_are_a_run_too_and_are_pruned_whole(tmp_path: Pa
     assert (read(directory).task, read(directory).name) == (4, "4")
     assert record.is_lead_task(directory, 4)
     assert not record.is_lead_task(directory, 5)
-    assert [list_run.directory for list_run in run_folders.list_runs(tmp_path)] == [directory]
+    assert [list_run.directory for list_run in list_runs(tmp_path)] == [directory]
     assert run_folders.prune(tmp_path, 0) == [directory]
     assert not directory.exists()
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.run import RUN_SCHEMA, Capture, Process, Run, RunState, dump, load_process, load_run
+from perfscope.model.documents.run_list import list_runs
 from perfscope.model.errors import DataError, NotStartedError, UsageError
 from perfscope.model.files import write_atomically
 
@@ -254,11 +255,11 @@ def test_the_list_is_newest_first_and_holds_the_corrupt_with_their_problem(tmp_p
         old(tmp_path, name)
     (tmp_path / "20260102-0" / "run.json").write_text("{")
     (tmp_path / "not-a-run").mkdir()
-    listed = run_folders.list_runs(tmp_path)
+    listed = list_runs(tmp_path)
     assert [item.directory.name for item in listed] == ["20260103-0", "20260102-0", "20260101-0"]
     assert [item.run is None for item in listed] == [False, True, False]
     assert "not valid JSON" in str(listed[1].problem)
-    assert run_folders.list_runs(tmp_path / "absent") == []
+    assert list_runs(tmp_path / "absent") == []
 
 
 def test_prune_keeps_the_newest_and_what_is_not_a_run_and_mends_latest(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from perfscope.analyzers.readers.load import resolve
 from perfscope.commands.runs import _lines, _table, runs
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.run import Capture, Process, Run
-from perfscope.model.documents.run_list import row_of, worst_words
+from perfscope.model.documents.run_list import list_runs, row_of, worst_words
 
 
 def put(
@@ -194,7 +194,7 @@ def test_a_short_line_drops_columns(here: Path) -> None:
     directory = put(here, "20260101-000000-train-aaaa")
     run = run_folders.read(directory)
     run_folders.write(directory, replace(run, git={"commit": "0123456789abcdef"}, devices=({"name": "x" * 60},)))
-    rows = [row_of(listed) for listed in run_folders.list_runs(here)]
+    rows = [row_of(listed) for listed in list_runs(here)]
     now = datetime(2026, 1, 1, 2, tzinfo=UTC)
     assert _table(rows, 200, now)[0] == ("run", "when", "state", "step", "device", "commit", "program")
     assert _table(rows, 60, now) == [

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pickle
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -168,8 +168,8 @@ def test_policies_of_programs_in_several_recordings(corpus: Path) -> None:
     (one, other) = (load_one(file) for file in files)
     traces = []
     for number, module in enumerate((*one.hlo, *other.hlo)):
-        source = dataclasses.replace(one.source, path=f"r{number}", format="xplane", programs=None)
-        alike = dataclasses.replace(module, name="jit_step", source=f"r{number}")
+        source = msgspec.structs.replace(one.source, path=f"r{number}", format="xplane", programs=None)
+        alike = msgspec.structs.replace(module, name="jit_step", source=f"r{number}")
         traces.append(Trace(source=source, strings=(), rows={}, recorded=frozenset({"hlo"}), hlo=(alike,)))
     assert_slim_report_equal(traces)
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from perfscope.analyzers.engine import judge
@@ -398,7 +399,7 @@ def _compiled(op: str = "aten::is_nonzero", steps: tuple[int, ...] = (0, 1), **l
         if number in steps:
             b.op(op, begin + 50, begin + 60)
             b.op("aten::_local_scalar_dense", begin + 52, begin + 58)
-    return replace(b.build(), compile_log=CompileLog(path="log", **log))
+    return msgspec.structs.replace(b.build(), compile_log=CompileLog(path="log", **log))
 
 
 def _broken(line: int, function: str = "forward") -> GraphBreak:
@@ -432,4 +433,4 @@ def test_reads_of_an_optimizer_between_compiled_graphs_are_its_own():
     b.python("train.py(7): train", 5, 900)
     b.annotation("Optimizer.step#Adam.step", 10, 500)
     b.op("aten::item", 20, 30)
-    assert _judge(replace(b.build(), compile_log=CompileLog(path="log"))).status == "clean"
+    assert _judge(msgspec.structs.replace(b.build(), compile_log=CompileLog(path="log"))).status == "clean"

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from perfscope.analyzers.engine import judge
 from perfscope.analyzers.registry import load_rule

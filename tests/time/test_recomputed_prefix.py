@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from perfscope.analyzers.time.model_calls import growing
 from perfscope.model.trace import Trace

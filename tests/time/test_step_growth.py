@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from perfscope.analyzers.engine import judge as judge_trace
 from perfscope.analyzers.registry import load_rule

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.readers.xspace import reader as xspace_reader

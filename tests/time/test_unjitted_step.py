@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
+
 from perfscope.analyzers.engine import judge
 from perfscope.analyzers.registry import load_rule
 from perfscope.model.documents.run import ProgramFact
@@ -17,7 +19,7 @@ def _judge(*facts: ProgramFact, busy_us: float = 400) -> Outcome:
     builder = TraceBuilder(recorded=EVERYTHING - {"device_work", "launch_links", "op_links", "runtime_calls"})
     builder.step(1, 0, 1000)
     builder.op("dot", 0, busy_us)
-    return judge(RULE, replace(builder.build(), program_facts=facts))
+    return judge(RULE, msgspec.structs.replace(builder.build(), program_facts=facts))
 
 
 def test_a_program_that_jits_nothing_is_told_which_function_to_jit() -> None:

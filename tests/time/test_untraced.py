@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -103,10 +102,10 @@ def test_compiling_that_is_most_of_every_step_is_a_share_of_it_and_not_once() ->
         subject="recompilation", title="compiled again", severity="high", basis="measured", advice="",
         cost_ns=9_000_000, cost_ns_per_step=3_000_000, covers_ns={"compilation": 900_000},
     )  # fmt: skip
-    slower = dataclasses.replace(builder.build(), step_times_ns=(2_000_000,) * 4)
+    slower = msgspec.structs.replace(builder.build(), step_times_ns=(2_000_000,) * 4)
     kept = bounded(slower, "recompilation", finding)
     assert (kept.once, kept.untraced_ns_per_step) == (None, 1_800_000)
-    warm = bounded(dataclasses.replace(slower, step_times_ns=(400_000,) * 4), "recompilation", finding)
+    warm = bounded(msgspec.structs.replace(slower, step_times_ns=(400_000,) * 4), "recompilation", finding)
     assert warm.once is not None
 
 

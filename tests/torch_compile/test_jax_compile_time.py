@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from perfscope.analyzers.engine import judge
 from perfscope.analyzers.hlo.module import HloModule

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from perfscope.analyzers.readers.load import load_all
 from perfscope.analyzers.time.compiled_regions import call_name, compiled_kernel, compiled_rows, user_line

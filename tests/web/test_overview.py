@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from math import comb
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -106,7 +106,7 @@ def test_no_findings_says_how_many_rules_could_not_look(tmp_path: Path) -> None:
 def test_what_this_run_could_not_record_says_why(tmp_path: Path) -> None:
     """The same command again would not have it either."""
     trace = TraceBuilder(recorded=EVERYTHING - {"op_graph"}).build()
-    trace = dataclasses.replace(trace, why_no_step="the run has no op graph of a step: <b>its graphs are compiled")
+    trace = msgspec.structs.replace(trace, why_no_step="the run has no op graph of a step: <b>its graphs are compiled")
     view = view_of("overview", [trace], tmp_path)
     (row,) = (row for row in view["missing"] if row["what"].startswith("the op graph"))
     assert row["command"] == ""
@@ -116,7 +116,7 @@ def test_what_this_run_could_not_record_says_why(tmp_path: Path) -> None:
 def test_missing_ranks_of_jax_are_no_torchrun(tmp_path: Path) -> None:
     for recorded, launcher in ((EVERYTHING, "torchrun"), (EVERYTHING | {"compile_events"}, "srun")):
         trace = TraceBuilder(recorded=recorded, rank=0).build()
-        trace = dataclasses.replace(trace, source=dataclasses.replace(trace.source, world_size=4))
+        trace = msgspec.structs.replace(trace, source=msgspec.structs.replace(trace.source, world_size=4))
         view = view_of("overview", [trace], tmp_path / launcher)
         (row,) = (row for row in view["missing"] if row["what"] == "3 of 4 ranks")
         assert launcher in row["command"]
@@ -193,7 +193,7 @@ def test_of_memory_of_the_detail_pass_it_is_said_and_its_page_is_named(tmp_path:
     made = MemoryBuilder()
     made.make(1, 1 << 20, 10)
     trace = _ran().build()
-    trace = dataclasses.replace(trace, detail=made.build())
+    trace = msgspec.structs.replace(trace, detail=made.build())
     row = _row(trace, tmp_path, "peak_owner", cost_bytes=1 << 20, bytes_are="freed")
     assert row["none"] == "its memory was recorded in the detail pass, after the steps that the timeline shows"
     assert row["memory"]

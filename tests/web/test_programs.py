@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import html
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from perfscope.analyzers.devices import find_device
 from perfscope.analyzers.devices.target_text import parse_target

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.hlo.module import (
     BufferAllocation,
@@ -31,8 +31,7 @@ _MOST_BYTES = 1 << 50
 """Limit on the bytes of one value, above any memory; sums stay within 64 bits."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LiveValue:
+class LiveValue(Struct, frozen=True, kw_only=True):
     """A buffer from the instruction that makes it to its last reader, in positions of ``Schedule``, half open."""
 
     instruction: str
@@ -137,8 +136,7 @@ def _handed_on(module: HloModule, instruction: Instruction) -> str | None:
 # Inside ``while`` and fusions a body's buffers appear once: the peak is correct, repetitions are not shown.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AssignedMemory:
+class AssignedMemory(Struct, frozen=True, kw_only=True):
     """Memory of one module in HBM (the host's memory on CPU). Sizes are bytes, as XLA assigned them."""
 
     whole_run_bytes: int
@@ -154,8 +152,7 @@ class AssignedMemory:
         return self.whole_run_bytes + self.peak_arena_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arena:
+class Arena(Struct, frozen=True, kw_only=True):
     """The relevant heap trace, and the allocations of its buffers."""
 
     assignment: BufferAssignment
@@ -172,8 +169,7 @@ class Arena:
         )
 
 
-@dataclass(slots=True, kw_only=True)
-class ArenaBlock:
+class ArenaBlock(Struct, kw_only=True):
     """A buffer of the arena with the buffers that share its memory. Half open; `NEVER`: it is not freed."""
 
     buffer: LogicalBuffer

@@ -11,10 +11,10 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.hlo.module import MAX_GROUP_IDS, MAX_RANK, Computation, HloModule, Instruction
 from perfscope.analyzers.hlo.program import Runs, control_runs
@@ -221,8 +221,7 @@ def _rows(ids: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> Groups:
     return tuple(tuple(row) for row in ids.tolist())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Collective:
+class Collective(Struct, frozen=True, kw_only=True):
     """One collective of a control computation."""
 
     module: HloModule

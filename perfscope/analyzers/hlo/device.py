@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.devices import Device, find_device, named_device, of_architecture
 from perfscope.model.trace import Trace
@@ -14,8 +16,7 @@ the target of XLA's own ahead-of-time examples; v5e is the smallest current TPU.
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramDevice:
+class ProgramDevice(Struct, frozen=True, kw_only=True):
     """A device and its origin."""
 
     device: Device

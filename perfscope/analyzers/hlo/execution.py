@@ -7,9 +7,9 @@ some instructions: the time while one of them ran and nothing else did.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.hlo.cost.module import hlo_costs
 from perfscope.analyzers.hlo.module import HloModule
@@ -19,8 +19,7 @@ from perfscope.model.intervals import Int64, union
 from perfscope.model.trace import MISSING, Rows, Trace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Executions:
+class Executions(Struct, frozen=True, kw_only=True):
     """Number of runs of a program in the recording."""
 
     count: float
@@ -129,8 +128,7 @@ def _indices(trace: Trace) -> Mapping[int, int]:
     return {id(module): index for index, module in enumerate(trace.hlo)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rows:
+class _Rows(Struct, frozen=True, kw_only=True):
     """Rows of ``hlo_ops`` by module and instruction, and their groups by overlap.
 
     Rows that overlap on a device, directly or through others, form a group.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
+from msgspec import Struct, field
 
 if TYPE_CHECKING:
     from perfscope.analyzers.hlo.parse.thunks import Thunks
@@ -84,8 +84,7 @@ def trip_count(config: Mapping[str, Any]) -> int | None:
     return count if isinstance(count, int) and not isinstance(count, bool) and count >= 0 else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class Shape(Struct, frozen=True, kw_only=True):
     """Shape of a value: an array, or a tuple of shapes (then ``dtype`` is ``'tuple'``)."""
 
     dtype: str
@@ -115,8 +114,7 @@ class Shape:
         return -(-self.elements * ITEM_BITS[self.dtype] // 8)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Instruction:
+class Instruction(Struct, frozen=True, kw_only=True):
     """One instruction. ``operands`` are names in the same computation, ``called`` names of computations."""
 
     name: str
@@ -133,7 +131,7 @@ class Instruction:
     line: int | None = None
     scheduling_name: str = ""
     """Name before rematerialization cloned it (GPU)."""
-    wraps: str = field(default="", compare=False)
+    wraps: str = ""
     """For an asynchronous start, the name of the operation it runs, which GPU profiles use. HLO text lacks it."""
     fusion_kind: str | None = None
     """``kLoop``, ``kInput``, ``kOutput``, ``kCustom``."""
@@ -143,7 +141,7 @@ class Instruction:
     """For a constant that is a single 32-bit integer, as in loop counters. For others, see `literal`."""
     is_zero: bool = False
     """Whether it is a constant scalar 0 in floating point, as masks use."""
-    literal: str = field(default="", compare=False)
+    literal: str = ""
     """For a constant: equal for equal values within one file; empty if the text omits the value."""
     replica_groups: tuple[tuple[int, ...], ...] | None = None
     """Groups of partition or replica ids, written out; None for all devices, or if it is not a collective."""
@@ -156,8 +154,7 @@ class Instruction:
     """Every other attribute as text: ``lhs_contracting_dims`` -> ``{1}``, ``window``, ``dim_labels`` and so on."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Computation:
+class Computation(Struct, frozen=True, kw_only=True):
     """A computation; its instructions are in schedule order if the module is scheduled."""
 
     name: str
@@ -170,8 +167,7 @@ class Computation:
         return next((instruction for instruction in self.instructions if instruction.is_root), self.instructions[-1])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogicalBuffer:
+class LogicalBuffer(Struct, frozen=True, kw_only=True):
     """A value's buffer as XLA assigned it."""
 
     id: int
@@ -183,8 +179,7 @@ class LogicalBuffer:
     """Part of the tuple that the instruction makes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeapEvent:
+class HeapEvent(Struct, frozen=True, kw_only=True):
     """One event of the heap simulator's trace, in schedule order."""
 
     kind: Literal["alloc", "free", "share_with"]
@@ -193,8 +188,7 @@ class HeapEvent:
     share_with: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BufferAllocation:
+class BufferAllocation(Struct, frozen=True, kw_only=True):
     """A block of device memory that holds buffers."""
 
     index: int
@@ -208,8 +202,7 @@ class BufferAllocation:
     buffers: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BufferAssignment:
+class BufferAssignment(Struct, frozen=True, kw_only=True):
     """Location and lifetime of every buffer; only HloProto has it."""
 
     buffers: Mapping[int, LogicalBuffer]
@@ -217,8 +210,7 @@ class BufferAssignment:
     heap_traces: tuple[tuple[HeapEvent, ...], ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alias:
+class Alias(Struct, frozen=True, kw_only=True):
     """An output in the memory of a parameter that the caller donated."""
 
     output: tuple[int, ...]
@@ -228,8 +220,7 @@ class Alias:
     """Part of the parameter, if that is a tuple."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HloModule:
+class HloModule(Struct, frozen=True, kw_only=True):
     """A module: computations by name, one of them the entry."""
 
     name: str
@@ -257,7 +248,7 @@ class HloModule:
     """XLA's reason for not fusing a kernel into its readers, by the kernel's name before fusions were renamed; empty
     without a dump of the priority-fusion pass next to the module.
     """
-    thunks: Thunks | None = field(default=None, repr=False)
+    thunks: Thunks | None = None
     """Launches by XLA's GPU runtime; None without a thunk sequence next to the module."""
 
     def entry_computation(self) -> Computation:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost
 from perfscope.analyzers.hlo.cost.products import WindowDim, dims_of, window_dims
@@ -18,8 +18,7 @@ _MOST_MEETINGS = 1 << 20
 """Maximum number of pairs of output and window element examined per axis: that of 1,024 positions."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kernels:
+class Kernels(Struct, frozen=True, kw_only=True):
     """Instructions of a program that contain others: fusions and asynchronous ops, by the computations they call."""
 
     callers: Mapping[str, tuple[InstructionCost, ...]]
@@ -66,8 +65,7 @@ def casts(
 # meet (``hlo/cost/products.py`` has XLA's definition of a window).
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProductAxes:
+class ProductAxes(Struct, frozen=True, kw_only=True):
     """A name for every axis: axes with one name correspond, and a name that the result lacks is summed over."""
 
     left: tuple[int, ...]

@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import PurePath
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.hlo.cost.module import ModuleCost, hlo_costs
 from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction
@@ -37,8 +39,7 @@ _UNSAFE = re.compile(r"[^\w.-]")
 """Characters that jax replaces in the name of a program: ``jit(step)`` is ``jit_step`` in XLA."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Runs:
+class Runs(Struct, frozen=True, kw_only=True):
     """Number of runs of a control computation per run of the module."""
 
     times: int

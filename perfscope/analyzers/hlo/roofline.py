@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from fractions import Fraction
+
+from msgspec import Struct
 
 from perfscope.analyzers.devices import Device, Roof, bytes_ns, flops_ns, link_ns, vector_ns
 from perfscope.analyzers.hlo.cost.module import InstructionCost, ModuleCost, hlo_costs
@@ -153,8 +154,7 @@ def roof_sum_ns(roofs: Iterable[InstructionRoof]) -> float:
     return sum(roof.roof_ns * roof.row.runs for roof in roofs)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Utilization:
+class Utilization(Struct, frozen=True, kw_only=True):
     """Share of a device's peak that a program's matrix products reached, over a measured time.
 
     ``flops / (time * peak)``, each kind of product relative to its own peak, as PaLM defines both (Chowdhery et al.

@@ -15,9 +15,10 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct, field
 
 if TYPE_CHECKING:
     from perfscope.analyzers.hlo.module import Computation, Instruction
@@ -60,8 +61,7 @@ FURTHEST = 64
 """Maximum number of instructions examined: instructions added by XLA are next to the ones they serve."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scope:
+class Scope(Struct, frozen=True, kw_only=True):
     """One origin of an instruction."""
 
     path: tuple[str, ...]
@@ -158,8 +158,7 @@ def is_library(path: str) -> bool:
     return _LIBRARY.search(path.replace("\\", "/")) is not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrameTable:
+class FrameTable(Struct, frozen=True, kw_only=True):
     """The tables of a module, by their ids (from 1)."""
 
     files: Mapping[int, str] = field(default_factory=dict)
@@ -167,7 +166,7 @@ class FrameTable:
     """Location -> file id, line."""
     frames: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     """Frame -> location id, id of the caller's frame (0 without a caller)."""
-    _found: dict[int, tuple[str, int] | None] = field(default_factory=dict, repr=False, compare=False)
+    _found: dict[int, tuple[str, int] | None] = field(default_factory=dict)
 
     def user_line(self, frame: int) -> tuple[str, int] | None:
         """Return file and line of the innermost frame of the user's code, else of the innermost frame.

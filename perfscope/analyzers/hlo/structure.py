@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
 
 from perfscope.analyzers.hlo.module import MAX_CALL_DEPTH, Computation, HloModule, Instruction
 from perfscope.analyzers.hlo.views import SAME_ORDER, made_by
@@ -40,12 +41,12 @@ def with_trip_counts(computations: Mapping[str, Computation]) -> dict[str, Compu
         }
         if counts:
             instructions = tuple(
-                dataclasses.replace(instruction, trip_count=counts[instruction.name])
+                msgspec.structs.replace(instruction, trip_count=counts[instruction.name])
                 if instruction.name in counts
                 else instruction
                 for instruction in computation.instructions
             )
-            result[name] = dataclasses.replace(
+            result[name] = msgspec.structs.replace(
                 computation,
                 instructions=instructions,
                 by_name={instruction.name: instruction for instruction in instructions},

@@ -8,16 +8,15 @@ has none), the name alone is the key, if only one module has it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import Struct, field
 
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, Trace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstructionTime:
+class InstructionTime(Struct, frozen=True, kw_only=True):
     """One instruction of one program, over all its executions on all devices. Times in ns."""
 
     module: str
@@ -42,8 +41,7 @@ class InstructionTime:
         return self.total_ns / self.calls
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HloTime:
+class HloTime(Struct, frozen=True, kw_only=True):
     """The join, longest first. Enclosing instructions are listed next to the enclosed ones."""
 
     instructions: tuple[InstructionTime, ...]

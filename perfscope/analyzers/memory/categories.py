@@ -19,9 +19,9 @@ when it begins again, or never freed, its state; freed before the next phase, a 
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
@@ -323,4 +323,4 @@ def with_graph(trace: Trace, recorded: Trace) -> Trace:
 
 def _detail_with_graph(trace: Trace) -> Trace:
     assert trace.detail is not None
-    return dataclasses.replace(trace.detail, op_graph=trace.op_graph)
+    return msgspec.structs.replace(trace.detail, op_graph=trace.op_graph)

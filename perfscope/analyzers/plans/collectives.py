@@ -8,11 +8,11 @@ where the program does. All ranks are assumed to reach it at the same time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.devices import Target
 from perfscope.analyzers.predict import (

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from enum import IntEnum
 from math import ceil, log2
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.devices import Device, bytes_ns, find_device, vector_ns
 from perfscope.analyzers.hlo import (

@@ -14,9 +14,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from perfscope.analyzers.devices import Target, described_target
 from perfscope.analyzers.readers.hlo import proto

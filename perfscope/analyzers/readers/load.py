@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import json
 import os
@@ -16,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -336,8 +336,8 @@ def _with_named_rank(trace: Trace, path: Path) -> Trace:
     rank, told = named_rank(path, of_several=len(trace.rows["collectives"]) > 0)
     if rank is None:
         return trace
-    source = dataclasses.replace(trace.source, rank=rank, rank_source=told)
-    return dataclasses.replace(trace, source=source)
+    source = msgspec.structs.replace(trace.source, rank=rank, rank_source=told)
+    return msgspec.structs.replace(trace, source=source)
 
 
 _CORRUPT: Mapping[type[Exception], str] = {

@@ -6,10 +6,9 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
@@ -38,8 +37,7 @@ NOTHING = "none"
 RESULT_FILE = "result.json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outputs:
+class Outputs(NamedTuple):
     """Requested output files; ``-`` is stdout, alone. Also the gates, and how much is printed."""
 
     json: str | None = None

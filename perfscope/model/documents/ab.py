@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct, field
 
 from perfscope.model.errors import DataError, UsageError
 from perfscope.model.files import json_bytes, write_atomically
@@ -23,8 +24,7 @@ WORKTREES_PREFIX = "perfscope-ab-"
 """Prefix of the folder with the worktrees of a comparison; each worktree has the name of its arm."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankTimes:
+class RankTimes(Struct, frozen=True, kw_only=True):
     """Step times of a launch."""
 
     step_ns: tuple[int, ...] = ()
@@ -38,8 +38,7 @@ class RankTimes:
     """Remark on its times for the reader of the report."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch(RankTimes):
+class Launch(RankTimes, frozen=True, kw_only=True):
     """Result of one launch. ``problem``: why its times cannot be used, or ``None``."""
 
     arm: Arm
@@ -83,8 +82,7 @@ Pair = tuple[Launch, Launch]
 """Base and head; for a calibration the launch that ran first, and the second."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pairs:
+class Pairs(Struct, frozen=True, kw_only=True):
     """The pairs of each phase, in order; of each pair its last attempt that succeeded."""
 
     calibration: tuple[Pair, ...]
@@ -122,8 +120,7 @@ MAX_AB_BYTES = 256 << 20
 """Five hundred launches of ten thousand steps each stay below."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AbPlan:
+class AbPlan(Struct, frozen=True, kw_only=True):
     """Sides and settings of a comparison. On disk, secret-looking option values of the command are replaced."""
 
     command: tuple[str, ...]
@@ -174,7 +171,7 @@ class AbState:
 
     def add(self, launch: Launch) -> None:
         """Keep a launch, on disk first."""
-        line = json_bytes(dataclasses.asdict(launch)) + b"\n"
+        line = json_bytes(msgspec.to_builtins(launch)) + b"\n"
         try:
             with (self.directory / LAUNCHES_FILE).open("ab") as stream:
                 stream.write(line)
@@ -189,7 +186,7 @@ def begin(directory: Path, plan: AbPlan) -> AbState:
     """A new comparison in ``directory``, which is empty; `DataError` if it cannot be written."""
     raw = {
         "schema": AB_SCHEMA,
-        **dataclasses.asdict(plan),
+        **msgspec.to_builtins(plan),
         "command": scrub_command(plan.command),
         "build": redacted_build(plan.build),
     }
@@ -218,8 +215,6 @@ def resume(directory: Path, *, command: tuple[str, ...], kind: str, build: str |
 
     A last line that was not finished is dropped, as is a launch whose partner did not run.
     """
-    import msgspec
-
     from perfscope.model.documents.bounded_json import read_bytes, read_document
 
     what = "the plan of a comparison"
@@ -228,7 +223,7 @@ def resume(directory: Path, *, command: tuple[str, ...], kind: str, build: str |
         raise UsageError(f"{directory}: began with another program: {shlex.join(plan.command)}")
     if redacted_build(build) != plan.build and (build is not None or _is_masked(plan.build or "")):
         raise UsageError(f"{directory}: give its --build again: {plan.build}")
-    plan = dataclasses.replace(plan, command=command, build=build or plan.build)
+    plan = msgspec.structs.replace(plan, command=command, build=build or plan.build)
     path = directory / LAUNCHES_FILE
     if not path.exists():
         return AbState(directory, plan, ())

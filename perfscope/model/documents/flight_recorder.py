@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Literal
+
+from msgspec import Struct, field
 
 State = Literal["scheduled", "started", "completed"]
 
 STATES: tuple[State, ...] = ("scheduled", "started", "completed")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedGroup:
+class RecordedGroup(Struct, frozen=True, kw_only=True):
     """A process group that the rank is in."""
 
     name: str
@@ -21,8 +21,7 @@ class RecordedGroup:
     """Members in the order of their ranks in the group; empty where it was not recorded."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedCall:
+class RecordedCall(Struct, frozen=True, kw_only=True):
     """One collective, or one send or receive, as the rank enqueued it."""
 
     group: str
@@ -61,16 +60,14 @@ class RecordedCall:
         return " ".join(filter(None, (self.operation, shape, self.dtypes[0] if self.dtypes else "")))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class Progress(Struct, frozen=True, kw_only=True):
     """How far a rank is in a group: numbers of its last enqueued and last completed collective."""
 
     enqueued: int
     completed: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlightRecord:
+class FlightRecord(Struct, frozen=True, kw_only=True):
     """One rank's dump."""
 
     path: str

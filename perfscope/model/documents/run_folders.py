@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +29,6 @@ from perfscope.model.errors import DataError, NotStartedError, UsageError, did_y
 from perfscope.model.files import write_atomically
 
 if TYPE_CHECKING:
-    from perfscope.model.documents.compile_manifest import Compiled
     from perfscope.model.documents.run import Run
 
 
@@ -58,16 +57,6 @@ MOST_NAME = 40
 """Characters of a run's name: the directory stays readable in a listing."""
 MOST_TRIES = 16
 """Directories tried before giving up; four random hex digits collide once in 65,536 within a second."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListedRun:
-    """A directory as a listing shows it: a run or a compiled program; ``problem``: why its manifest cannot be read."""
-
-    directory: Path
-    run: Run | None
-    problem: str | None = None
-    compiled: Compiled | None = None
 
 
 def create(root: Path, name: str, *, latest: bool = True) -> Path:
@@ -222,23 +211,6 @@ def _age(directory: Path) -> tuple[str, str]:
         return directory.name[:STAMP_LENGTH], directory.name
     written = (manifests(directory) or [directory / COMPILED_FILE])[0].stat().st_mtime
     return datetime.fromtimestamp(written, UTC).strftime(STAMP), directory.name
-
-
-def list_runs(root: Path) -> list[ListedRun]:
-    """All that is kept below ``root``, the newest first; corrupt ones are listed with their problem."""
-    return [listed(directory) for directory in kept_directories(root)]
-
-
-def listed(directory: Path) -> ListedRun:
-    """A directory of ``kept`` as a listing shows it."""
-    try:
-        if is_compiled(directory) and not is_run(directory):
-            from perfscope.model.documents import compile_manifest
-
-            return ListedRun(directory=directory, run=None, compiled=compile_manifest.load(directory))
-        return ListedRun(directory=directory, run=read(directory))
-    except DataError as error:
-        return ListedRun(directory=directory, run=None, problem=str(error))
 
 
 def find(which: str, root: Path | None = None) -> Path:

@@ -1,4 +1,4 @@
-"""Rows of a list of runs: a summary of manifest and report, without the environment."""
+"""The list of runs and compiled programs in a folder; a row is a summary of manifest and report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from perfscope.model.documents.run_folders import ListedRun, step_ns_of, tags_of
+from perfscope.model.documents import compile_manifest
+from perfscope.model.documents.run_folders import is_compiled, is_run, kept_directories, read, step_ns_of, tags_of
+from perfscope.model.errors import DataError
 from perfscope.model.severity import SEVERITIES
 
 if TYPE_CHECKING:
@@ -21,6 +23,30 @@ REPORT_FILE = "report.json"
 MOST_REPORT_BYTES = 64 << 20
 SHORT_COMMIT = 8
 """Characters of a commit in a list."""
+
+
+class ListedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A directory as a listing shows it: a run or a compiled program; ``problem``: why its manifest cannot be read."""
+
+    directory: Path
+    run: Run | None
+    problem: str | None = None
+    compiled: Compiled | None = None
+
+
+def list_runs(root: Path) -> list[ListedRun]:
+    """All that is kept below ``root``, the newest first; corrupt ones are listed with their problem."""
+    return [listed_run(directory) for directory in kept_directories(root)]
+
+
+def listed_run(directory: Path) -> ListedRun:
+    """Read a directory for a listing."""
+    try:
+        if is_compiled(directory) and not is_run(directory):
+            return ListedRun(directory=directory, run=None, compiled=compile_manifest.load(directory))
+        return ListedRun(directory=directory, run=read(directory))
+    except DataError as error:
+        return ListedRun(directory=directory, run=None, problem=str(error))
 
 
 def row_of(listed: ListedRun) -> dict[str, Any]:

@@ -6,11 +6,12 @@ Written by the child that plans (``torch_plan_child``), read by ``analyzers/read
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.model.compile_log import Bytes, Count, Direction, ProgramLine, Recompile, Refusal, Text
 from perfscope.model.documents.bounded_json import read_document
@@ -31,8 +32,7 @@ MemoryOwner = Literal["parameter", "gradient", "optimizer_state", "activation", 
 StepPhase = Literal["forward", "backward", "optimizer", "other"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryHolder:
+class MemoryHolder(Struct, frozen=True, kw_only=True):
     """Blocks at the peak of one category that one line made."""
 
     category: MemoryOwner
@@ -45,8 +45,7 @@ class MemoryHolder:
     """ATen op or planned kernel that made the largest of them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepMemory:
+class StepMemory(Struct, frozen=True, kw_only=True):
     """The memory of one step at the moment when most was handed out. Planned: counted over tensors without data."""
 
     peak_bytes: Bytes
@@ -72,8 +71,7 @@ class StepMemory:
     left_blocks: Count = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanMemory:
+class PlanMemory(Struct, frozen=True, kw_only=True):
     """Peaks of a program's step. ``None``: no complete step was seen."""
 
     eager: StepMemory | None = None
@@ -104,8 +102,7 @@ CollectiveOrigin = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepPosition:
+class StepPosition(Struct, frozen=True, kw_only=True):
     """Between two things that a step does: after so many of its ops and so many runs of planned graphs."""
 
     ops: Count
@@ -114,8 +111,7 @@ class StepPosition:
     """Runs of planned graphs, ``PlannedProcesses.runs``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphRun:
+class GraphRun(Struct, frozen=True, kw_only=True):
     """A run of a planned graph among the ops of the planned step."""
 
     graph: Count
@@ -124,8 +120,7 @@ class GraphRun:
     """Ops outside of graphs that were before it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedCollective:
+class PlannedCollective(Struct, frozen=True, kw_only=True):
     """One exchange of rank 0 with others."""
 
     kind: CollectiveKind
@@ -155,24 +150,21 @@ class PlannedCollective:
     """The two ranks of ``send`` and ``recv``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphCollectives:
+class GraphCollectives(Struct, frozen=True, kw_only=True):
     """Collectives inside a planned graph, in the order of its kernels; moments count kernels."""
 
     graph: Count
     collectives: Annotated[tuple[PlannedCollective, ...], msgspec.Meta(max_length=MAX_COLLECTIVES)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bucket:
+class Bucket(Struct, frozen=True, kw_only=True):
     """Gradients that DistributedDataParallel all-reduces together, modelled from the sizes of the parameters."""
 
     bytes: Bytes
     parameters: Count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedProcesses:
+class PlannedProcesses(Struct, frozen=True, kw_only=True):
     """A job of several processes, planned as its first."""
 
     world_size: Annotated[int, msgspec.Meta(ge=1, le=MAX_RANKS)]
@@ -214,8 +206,7 @@ KernelKind = Literal["pointwise", "reduction", "foreach", "product", "attention"
 ``extern``: any other op that inductor calls unchanged."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedKernel:
+class PlannedKernel(Struct, frozen=True, kw_only=True):
     """One launch of a planned graph: a fused Triton kernel, or a library call. In the order of the graph."""
 
     name: Text
@@ -259,8 +250,7 @@ class PlannedRefusal(Refusal[Count], frozen=True, kw_only=True):
     """Whether another kernel needs the first one's result: then fusion removes only the read."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedGraph:
+class PlannedGraph(Struct, frozen=True, kw_only=True):
     """One graph as inductor would run it."""
 
     compile_id: Text
@@ -294,8 +284,7 @@ class PlannedGraph:
         return len(self.refusals) + self.refusals_left
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanBreak:
+class PlanBreak(Struct, frozen=True, kw_only=True):
     """A graph break in torch's words (``compile_log.GraphBreak`` is read from it)."""
 
     compile_id: Text
@@ -305,8 +294,7 @@ class PlanBreak:
     text: Text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlaceholderValue:
+class PlaceholderValue(Struct, frozen=True, kw_only=True):
     """A value that the program read and that no data was there for, or a size that depends on one."""
 
     what: Text
@@ -316,8 +304,7 @@ class PlaceholderValue:
     times: Count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TorchPlan:
+class TorchPlan(Struct, frozen=True, kw_only=True):
     """torch.compile's plan for one program on a device that is not present."""
 
     schema: Literal["perfscope.torch_plan/1"]

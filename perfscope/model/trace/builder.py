@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
 from typing import Any
 
 import msgspec
@@ -59,9 +58,7 @@ class TraceBuilder:
         builder.unplaced, builder.repairs = Counter(source.unplaced), Counter(source.repairs)
         builder.notes, builder.recorded = list(source.notes), set(trace.recorded)
         builder.events_only, builder.programs = source.events_only, source.programs
-        builder.attached = {
-            field.name: getattr(trace, field.name) for field in fields(trace) if field.name not in _OWN_FIELDS
-        }
+        builder.attached = {name: getattr(trace, name) for name in trace.__struct_fields__ if name not in _OWN_FIELDS}
         return builder
 
     def code(self, text: str) -> int:
@@ -147,7 +144,8 @@ class TraceBuilder:
         self.notes = [note.replace(copy, shown) for note in self.notes]
         if "hlo" in self.attached:
             self.attached["hlo"] = tuple(
-                replace(module, source=module.source.replace(copy, shown)) for module in self.attached["hlo"]
+                msgspec.structs.replace(module, source=module.source.replace(copy, shown))
+                for module in self.attached["hlo"]
             )
         log = self.attached.get("compile_log")
         if log is not None:

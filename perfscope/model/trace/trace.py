@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import force_setattr, replace
 
 from perfscope.model import hooks
 from perfscope.model.plugins import named
@@ -78,8 +79,7 @@ MEMORY_TABLES = ("frames", "held", "memory", "segments", "tensors")
 FactT = TypeVar("FactT")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class Source(Struct, frozen=True, kw_only=True):
     """Origin of a trace, and numbers on its reading. Counts are events of the file."""
 
     path: str
@@ -112,8 +112,7 @@ class Source:
     """Number of compiled programs, if the source has nothing else; several of them were handed in together."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Part(Struct, frozen=True, kw_only=True):
     """Which part of a recording a trace is: work and host spans within it, whole, and the calls that launched them."""
 
     start_ns: int
@@ -154,15 +153,14 @@ def _empty(table: str) -> Rows:
     return Rows(TABLES[table], {})
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Trace:
+class Trace(Struct, frozen=True, kw_only=True, eq=False):
     """One rank's recording: declared tables, the string pool, and what was recorded at all. Immutable.
 
     ``trace.kernels`` and its sisters are pandas frames (columns: ``docs/model.md``);
     ``trace.rows["kernels"]`` holds the same as read-only numpy arrays. The frames of the memory tables are those of
     ``trace.memory_pass``; all others are the trace's own, whose times are those of the lightest pass.
 
-    ``TraceBuilder`` makes traces; ``dataclasses.replace`` gives a copy with other values and without facts.
+    ``TraceBuilder`` makes traces; ``msgspec.structs.replace`` gives a copy with other values and without facts.
     """
 
     source: Source
@@ -217,7 +215,7 @@ class Trace:
     """The policy that their layers were given from outside (``--checkpoint``); ``None``: the program's own."""
     part: Part | None = None
     """The part of a recording that this is, if the user chose one; ``None``: all of it."""
-    _facts: dict[Any, Any] = field(init=False, default_factory=dict)
+    _facts: dict[Any, Any] = field(default_factory=dict)
     """Cached facts: the one part that grows. They follow from the rest, and a copy derives them again."""
 
     def __post_init__(self) -> None:
@@ -225,9 +223,19 @@ class Trace:
         unknown = self.recorded - set(RECORDED)
         if unknown and (unknown := unknown - set(named("recordings"))):
             raise ValueError(f"undeclared recorded keys {sorted(unknown)}")
-        object.__setattr__(self, "strings", tuple(self.strings))
+        force_setattr(self, "strings", tuple(self.strings))
         if not isinstance(self.rows, Tables):
-            object.__setattr__(self, "rows", Tables(self.rows))
+            force_setattr(self, "rows", Tables(self.rows))
+        force_setattr(self, "_facts", {})  # not those that `replace` copies
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """With the facts, as the state: they may refer to the trace, and `seed` may have set some."""
+        reduced: Any = super().__reduce__()
+        rebuild, (kind, values) = reduced
+        return rebuild, (kind, {name: value for name, value in values.items() if name != "_facts"}), self._facts
+
+    def __setstate__(self, facts: dict[Any, Any]) -> None:
+        self._facts.update(facts)
 
     def noted(self, *notes: str) -> Trace:
         """The trace with further notes in its source. Facts do not depend on notes, so they are carried over."""

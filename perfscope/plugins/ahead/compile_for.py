@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from perfscope.analyzers.engine import Analysis
 from perfscope.model.documents.compile_manifest import Compiled
@@ -15,14 +16,16 @@ from perfscope.model.trace import Trace
 DEFAULT_LIMIT_S = 900.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompiledFor:
+class CompiledFor(Struct, frozen=True, kw_only=True):
     """A function compiled for a target: the run folder, its programs as a trace, and the analysis of it."""
 
     folder: Path
     manifest: Compiled
-    trace: Trace = field(repr=False)
-    analysis: Analysis = field(repr=False)
+    trace: Trace
+    analysis: Analysis
+
+    def __repr__(self) -> str:
+        return f"<perfscope.CompiledFor {self.folder}>"
 
     def __str__(self) -> str:
         from perfscope.plugins.ahead.page import compiled_page

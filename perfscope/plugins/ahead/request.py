@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+from msgspec import Struct
 
 from perfscope.model.errors import DataError, UsageError
 
@@ -115,8 +115,7 @@ JAX_POLICY_NAMES: dict[str, PolicyName] = {
 MAX_CHECKPOINT_OPTION = 400
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spot:
+class Spot(Struct, frozen=True, kw_only=True):
     """A line that was named."""
 
     file: str
@@ -131,8 +130,7 @@ class Spot:
         return line == self.line and (file == self.file or file.endswith(f"/{self.file}"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointRequest:
+class CheckpointRequest(Struct, frozen=True, kw_only=True):
     """One value of the option."""
 
     word: PolicyName

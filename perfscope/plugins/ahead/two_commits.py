@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.ab import Arm
@@ -19,8 +20,7 @@ SPARE_S = 120.0
 """Seconds beyond the limit of `perfscope compile`: to start, to judge, to write."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compilation:
+class Compilation(Struct, frozen=True, kw_only=True):
     """What to compile at both commits. ``options``: of `perfscope compile`, before the program."""
 
     options: tuple[str, ...]

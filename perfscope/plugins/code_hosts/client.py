@@ -11,10 +11,11 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from http.client import HTTPException
 from typing import Any, NoReturn, Protocol, TypeVar
 from urllib.parse import urlencode, urlsplit
+
+from msgspec import Struct
 
 from perfscope.model.errors import PerfscopeError, UsageError
 from perfscope.model.untrusted_text import sanitize
@@ -66,28 +67,32 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         """Return None: a redirect is an answer like any other, and its status is reported."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class Reply(Struct, frozen=True, kw_only=True):
     """An answer: its JSON, and the headers by lower-case name."""
 
     value: Any
     headers: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
-    """A client of one server. ``base`` is the API's address, ``headers`` carry the token."""
+    """A client of one server."""
 
-    host: str
-    """Name of the server in messages: ``GitHub``."""
-    base: str
-    headers: Mapping[str, str] = field(repr=False)
-    missing: Mapping[int, str] = field(default_factory=dict)
-    """Status -> the probable reason and its remedy."""
-    sleep: Callable[[float], None] = time.sleep
+    def __init__(
+        self,
+        *,
+        host: str,
+        base: str,
+        headers: Mapping[str, str],
+        missing: Mapping[int, str] | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """``UsageError`` if the address ``base`` of the API is not allowed.
 
-    def __post_init__(self) -> None:
-        check_address(self.base)
+        ``host``: name of the server in messages, ``GitHub``; ``headers`` carry the token; ``missing``: status -> the
+        probable reason and its remedy.
+        """
+        check_address(base)
+        self.host, self.base, self.headers, self.missing, self.sleep = host, base, headers, missing or {}, sleep
 
     def ask(
         self,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
+
+from msgspec import Struct
 
 from perfscope.model.errors import DataError, UsageError
 from perfscope.model.untrusted_text import sanitize
@@ -28,8 +29,7 @@ _MISSING = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GitHub:
+class GitHub(Struct, frozen=True, kw_only=True):
     """One repository, accessed with one token."""
 
     limit: ClassVar[int] = 60_000
@@ -142,8 +142,7 @@ MOST_BYTES = 64 << 20
 _REF = re.compile(r"refs/pull/([1-9][0-9]{0,9})/(?:merge|head)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class Run(Struct, frozen=True, kw_only=True):
     """A finished run of another workflow: its commit, branch and repository."""
 
     sha: str
@@ -153,8 +152,7 @@ class Run:
     of_pull_request: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class Event(Struct, frozen=True, kw_only=True):
     """``number`` of the pull request, or the ``run`` (`workflow_run`) whose commit leads to it.
 
     ``foreign``: its commits are in another repository (a fork); ``None`` if the event lacks this.

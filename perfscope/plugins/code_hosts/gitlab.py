@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 from urllib.parse import quote
+
+from msgspec import Struct
 
 from perfscope.model.errors import UsageError
 from perfscope.model.untrusted_text import sanitize
@@ -23,8 +24,7 @@ _MISSING = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GitLab:
+class GitLab(Struct, frozen=True, kw_only=True):
     """One project, accessed with one token; ``web``: its address in a browser, empty if unknown."""
 
     limit: ClassVar[int] = 1_000_000

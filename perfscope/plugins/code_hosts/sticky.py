@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Literal, Protocol
+
+from msgspec import Struct
 
 from perfscope.dashboards.report.compare.render import marker
 from perfscope.plugins.code_hosts.client import HostTroubleError
@@ -19,8 +20,7 @@ _COMMAND = re.compile(r"(?m)^([ \t]*)/")
 _CUT = "\n\n*Cut here: a comment cannot hold more. The whole report is in the job's artifact.*\n"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comment:
+class Comment(Struct, frozen=True, kw_only=True):
     """A comment as the host lists it; ``place`` is its address in a browser, empty if unknown."""
 
     number: int
@@ -29,8 +29,7 @@ class Comment:
     place: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Posted:
+class Posted(Struct, frozen=True, kw_only=True):
     """The outcome; ``twins``: other comments with the same key and author, left unchanged."""
 
     done: Literal["created", "updated", "unchanged"]

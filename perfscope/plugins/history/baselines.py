@@ -7,9 +7,10 @@ import shutil
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from perfscope.commands.options import Sides
 from perfscope.model.documents.run_folders import RUNS_FOLDER
@@ -82,8 +83,7 @@ def nearest(head: str, name: str | None, *, store: str | None = None) -> tuple[s
     return str(_path_of(run_store, chosen)), notes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Facts:
+class _Facts(Struct, frozen=True, kw_only=True):
     """Facts on HEAD; ``None``: it is not a run of perfscope."""
 
     uid: str

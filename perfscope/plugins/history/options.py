@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,7 +70,7 @@ def opened(asked: str | None) -> RunStore:
 
 def record(path: str | Path, *, branch: str | None = None, commit: str | None = None) -> StoredRun:
     """The record of a run or a trace, its branch from git here, its texts fit to be kept."""
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     from perfscope.model.commits import branch_of
     from perfscope.plugins.history.run_record import record_of
@@ -87,7 +86,7 @@ def cleaned(made: StoredRun) -> StoredRun:
     from perfscope.model.untrusted_text import sanitize_value
     from perfscope.plugins.history.stored_run import StoredRun
 
-    return msgspec.convert(sanitize_value(asdict(made)), StoredRun)
+    return msgspec.convert(sanitize_value(msgspec.to_builtins(made)), StoredRun)
 
 
 def add_new(store: RunStore, folder: Path, *, quiet: bool = False) -> tuple[int, tuple[str, ...]]:

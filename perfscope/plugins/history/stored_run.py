@@ -5,11 +5,12 @@ No host name, user name, environment or absolute path is in it. Keys are only ad
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
+from msgspec import Struct, field
 
 from perfscope.model.errors import DataError
 
@@ -25,8 +26,7 @@ KEY_LENGTH = 16
 """Hexadecimal digits of a machine's key: there are a few machines, and it is read by people."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredMetric:
+class StoredMetric(Struct, frozen=True, kw_only=True):
     """One number under the name and unit that ``compare`` gives it."""
 
     name: str
@@ -41,8 +41,7 @@ class StoredMetric:
     """More of it is neither better nor worse."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredSteps:
+class StoredSteps(Struct, frozen=True, kw_only=True):
     """The steps of one rank that ran without a profiler, in ns. All of one launch: they share its luck."""
 
     rank: int
@@ -55,8 +54,7 @@ class StoredSteps:
     """A step of a window that waits for the devices at both ends; ``None``: not measured."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredFinding:
+class StoredFinding(Struct, frozen=True, kw_only=True):
     """A finding by rule, subject and place, with its cost."""
 
     rule: str
@@ -74,16 +72,14 @@ class StoredFinding:
     line: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotMeasured:
+class NotMeasured(Struct, frozen=True, kw_only=True):
     """A metric that was not recorded, and why."""
 
     name: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredRun:
+class StoredRun(Struct, frozen=True, kw_only=True):
     """Data of a run that remain without its files."""
 
     uid: str
@@ -128,8 +124,7 @@ class StoredRun:
         return self.state == "finished" and self.exit_code in (None, 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Baseline:
+class Baseline(Struct, frozen=True, kw_only=True):
     """A run under a name. ``digest``: of its packed files, ``None`` if only its numbers are kept."""
 
     name: str
@@ -142,7 +137,7 @@ class Baseline:
 
 def encode(record: StoredRun) -> str:
     """The record as JSON on one line; the same record gives the same text."""
-    return json.dumps(dataclasses.asdict(record), separators=(",", ":"), allow_nan=False)
+    return json.dumps(msgspec.to_builtins(record), separators=(",", ":"), allow_nan=False)
 
 
 def decode(text: str | bytes, origin: str) -> StoredRun:

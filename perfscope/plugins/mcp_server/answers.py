@@ -167,10 +167,10 @@ TOOLS = ("list_runs", "analyze", "findings", "explain", "query", "compare")
 
 def _listing(folder: Path) -> Iterator[str]:
     from perfscope.model.documents import run_folders
-    from perfscope.model.documents.run_list import row_of, state_words, worst_words
+    from perfscope.model.documents.run_list import list_runs, listed_run, row_of, state_words, worst_words
     from perfscope.model.units import format_ns
 
-    runs = [run_folders.listed(folder)] if run_folders.is_run(folder) else run_folders.list_runs(folder)
+    runs = [listed_run(folder)] if run_folders.is_run(folder) else list_runs(folder)
     for listed in runs[:MOST_RUNS]:
         row = row_of(listed)
         step = "unknown" if row.get("step_ns") is None else format_ns(row["step_ns"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import sys
 from collections.abc import Sequence
@@ -14,7 +13,6 @@ from perfscope.commands.completion import complete_runs
 from perfscope.commands.group import VerbGroup
 from perfscope.commands.options import STDOUT, device_named, quiet_option, screen, spare, verbose_option, write_answers
 from perfscope.model.errors import DONE, DataError, UsageError
-from perfscope.plugins.memory_advice import compile_plans as advise_compile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,8 +69,11 @@ def memory(
     than another are listed, from the quickest to the leanest; the quickest that fits the budget comes first. For a run
     of `perfscope compile` whose JAX program and compiler are here, the policies are compiled for their exact peaks.
     """
+    from msgspec.structs import replace
+
     from perfscope.analyzers.devices import read_bytes_text
     from perfscope.analyzers.readers import load_path
+    from perfscope.plugins.memory_advice import compile_plans
     from perfscope.plugins.memory_advice import sections as advice
     from perfscope.plugins.memory_advice.models import step_models
     from perfscope.plugins.memory_advice.plans import plan_memory
@@ -87,7 +88,7 @@ def memory(
     if target is not None and name is not None:
         raise UsageError(f"--device {name}: {path} was compiled for {target.shown}")
     traces = [
-        trace if name is None or trace.target is not None else dataclasses.replace(trace, judged_device=name)
+        trace if name is None or trace.target is not None else replace(trace, judged_device=name)
         for trace in loaded.traces
     ]
     steps = step_models(traces)
@@ -98,7 +99,7 @@ def memory(
     plans = plan_memory(model, budget_bytes=allowed, devices=devices, device=name)
     verified = None
     if most is not None:
-        verified = advise_compile.verified_plans(trace, model, plans.front, most=most, quiet=quiet)
+        verified = compile_plans.verified_plans(trace, model, plans.front, most=most, quiet=quiet)
     report = advice.plans_report(plans, path, unseen, len(steps.models) - 1, verified)
     spare([trace.source.path for trace in loaded.traces], filter(None, (json_file, html_file)))
     answers = ((json_file, lambda: advice.render_json(report)), (html_file, lambda: advice.render_html(report)))
@@ -128,17 +129,18 @@ def _compiled_or_estimated(
     """
     from msgspec.structs import replace
 
+    from perfscope.plugins.memory_advice import compile_plans
     from perfscope.plugins.memory_advice.step_model_hlo import EXACT
 
     trace = next(
         (trace for trace in traces if model.framework == "jax" and trace.hlo and trace.op_graph is None), traces[0]
     )
     if not estimate and model.framework == "jax" and trace.source.format == "compiled":
-        model, reason = advise_compile.with_compiled_peaks(trace, model, quiet=quiet)
+        model, reason = compile_plans.with_compiled_peaks(trace, model, quiet=quiet)
         if reason:
             model = replace(model, notes=(*model.notes, f"peaks are estimated: {reason}"))
-    command = advise_compile.exact_command(trace) if EXACT in model.notes else None
+    command = compile_plans.exact_command(trace) if EXACT in model.notes else None
     if command is None:
         return model, trace
-    note = advise_compile.exact_note(command, verifiable=trace.source.format == "compiled")
+    note = compile_plans.exact_note(command, verifiable=trace.source.format == "compiled")
     return replace(model, notes=tuple(note if text == EXACT else text for text in model.notes)), trace

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from perfscope.commands.options import tell
 from perfscope.model.errors import DataError, PerfscopeError, UsageError
@@ -33,8 +34,7 @@ HIDDEN = "***"
 MOST_KEPT = 1_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyProgram:
+class PolicyProgram(Struct, frozen=True, kw_only=True):
     """The program with one policy."""
 
     folder: Path | None
@@ -45,8 +45,7 @@ class PolicyProgram:
     """It had been compiled before."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _CompiledRun:
+class _CompiledRun(Struct, frozen=True, kw_only=True):
     """A run of `perfscope compile` whose program can be compiled again."""
 
     folder: Path

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 
 from perfscope.plugins.parity.document import Arrays, Divergence, Recording, Row, RowKind
@@ -36,44 +36,38 @@ the same norm and nearly the same sums as the right one."""
 MOST_LINES = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
+class Side(Struct, frozen=True, kw_only=True):
     """A recording with its arrays."""
 
     recording: Recording
     arrays: Arrays
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(Struct, frozen=True):
     """Ops that round, and terms of reductions."""
 
     roundings: int
     terms: int
 
 
-@dataclass(slots=True)
 class Comparison:
     """Compares ``a`` with ``b``.
 
     ``reference``: a run of A, or of B if ``of_b``, in a wider dtype, with the same layers.
     """
 
-    a: Side
-    b: Side
-    reference: Side
-    of_b: bool = False
-    translation: Translation | None = None
-    matches: list[Match] = field(init=False)
-    _aligned: dict[Match, Align] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self, a: Side, b: Side, reference: Side, *, of_b: bool = False, translation: Translation | None = None
+    ) -> None:
         """Match the layers; ``ValueError`` if the reference and its side have different layers."""
-        sure, possible = match_layers(self.a.recording, self.b.recording, self.translation)
+        self.a, self.b, self.reference = a, b, reference
+        self.of_b, self.translation = of_b, translation
+        self._aligned: dict[Match, Align] = {}
+        sure, possible = match_layers(a.recording, b.recording, translation)
         alike = [match for match in possible if self._is_alike(match)]
         self.matches = sorted([*sure, *alike], key=lambda match: match.a[-1])
-        base = self.b if self.of_b else self.a
-        if [layer.name for layer in base.recording.layers] != [layer.name for layer in self.reference.recording.layers]:
+        base = b if of_b else a
+        if [layer.name for layer in base.recording.layers] != [layer.name for layer in reference.recording.layers]:
             raise ValueError("the reference ran through other layers")
 
     @property

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -87,8 +86,8 @@ class JaxSide:
         closed = jax.make_jaxpr(lambda weights, inputs: function(tree.unflatten(weights), *shape.unflatten(inputs)))(
             values, arrays
         )
-        recorded = _walked(closed, values, arrays, names, own, self._lines, wide=request.wide)
-        stored = recorded.arrays | {f"input:{number}": to_numpy(array) for number, array in enumerate(arrays)}
+        trail, found, outputs, notes = _walked(closed, values, arrays, names, own, self._lines, wide=request.wide)
+        stored = found | {f"input:{number}": to_numpy(array) for number, array in enumerate(arrays)}
         stored |= {f"weight:{name}": to_numpy(value) for name, value in zip(names, values, strict=True) if name in own}
         recording = Recording(
             schema=RECORDING_SCHEMA,
@@ -97,28 +96,18 @@ class JaxSide:
             device=str(next(iter(jnp.zeros(()).devices())).platform),
             dtype=request.dtype or next((weight.dtype for weight in weights), "float32"),
             weights=tuple(weights),
-            layers=tuple(recorded.trail.layers),
-            ops=tuple(recorded.trail.ops),
-            outputs=recorded.outputs,
-            notes=tuple(recorded.notes),
+            layers=tuple(trail.layers),
+            ops=tuple(trail.ops),
+            outputs=outputs,
+            notes=tuple(notes),
         )
         return recording, stored
 
 
-@dataclass(slots=True)
-class Recorded:
-    """The result of a walk."""
-
-    trail: Trail
-    arrays: Arrays
-    outputs: int
-    notes: list[str]
-
-
 def _walked(
     closed: Any, values: list[Any], inputs: list[Any], names: list[str], own: set[str], lines: Lines, *, wide: bool
-) -> Recorded:
-    """Walk the program of (weights, inputs) forward and backward."""
+) -> tuple[Trail, Arrays, int, list[str]]:
+    """Walk the program of (weights, inputs) forward and backward; the number of outputs and notes on the walk, too."""
     tags = [*(frozenset({name}) for name in names), *(None for _ in inputs)]
     rehearsal = Walk(lines, own, wide=wide)
     jax.eval_shape(lambda *flat: rehearsal.program(closed, list(flat), tags), *values, *inputs)
@@ -150,7 +139,7 @@ def _walked(
     for number, out in enumerate(outputs):
         name = f"output {number}" if len(outputs) > 1 else "output"
         arrays[f"layer:{trail.add_layer(name, '', '', str(out.dtype))}"] = to_numpy(out)
-    return Recorded(trail, arrays, len(outputs), notes)
+    return trail, arrays, len(outputs), notes
 
 
 def _with_gradients(forward: Callable[..., Any], weights: list[Any], taps: list[Any]) -> tuple[Any, ...]:

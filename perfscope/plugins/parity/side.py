@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.plugins.parity.document import Arrays, Recording, Weight
 
@@ -18,8 +18,7 @@ class SideError(Exception):
     """One line on a problem with a model's function or its result."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRequest:
+class RunRequest(Struct, frozen=True, kw_only=True):
     """How a model is run. ``dtype``: floating-point weights and inputs are cast to it; ``None``: unchanged.
 
     ``weights`` and ``inputs`` replace the function's own. ``wide``: skip the program's casts to narrower dtypes (for

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from perfscope.commands.options import tell
 from perfscope.model.errors import DataError
@@ -21,8 +22,7 @@ if TYPE_CHECKING:
 RUN, REFERENCE = "run", "reference"
 
 
-@dataclass(slots=True)
-class _A:
+class _A(Struct):
     """Data of A that B needs."""
 
     weights: Sequence[Weight]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from perfscope.model.documents.ab import Launch, Pair, Pairs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class Candidate(Struct, frozen=True, kw_only=True):
     """An intervention as it is shown (`perfscope.plugins.trials.interventions`)."""
 
     name: str
@@ -30,8 +30,7 @@ class Candidate:
 Stop = Literal["not applicable", "not applied", "rejected", "failed", "not reached"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class Attempt(Struct, frozen=True, kw_only=True):
     """The launches of one arm against another. ``base``, ``head``: interventions in effect."""
 
     candidate: Candidate
@@ -45,8 +44,7 @@ class Attempt:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unchanged:
+class Unchanged(Struct, frozen=True, kw_only=True):
     """Launches of the unchanged program: two that recorded values, and pairs for the calibration."""
 
     first: Launch

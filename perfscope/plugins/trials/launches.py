@@ -10,12 +10,15 @@ Values and times are judged by a `TrialJudge` (`perfscope.plugins.trials.judge`)
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.model.documents.ab import (
     AbPlan,
@@ -59,8 +62,7 @@ class TrialJudge(Protocol):
         """Whether it was measured, and the head is faster."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialPlan:
+class TrialPlan(Struct, frozen=True, kw_only=True):
     """What to launch. ``deadline``: on ``time.monotonic``; an intervention that would end later is left out."""
 
     target: Target
@@ -328,7 +330,7 @@ class Trials:
     ) -> Launch:
         variables: dict[str, str] = {}
         for name in names:
-            known = replace(self.facts, variables={**self.facts.variables, **variables})
+            known = dataclasses.replace(self.facts, variables={**self.facts.variables, **variables})
             variables |= load_intervention(name).environment(known)
         with MachineWatch(self._gpus) as watch:
             launch = launch_once(

@@ -16,9 +16,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from perfscope.model.capture import VARIABLE, CaptureOptions, Message
 from perfscope.model.documents import run_folders
@@ -103,8 +106,7 @@ def _typical(process: Process) -> float:
     return statistics.median(process.untraced_step_ns) if process.untraced_step_ns else 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArmFolder:
+class ArmFolder(Struct, frozen=True, kw_only=True):
     """The location of an arm.
 
     ``folder``: current directory of the program; ``root``: the top of its worktree, ``None`` if the program runs in
@@ -115,8 +117,7 @@ class ArmFolder:
     folder: Path
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Changes:
+class Changes(Struct, frozen=True, kw_only=True):
     """Changes that a plug-in makes to the program in a launch."""
 
     companion: str
@@ -220,7 +221,7 @@ def _with_reports(launch: Launch, run: Path, changed: frozenset[str] | None) -> 
         environment=_environment(process),
         strays=process_state.read_strays(run),
         changed_loaded=None if changed is None else len(changed & process_state.read_loaded(run)),
-        **asdict(merge_ranks(processes)),
+        **msgspec.structs.asdict(merge_ranks(processes)),
     )
     return reported, corrupt
 

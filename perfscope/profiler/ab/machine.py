@@ -16,11 +16,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from types import TracebackType
 from typing import Self
+
+from msgspec import Struct, field
 
 from perfscope.model import environment
 from perfscope.model.environment import ask
@@ -43,8 +44,7 @@ MOST_CPU_LINES = 4096
 """Most lines of /proc/cpuinfo: enough for hundreds of processors."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuState:
+class GpuState(Struct, frozen=True, kw_only=True):
     """One device at one moment; ``None``: not reported."""
 
     index: int
@@ -173,16 +173,14 @@ def _number(text: str) -> float | None:
         return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sources:
+class Sources(Struct, frozen=True, kw_only=True):
     """Locations of the kernel's files."""
 
     proc: Path = Path("/proc")
     cgroup: Path = Path("/sys/fs/cgroup")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineCounters:
+class MachineCounters(Struct, frozen=True, kw_only=True):
     """Counters that only grow, at one moment."""
 
     clock_s: float

@@ -6,12 +6,13 @@ of numpy) belong to the program.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
+from msgspec import Struct
 
 from perfscope.model.capture import CaptureOptions
 from perfscope.model.errors import NotStartedError
@@ -20,8 +21,7 @@ from perfscope.profiler.launch.record import record
 from perfscope.profiler.session.ranks import RUN_ID
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class Order(Struct, frozen=True, kw_only=True):
     """What to record. ``python_path``: the program's ``PYTHONPATH``; ``answer``: file for the run's folder."""
 
     arguments: tuple[str, ...]
@@ -35,7 +35,7 @@ class Order:
 
     def dump(self) -> str:
         """Return JSON text."""
-        return json.dumps(dataclasses.asdict(self))
+        return json.dumps(msgspec.structs.asdict(self))
 
 
 def main(text: str) -> int:

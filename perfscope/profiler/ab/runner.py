@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from statistics import median_high
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from perfscope.model.documents.ab import AbPlan, AbState, Arm, Decision, Launch, Pair, Pairs, Phase, pairs_of
 from perfscope.model.errors import DataError

@@ -10,9 +10,10 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+
+from msgspec import Struct
 
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.ab import WORKTREES_PREFIX, Arm
@@ -34,8 +35,7 @@ class TerminatedError(KeyboardInterrupt):
         self.number = number
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkout:
+class Checkout(Struct, frozen=True, kw_only=True):
     """The current repository. ``below``: current folder, relative to its top."""
 
     top: Path

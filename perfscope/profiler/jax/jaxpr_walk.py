@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from msgspec import Struct, field
 
 from perfscope.profiler.trail import FLOATS, Lines, Trail
 
@@ -64,8 +64,7 @@ class Observer(Protocol):
         """Handle the end of a scan. ``numbers``: of ``body``, with a leading axis of iterations; ``op`` follows."""
 
 
-@dataclass(slots=True)
-class Walk:
+class Walk(Struct):
     """Evaluates a jaxpr op by op and keeps the results of layers. ``wide``: skip casts to narrower dtypes."""
 
     lines: Lines
@@ -317,8 +316,7 @@ class Walk:
         return run(params[_CUSTOM[name]], values)
 
 
-@dataclass(slots=True)
-class Scopes:
+class Scopes(Struct):
     """Named scopes of one level of a program, to find those that end before the next op."""
 
     outer: str

@@ -16,9 +16,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
+
+from msgspec import Struct
 
 from perfscope.model.capture import VARIABLE, Message
 from perfscope.model.errors import NotStartedError
@@ -33,8 +34,7 @@ GRACE_S = 30.0
 """Seconds from SIGTERM to SIGKILL for a program whose time is over, as Kubernetes gives by default."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class Target(Struct, frozen=True, kw_only=True):
     """What to start: ``script.py ARGS``, ``-m module ARGS``, or a command of any kind."""
 
     arguments: tuple[str, ...]
@@ -66,8 +66,7 @@ class Target:
         return first if self.module or self.command else first.removesuffix(".py")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class Ended(Struct, frozen=True, kw_only=True):
     """How the program ended. ``code``: as a shell gives it, 128 plus the signal that killed it."""
 
     code: int

@@ -9,10 +9,12 @@ import platform
 import signal
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 from perfscope.model import environment
 from perfscope.model.capture import WAIT_S, CaptureOptions, Message
@@ -47,8 +49,7 @@ MOST_JOBS = 10_000
 """Jobs of one name."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobDirectory:
+class JobDirectory(Struct, frozen=True, kw_only=True):
     """Directory and number of a task. ``earlier``: directories of that name belong to other jobs."""
 
     directory: Path
@@ -126,8 +127,7 @@ LOAD = ("others_share", "steal_share")
 """Rates of the machine's counters that a manifest has."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
+class Recorded(Struct, frozen=True, kw_only=True):
     """A run that ended. ``code``: the program's exit code, as a shell gives it."""
 
     directory: Path

@@ -17,8 +17,11 @@ import shutil
 import signal
 import sqlite3
 import subprocess
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+
+import msgspec
+from msgspec import Struct
 
 from perfscope.model.capture import CaptureOptions
 from perfscope.model.documents import run_folders
@@ -206,8 +209,7 @@ INSIDE = 'umask "$0"; exec "$@" >&9 2>&8 8>&- 9>&-'
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Installed:
+class Installed(Struct, frozen=True, kw_only=True):
     """The ``nsys`` on PATH. ``options``: long names that ``nsys profile`` has; ``traces``: APIs that it can trace."""
 
     path: str
@@ -347,7 +349,7 @@ class NsysRun:
         It returns the program's code, but 0 for many programs that Ctrl-C ended, because it stops waiting for them.
         """
         if ended.interrupted and ended.code == 0:
-            return replace(ended, code=128 + signal.SIGINT)
+            return msgspec.structs.replace(ended, code=128 + signal.SIGINT)
         return ended
 
     def collect(self) -> tuple[str, ...]:

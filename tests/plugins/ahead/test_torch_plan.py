@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from perfscope.analyzers.devices.target_text import parse_target
 from perfscope.analyzers.plans.time import launches

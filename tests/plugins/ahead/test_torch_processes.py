@@ -8,11 +8,11 @@ import socket
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from perfscope.analyzers.devices.target_text import parse_target
 from perfscope.analyzers.plans.time import plan_works

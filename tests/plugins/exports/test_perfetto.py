@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gzip
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from perfscope.model.errors import DataError
 from perfscope.plugins.exports import perfetto as packets

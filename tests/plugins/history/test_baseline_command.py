@@ -140,7 +140,7 @@ def test_a_folder_that_lost_a_recording_is_not_the_baseline(
 def test_an_id_from_a_strangers_store_leads_nowhere(
     line: list[str], hostile: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     from perfscope.plugins.history import run_record
     from perfscope.plugins.history.store.runs import RunStore

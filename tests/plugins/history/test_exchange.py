@@ -213,7 +213,7 @@ def test_baselines_of_runs_that_are_not_in_it_are_left_out(tmp_path: Path) -> No
 
 
 def test_texts_are_cleaned_before_they_are_kept(tmp_path: Path) -> None:
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     clean: Callable[[StoredRun], StoredRun] = lambda record: replace(record, name="clean")  # noqa: E731
     store = RunStore(tmp_path / "store.sqlite")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from perfscope.dashboards.report.renderers.html import sections_html
 from perfscope.dashboards.report.renderers.values import amount_text

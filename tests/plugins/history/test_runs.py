@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from perfscope.model.errors import DataError, PerfscopeError, UsageError
 from perfscope.model.version import install_command

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from perfscope.analyzers.compare.runs.comparison import compare
 from perfscope.analyzers.engine import analyze
@@ -196,7 +196,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
 
 
 def test_the_machine_is_its_hardware() -> None:
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     record = record_of(ONE)
     assert replace(record, software={"torch": "9"}).machine == record.machine

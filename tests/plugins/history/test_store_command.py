@@ -52,7 +52,7 @@ def test_runs_are_counted_again_where_that_is_asked_for(capsys: pytest.CaptureFi
     said(capsys, "import", "perfscope-runs")
     store = RunStore(RUNS / "store.sqlite")
     record = store.runs()[0]
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     store.put(replace(record, metrics=(), perfscope="0.0.1"), again=True)
     assert "is in" in said(capsys, "import", str(place))

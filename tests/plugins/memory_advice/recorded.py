@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from perfscope.analyzers.ops.op_times import OpTimes, op_bytes, op_times
 from perfscope.analyzers.readers.op_graph import read_op_graph

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -108,7 +108,7 @@ def test_its_moments_are_the_forward_passes_of_what_would_run_again(tmp_path: Pa
     for at in range(2 * len(ops)):
         built.slice(f"aten::{at}", 10 * at, 10 * at + 10)
     trace = built.build()
-    trace = dataclasses.replace(trace, op_graph=found.graph)
+    trace = msgspec.structs.replace(trace, op_graph=found.graph)
     steps = np.arange(2 * len(ops), dtype=np.int64).reshape(2, -1)
     trace.seed(graph_time, GraphTime(spans=tuple(steps), matched_share=1.0, on_device=False))
     peak = simulate(model, keep_all(model)).peak_bytes

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from perfscope.analyzers.hlo.cost.module import module_cost
 from perfscope.analyzers.hlo.module import HloModule

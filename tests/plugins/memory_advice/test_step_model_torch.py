@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from perfscope.__main__ import run
 from perfscope.analyzers.memory.categories import memory_timelines

@@ -7,11 +7,11 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from perfscope.analyzers.engine import analyze
 from perfscope.dashboards.report import render

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace as _replace
 from typing import Any
 
 import msgspec
@@ -47,7 +46,7 @@ def side(seed: int | None = None, *, dtype: str = "float32", framework: str = "t
 
 
 def changed(given: Side, key: str, value: np.ndarray) -> Side:
-    return _replace(given, arrays={**given.arrays, key: value})
+    return msgspec.structs.replace(given, arrays={**given.arrays, key: value})
 
 
 def compared(a: Side, b: Side, **options: Any) -> Comparison:
@@ -78,14 +77,14 @@ def test_an_error_diverges_just_above_what_is_expected(size: float, diverges: bo
 def test_bfloat16_may_be_off_by_what_float32_may_not() -> None:
     narrow = side(2, dtype="bfloat16")
     assert wrong(compared(side(1), narrow)) == []
-    pretended = _replace(narrow, recording=side(2).recording)
+    pretended = msgspec.structs.replace(narrow, recording=side(2).recording)
     assert len(wrong(compared(side(1), pretended))) == 6
 
 
 def test_a_model_under_autocast_may_be_off_by_what_its_layers_round() -> None:
     b = side(2, dtype="bfloat16")
     layers = (msgspec.structs.replace(b.recording.layers[0], dtype="bfloat16"), *side(2).recording.layers[1:])
-    mixed = _replace(b, recording=msgspec.structs.replace(b.recording, dtype="float32", layers=layers))
+    mixed = msgspec.structs.replace(b, recording=msgspec.structs.replace(b.recording, dtype="float32", layers=layers))
     assert wrong(compared(side(1), mixed)) == []
 
 
@@ -98,10 +97,10 @@ def test_layers_that_one_side_has_alone_are_named_and_ops_that_lead_to_a_match_a
         Layer(name="lone", op="add", weights=("lone",)),
         Layer(name="scope", op="add"),
     )
-    b = _replace(b, recording=msgspec.structs.replace(b.recording, layers=layers))
+    b = msgspec.structs.replace(b, recording=msgspec.structs.replace(b.recording, layers=layers))
     translation = translate(a.recording.weights, side(2).recording.weights, a_is_torch=True, b_is_torch=True)
     assert compared(a, b, translation=translation).unmatched() == ((), ("lone",))
-    only_torch = _replace(b, recording=msgspec.structs.replace(b.recording, framework="torch"))
+    only_torch = msgspec.structs.replace(b, recording=msgspec.structs.replace(b.recording, framework="torch"))
     assert compared(a, only_torch, translation=translation).unmatched() == ((), ("lone", "scope"))
 
 
@@ -230,8 +229,8 @@ def recorded_early(*, later: bool = True, dtype: str = "float32") -> tuple[Side,
     ]
     ops_a = (op_of(a.arrays["layer:1"], 1, "m.py:1"),)
     b = changed(b, "layer:1", early)
-    b = _replace(b, recording=msgspec.structs.replace(b.recording, ops=tuple(ops_b)))
-    return _replace(a, recording=msgspec.structs.replace(a.recording, ops=ops_a)), b
+    b = msgspec.structs.replace(b, recording=msgspec.structs.replace(b.recording, ops=tuple(ops_b)))
+    return msgspec.structs.replace(a, recording=msgspec.structs.replace(a.recording, ops=ops_a)), b
 
 
 def test_a_layer_whose_value_comes_one_op_later_is_no_divergence() -> None:
@@ -257,14 +256,20 @@ def test_a_layer_is_recorded_early_only_if_the_value_follows_and_later_layers_ag
 def test_sums_of_16_bit_values_clear_no_op() -> None:
     a, b = recorded_early(later=False, dtype="bfloat16")
     same = op_of(a.arrays["layer:1"], 1, "m.py:8")
-    a, b = (_replace(x, recording=msgspec.structs.replace(x.recording, ops=(same, *x.recording.ops))) for x in (a, b))
+    a, b = (
+        msgspec.structs.replace(x, recording=msgspec.structs.replace(x.recording, ops=(same, *x.recording.ops)))
+        for x in (a, b)
+    )
     first = compared(a, b).first(compared(a, b).rows())
     assert first is not None
     assert not first.exact
     assert first.common_a == first.common_b == ""
     assert first.lines_b == ("m.py:8",)
     a, b = recorded_early(later=False)
-    a, b = (_replace(x, recording=msgspec.structs.replace(x.recording, ops=(same, *x.recording.ops))) for x in (a, b))
+    a, b = (
+        msgspec.structs.replace(x, recording=msgspec.structs.replace(x.recording, ops=(same, *x.recording.ops)))
+        for x in (a, b)
+    )
     first = compared(a, b).first(compared(a, b).rows())
     assert first is not None
     assert first.common_a == "mul at m.py:8"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from perfscope.analyzers.engine import Analysis
 from perfscope.model.errors import DataError
@@ -131,7 +132,7 @@ def test_the_largest_promise_comes_first_and_rules_without_an_answer_are_named()
 def test_garbage_collection_in_steps_is_a_sign_from_two_percent_on() -> None:
     program = unchanged(3.0)
     for share, shown in ((0.019, {}), (0.021, {GARBAGE_COLLECTION: Promise(findings=1, ns=210_000)})):
-        trial = replace(report(3.0), gc_ns_per_step=round(share * 1e7))
+        trial = dataclasses.replace(report(3.0), gc_ns_per_step=round(share * 1e7))
         second = replace(program.second, reports=(trial,))
         assert signs(replace(program, second=second), ()) == shown
     seen = signs(program, ("debug-off",))

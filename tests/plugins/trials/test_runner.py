@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from perfscope.model.documents.ab import AbPlan, Launch
 from perfscope.model.errors import DataError
@@ -182,7 +182,10 @@ def test_pairs_grow_until_the_answer_is_clear_or_they_would_not_give_one(
 
     monkeypatch.setattr(module, "launch_once", launch)
     plan = TrialPlan(
-        target=Target(arguments=("train.py",)), directory=tmp_path, ab=replace(PLAN, pairs=45), record_steps=2
+        target=Target(arguments=("train.py",)),
+        directory=tmp_path,
+        ab=replace(PLAN, pairs=45),
+        record_steps=2,
     )
     judge = TrialJudge(pairs=45, least=0.02)
     made = Trials(plan, judge, tell=lambda line: None)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from perfscope.plugins.trials.sections import render_markdown, render_text
 from tests.plugins.trials.launches import attempt, document, launch, left, pairs_of, rejected, report

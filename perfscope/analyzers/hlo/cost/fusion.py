@@ -9,8 +9,9 @@ place: it touches only its updates.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate
+
+from msgspec import Struct, field
 
 from perfscope.analyzers.hlo.module import Computation, Instruction, Shape
 from perfscope.analyzers.hlo.views import SAME_BUFFER, UPDATES, path
@@ -24,8 +25,7 @@ _WHOLE = frozenset(
 """Opcodes that need all of their operands for any part of their result."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BodyTraffic:
+class BodyTraffic(Struct, frozen=True, kw_only=True):
     """Elements that a fusion's body touches in memory, each once."""
 
     read: tuple[tuple[int, ...], ...]
@@ -34,8 +34,7 @@ class BodyTraffic:
     """By result array: elements written. For a result that is updated in place, the updates."""
 
 
-@dataclass(slots=True)
-class _Demand:
+class _Demand(Struct):
     """Elements needed of each value of a body, by array of the value."""
 
     body: Computation

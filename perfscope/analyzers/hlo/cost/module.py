@@ -7,11 +7,12 @@ Arithmetic without a formula is unknown, not 0.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
+
+import msgspec
+from msgspec import Struct
 
 from perfscope.analyzers.hlo.cost.collectives import COLLECTIVES, group_size, wire_bytes
 from perfscope.analyzers.hlo.cost.fusion import BodyTraffic, arrays_of, body_traffic
@@ -223,9 +224,9 @@ class OnceCosts:
             if target in NO_WORK:
                 return NOTHING
             if target not in MOVES:
-                instruction = dataclasses.replace(instruction, shape=without_scratch(instruction))
+                instruction = msgspec.structs.replace(instruction, shape=without_scratch(instruction))
         moved = op_traffic(instruction, operands, platform)
-        return dataclasses.replace(moved, wire=wire) if wire else moved
+        return msgspec.structs.replace(moved, wire=wire) if wire else moved
 
     def _wire(
         self, computation: Computation, instruction: Instruction, operands: Sequence[Shape], *, inside: bool
@@ -240,7 +241,7 @@ class OnceCosts:
 def _with_traffic(cost: Cost, traffic: Traffic) -> Cost:
     if traffic is NOTHING:
         return cost
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         cost,
         bytes_read=traffic.read,
         bytes_written=traffic.written,
@@ -261,7 +262,7 @@ def _blocking(instruction: Instruction) -> Instruction:
         if opcode != "all-reduce-start" and len(shape.parts) > 1:
             shape = shape.parts[1]
         opcode = opcode.removesuffix("-start")
-    return dataclasses.replace(instruction, opcode=opcode, shape=shape)
+    return msgspec.structs.replace(instruction, opcode=opcode, shape=shape)
 
 
 def _started_channels(module: HloModule) -> dict[int | None, str]:
@@ -309,8 +310,7 @@ def callees_first(module: HloModule) -> list[str]:
     return order
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstructionCost:
+class InstructionCost(Struct, frozen=True, kw_only=True):
     """Cost of each run of an instruction, and its number of runs in one run of the module."""
 
     computation: str
@@ -345,15 +345,14 @@ class InstructionCost:
         return self.once.times(self.runs, exact=self.runs_exact)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModuleCost:
+class ModuleCost(Struct, frozen=True, kw_only=True, dict=True):
     """Cost of one run of a module on one device."""
 
     module: HloModule
     total: Cost
     rows: tuple[InstructionCost, ...]
     """Every instruction that runs, except operators of reductions; callers first."""
-    by_name: Mapping[tuple[str, str], InstructionCost] = field(repr=False)
+    by_name: Mapping[tuple[str, str], InstructionCost]
     """By computation and instruction."""
 
     @cached_property
@@ -370,7 +369,7 @@ class ModuleCost:
                 continue
             part = row.total
             if row.instruction.called and row.instruction.opcode in CONTAINERS:
-                part = dataclasses.replace(part, flops=0, transcendentals=0, products=NO_PRODUCTS, unknown=0)
+                part = msgspec.structs.replace(part, flops=0, transcendentals=0, products=NO_PRODUCTS, unknown=0)
             if part != FREE:
                 phase = phase_of(row.instruction.op_name)
                 result[phase] = result[phase] + part if phase in result else part
@@ -408,7 +407,7 @@ def _arithmetic(cost: Cost) -> Cost:
     """Return a cost without its traffic."""
     if not (cost.bytes or cost.wire_bytes or cost.host_bytes):
         return cost
-    return dataclasses.replace(cost, bytes_read=0, bytes_written=0, wire_bytes=0, host_bytes=0)
+    return msgspec.structs.replace(cost, bytes_read=0, bytes_written=0, wire_bytes=0, host_bytes=0)
 
 
 def _placed(module: HloModule, model: OnceCosts, order: list[str]) -> tuple[InstructionCost, ...]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from perfscope.analyzers.hlo.cost.products import (
     convolution_flops,
@@ -241,7 +242,7 @@ def without_scratch(instruction: Instruction) -> Shape:
     shape, target = instruction.shape, instruction.custom_call_target or ""
     last = shape.parts[-1] if shape.parts else shape
     if len(shape.parts) > 1 and target.startswith("__cu") and last.dtype in ("s8", "u8") and len(last.dims) == 1:
-        return dataclasses.replace(shape, parts=shape.parts[:-1])
+        return msgspec.structs.replace(shape, parts=shape.parts[:-1])
     return shape
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+
+from msgspec import Struct
 
 from perfscope.analyzers.hlo.cost.types import Work, product_work
 from perfscope.analyzers.hlo.module import ITEM_BITS, Instruction, Shape
@@ -29,8 +30,7 @@ _ORDER = ("default", "high", "highest")
 # Windows of convolutions and window reductions: which positions fall on the input at all.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WindowDim:
+class WindowDim(Struct, frozen=True, kw_only=True):
     """One dimension of a window, in XLA's definition."""
 
     size: int

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Literal
+
+from msgspec import Struct, field
 
 from perfscope.analyzers.hlo.scope import scope_of
 
@@ -13,8 +14,7 @@ NO_PRODUCTS: Mapping[Product, int] = {}
 Phase = Literal["forward", "backward", "recompute", "unnamed"]
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Product:
+class Product(Struct, frozen=True, order=True):
     """Kind of a matrix product or convolution, which determines the peak that it can reach."""
 
     dtype: str
@@ -23,8 +23,7 @@ class Product:
     """``default``, ``high`` or ``highest`` as in the program, or an algorithm (``dot_bf16_bf16_f32_x3``)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class Work(Struct, frozen=True, kw_only=True):
     """Arithmetic of one run. Uncountable arithmetic is ``None`` instead of a ``Work``."""
 
     flops: int = 0
@@ -53,8 +52,7 @@ def product_work(flops: int, dtype: str, precision: str = "default") -> Work:
     return Work(flops=flops, products={Product(dtype, precision): flops})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
+class Traffic(Struct, frozen=True, kw_only=True):
     """Bytes moved by one run."""
 
     read: int = 0
@@ -70,8 +68,7 @@ class Traffic:
 NOTHING = Traffic()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
+class Cost(Struct, frozen=True, kw_only=True):
     """Work and traffic, with the amount of uncountable work."""
 
     flops: int = 0

@@ -19,8 +19,9 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from perfscope.analyzers.hlo.collective import GroupReader
 from perfscope.analyzers.hlo.module import (
@@ -215,8 +216,7 @@ def _unescaped(escape: re.Match[bytes]) -> bytes:
 # ```
 
 
-@dataclass(slots=True, kw_only=True)
-class InstructionReader:
+class InstructionReader(Struct, kw_only=True):
     """Parses the instructions of one module; equal notations are parsed once."""
 
     frames: FrameTable

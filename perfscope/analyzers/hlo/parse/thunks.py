@@ -19,7 +19,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from perfscope.analyzers.hlo.module import Computation, HloModule, Instruction
 
@@ -38,8 +39,7 @@ RUNS = frozenset({"while", "conditional", "call"})
 """Opcodes that run the computations they call, one instruction after another."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Thunk:
+class Thunk(Struct, frozen=True, kw_only=True):
     """One launch, or a container of launches."""
 
     id: int
@@ -61,8 +61,7 @@ class Thunk:
     """The first thunk of its sequence that needs it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Thunks:
+class Thunks(Struct, frozen=True, kw_only=True):
     """All thunks of a program in file order: the contents of a loop follow it, one level deeper."""
 
     thunks: tuple[Thunk, ...]

@@ -9,14 +9,14 @@ are accepted.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 SCALARS = ("bool", "bytes", "double", "fixed64", "float", "int32", "int64", "string", "uint32", "uint64")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Field:
+class Field(Struct, frozen=True, kw_only=True):
     """One field as written."""
 
     message: str

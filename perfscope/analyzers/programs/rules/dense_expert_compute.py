@@ -57,10 +57,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.devices import Device
 from perfscope.analyzers.hlo import (

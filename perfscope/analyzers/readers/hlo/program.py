@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from perfscope.analyzers.hlo import HloModule, Thunks, hlo_costs, read_thunks, refusals
 from perfscope.analyzers.readers.file_bytes import open_bytes

@@ -21,12 +21,12 @@ import re
 import tempfile
 import zipfile
 import zlib
-from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.hlo import HloModule
 from perfscope.analyzers.readers.columns import Columns

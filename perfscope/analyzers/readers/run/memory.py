@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import numpy as np
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from perfscope.analyzers.readers import jax_memory
 from perfscope.analyzers.readers.run.parts import RunPart

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from perfscope.analyzers.readers.nsys import reader as nsys_reader
 from perfscope.analyzers.readers.run.parts import NSYS, shared_recording

@@ -32,6 +32,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from msgspec import Struct, field
 
@@ -455,7 +456,9 @@ def _source(captured: _Captured, part: RunPart) -> Source:
     if main is None:
         return source
     own = main.source
-    return replace(source, unplaced=own.unplaced, repairs=own.repairs, notes=(*notes, *own.notes), backend=own.backend)
+    return msgspec.structs.replace(
+        source, unplaced=own.unplaced, repairs=own.repairs, notes=(*notes, *own.notes), backend=own.backend
+    )
 
 
 def _rank(main: Trace | None, part: RunPart, process: Process) -> tuple[int | None, str | None, int | None]:
@@ -512,4 +515,4 @@ def _whole_steps(trace: Trace, steps: tuple[int, int] | None) -> Trace:
         return trace
     rows = trace.rows["steps"]
     whole = rows.take((rows["number"] >= steps[0]) & (rows["number"] < steps[1]))
-    return replace(trace, rows={**trace.rows, "steps": whole})
+    return msgspec.structs.replace(trace, rows={**trace.rows, "steps": whole})

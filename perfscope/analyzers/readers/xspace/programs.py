@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from perfscope.analyzers.hlo import MAX_GROUP_IDS, MAX_PROTO_BYTES, HloModule
 from perfscope.analyzers.readers.xspace import names

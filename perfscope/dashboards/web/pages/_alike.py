@@ -9,6 +9,7 @@ from pathlib import PurePath
 
 from perfscope.dashboards.web.server.shelf import Item
 from perfscope.model.documents import run_folders
+from perfscope.model.documents.run_list import ListedRun, listed_run
 
 RUN_NAME = re.compile(r"\d{8}-\d{6}-(.+)-[0-9a-f]{4}")
 """Name of a run's folder in the store: time, program, and a number."""
@@ -62,5 +63,5 @@ def _recorded(item: Item) -> bool:
 
 
 @lru_cache(maxsize=2048)
-def _listed(item: Item, growth: str) -> run_folders.ListedRun:
-    return run_folders.listed(item.path)
+def _listed(item: Item, growth: str) -> ListedRun:
+    return listed_run(item.path)

@@ -15,6 +15,7 @@ from perfscope.dashboards.web.pages._parts import chart
 from perfscope.dashboards.web.server.shelf import Item
 from perfscope.dashboards.web.ui import Fragment
 from perfscope.model.documents import run_folders
+from perfscope.model.documents.run_list import listed_run
 from perfscope.model.units import format_ns
 from perfscope.model.untrusted_text import sanitize
 
@@ -69,7 +70,7 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
 
 def _progress(asked: Asked) -> list[Any]:
     """Progress of a running program with the speed of its last steps, or the end of a failed one."""
-    run = None if asked.item is None or asked.item.kind != "run" else run_folders.listed(asked.item.path).run
+    run = None if asked.item is None or asked.item.kind != "run" else listed_run(asked.item.path).run
     if asked.item is None or run is None:
         return []
     seen = max((process.steps_seen for process in run.processes), default=0)

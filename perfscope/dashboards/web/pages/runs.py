@@ -14,8 +14,7 @@ from perfscope.dashboards.web.pages._grid import grid
 from perfscope.dashboards.web.server.shelf import Item, Shelf
 from perfscope.dashboards.web.server.works import stored
 from perfscope.dashboards.web.views._tables import table
-from perfscope.model.documents import run_folders
-from perfscope.model.documents.run_list import commit_words, device_words, row_of, state_words, worst_words
+from perfscope.model.documents.run_list import commit_words, device_words, listed_run, row_of, state_words, worst_words
 from perfscope.model.untrusted_text import sanitize
 
 TITLE = "Runs"
@@ -145,7 +144,7 @@ def _row(asked: Asked, item: Item) -> dict[str, Any]:
 @lru_cache(maxsize=2048)
 def _manifest(item: Item, running: bool, growth: str) -> dict[str, Any]:
     """The manifest as in `perfscope runs --json`; the other arguments are the cache key."""
-    return row_of(run_folders.listed(item.path))
+    return row_of(listed_run(item.path))
 
 
 def removable(shelf: Shelf, item: Item) -> bool:

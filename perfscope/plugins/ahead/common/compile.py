@@ -12,12 +12,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import Struct, field
 
 from perfscope.model.documents import compile_manifest, run_folders
 from perfscope.model.documents.compile_manifest import (
@@ -62,8 +62,7 @@ MAX_OUTPUT_LINES = 12
 """Most lines kept of the last output of a child that died."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChildExit:
+class ChildExit(Struct, frozen=True, kw_only=True):
     """The end of a child."""
 
     code: int
@@ -203,8 +202,7 @@ class NothingCompiledError(PerfscopeError):
         self.lines, self.folder = lines, folder
 
 
-@dataclass(slots=True, kw_only=True)
-class _EventLog:
+class _EventLog(Struct, kw_only=True):
     """The events reported by the children."""
 
     progress: Progress

@@ -7,8 +7,9 @@ import hashlib
 import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from perfscope.model.errors import DataError
 from perfscope.plugins.ahead.jax import compat as compat
@@ -176,8 +177,7 @@ def _placement_key(sharding: Any, aval: Any, several: bool) -> Any:
 # When to stop following a program: no new programs, too many, or too much time.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunLimits:
+class RunLimits(Struct, frozen=True, kw_only=True):
     """Limits for following a program."""
 
     calls: int = 3
@@ -252,8 +252,7 @@ class RunWatch:
 # Recorded while a program runs without data: its programs, operations outside of jit, reads by the host.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EagerOperations:
+class EagerOperations(Struct, frozen=True, kw_only=True):
     """Operations outside of jit from one line: on a device each is a separate program."""
 
     place: SourceLine | None
@@ -399,8 +398,7 @@ def _count_text(count: int) -> str:
     return "once" if count == 1 else f"{count:,} times"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramFailure:
+class ProgramFailure(Struct, frozen=True, kw_only=True):
     """The exception that ended the program."""
 
     kind: str
@@ -411,8 +409,7 @@ class ProgramFailure:
     """The traceback as printed by Python, without frames of jax and perfscope."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Discovery:
+class Discovery(Struct, kw_only=True):
     """Observations on a program."""
 
     programs: list[DiscoveredProgram] = field(default_factory=list)

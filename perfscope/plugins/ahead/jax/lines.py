@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import sys
 import sysconfig
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+
+from msgspec import Struct
 
 from perfscope.plugins.ahead.jax import compat as compat
 
@@ -15,8 +16,7 @@ _WORKLOADS = "/perfscope/workloads/"
 _SITE_PACKAGES = ("/site-packages/", "/dist-packages/")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class SourceLine:
+class SourceLine(Struct, frozen=True, kw_only=True, order=True):
     """A line of a file, whose path is relative to the start folder if it is below that."""
 
     file: str

@@ -12,9 +12,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import product
 from typing import Literal
+
+from msgspec import Struct
 
 from perfscope.model.errors import UsageError
 
@@ -34,8 +35,7 @@ MAX_SIZES = 4_096
 """Most sizes of a range that is searched: twelve compilations."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Axis:
+class Axis(Struct, frozen=True, kw_only=True):
     """A varied setting."""
 
     name: str
@@ -50,8 +50,7 @@ class Axis:
         return all(value.isdigit() for value in self.values)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Variant:
+class Variant(Struct, frozen=True, kw_only=True):
     """One way to start the program."""
 
     settings: tuple[tuple[str, str], ...]
@@ -132,8 +131,7 @@ def variants(axes: Sequence[Axis], arguments: Sequence[str]) -> tuple[Variant, .
     return tuple(made)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Placement:
+class _Placement(Struct, frozen=True, kw_only=True):
     """Where a value goes."""
 
     name: str

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from msgspec import Struct
 
 from perfscope.commands.options import STDOUT, screen, tell, write_answers
 from perfscope.model.errors import DATA_UNREADABLE, DONE
@@ -31,8 +31,7 @@ MOST_SEARCHED = 5_000
 """Run folders of earlier sweeps that are looked at."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SweepAsked:
+class SweepAsked(Struct, frozen=True, kw_only=True):
     """The options of a sweep on the command line."""
 
     sweeps: tuple[str, ...]

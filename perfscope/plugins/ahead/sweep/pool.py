@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from perfscope.model.errors import PerfscopeError
@@ -31,8 +31,7 @@ JOB_BYTES = 2 << 30
 """First memory share of a variant: jax and XLA without a program take about 1 GiB."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(Struct, frozen=True, kw_only=True):
     """One variant: what to compile, and the location of its run folder."""
 
     request: Request

@@ -15,10 +15,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
+
+from msgspec import Struct
 
 from perfscope.model.errors import DataError
 from perfscope.model.version import install_command
@@ -47,8 +48,7 @@ TRITON = {"2.13": "==3.7.0"}
 STDERR = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plugin:
+class Plugin(Struct, frozen=True, kw_only=True):
     """A compiler that can be loaded."""
 
     kind: Kind
@@ -66,8 +66,7 @@ class Plugin:
     """Its limitations."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MissingPlugin:
+class MissingPlugin(Struct, frozen=True, kw_only=True):
     """Why the compiler is not available here, and the command that installs it."""
 
     kind: Kind

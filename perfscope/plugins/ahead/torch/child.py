@@ -10,11 +10,11 @@ import re
 import sys
 import traceback
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from msgspec.structs import replace
 
 from perfscope.model.documents.torch_plan import SCHEMA, TorchPlan, write_plan
 from perfscope.plugins.ahead.common.program import run_program

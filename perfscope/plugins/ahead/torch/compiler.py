@@ -13,11 +13,11 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import Struct, field
 
 from perfscope.model.compile_log import MAX_TEXT, ProgramLine, Recompile
 from perfscope.model.documents.torch_plan import MAX_ROWS, PlanBreak
@@ -51,8 +51,7 @@ def graph_to_host(module: Any) -> None:
     module.recompile()
 
 
-@dataclass(slots=True, kw_only=True)
-class ScheduledGraph:
+class ScheduledGraph(Struct, kw_only=True):
     """Inductor's decisions for one graph, valid only while it is examined."""
 
     scheduler: Any

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from perfscope.model.documents.torch_plan import MAX_HOLDERS, MemoryHolder, MemoryOwner, StepMemory, StepPhase
 from perfscope.model.memory import ALLOCATION_ROUNDING
@@ -18,8 +19,7 @@ UserLine = tuple[str | None, int | None, str | None]
 NO_LINE: UserLine = (None, None, None)
 
 
-@dataclass(slots=True, eq=False)
-class Block:
+class Block(Struct, eq=False):
     """A storage, or a buffer inside a planned graph."""
 
     bytes: int
@@ -40,8 +40,7 @@ class Block:
     """Category if the program states it: ``parameter``, ``gradient``, ``optimizer_state``."""
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class GraphCall:
+class GraphCall(Struct, eq=False, kw_only=True):
     """A run of a planned graph: its own buffers exist only during the run."""
 
     number: int
@@ -61,8 +60,7 @@ Event = tuple[str, Block] | tuple[str, GraphCall]
 # a new one.
 
 
-@dataclass(slots=True, kw_only=True)
-class GraphBuffers:
+class GraphBuffers(Struct, kw_only=True):
     """Allocations and frees of one run of a graph. Blocks are shared by all runs: a replay keeps its own records."""
 
     events: list[tuple[str, Block]] = field(default_factory=list)
@@ -173,8 +171,7 @@ def rounded_size(size: int) -> int:
     return -(-size // ALLOCATION_ROUNDING) * ALLOCATION_ROUNDING
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerStep:
+class LedgerStep(Struct, frozen=True, kw_only=True):
     """A step as recorded by the ledger."""
 
     held: Sequence[Block]
@@ -197,8 +194,7 @@ class LedgerStep:
         return block.touched >= self.first_op or block.phase != "other"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Change:
+class _Change(Struct, frozen=True, kw_only=True):
     """A block of the device begins or ends."""
 
     born: bool

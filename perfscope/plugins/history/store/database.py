@@ -12,10 +12,11 @@ import os
 import re
 import sqlite3
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
+
+from msgspec import Struct
 
 from perfscope.model.documents.run_folders import RUNS_FOLDER
 from perfscope.model.errors import DataError, PerfscopeError, UsageError
@@ -286,8 +287,7 @@ records, which are authoritative."""
 LATEST = len(MIGRATIONS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Version:
+class Version(Struct, frozen=True, kw_only=True):
     """Version and identity that a store records."""
 
     schema: int

@@ -11,10 +11,11 @@ import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
+
+from msgspec import Struct
 
 from perfscope.model.errors import DataError
 from perfscope.plugins.history.store.packs import Packed, fetch, members, unpack
@@ -37,8 +38,7 @@ _UID = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/+-]{0,99}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exported:
+class Exported(Struct, frozen=True, kw_only=True):
     """Number of items written."""
 
     runs: int
@@ -46,8 +46,7 @@ class Exported:
     packs: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Imported:
+class Imported(Struct, frozen=True, kw_only=True):
     """Number of new items, and of those that existed."""
 
     runs: int

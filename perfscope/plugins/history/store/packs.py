@@ -11,9 +11,10 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
+
+from msgspec import Struct
 
 from perfscope.model.documents.run_folders import MAX_RUN_FILES, run_files
 from perfscope.model.errors import DataError
@@ -110,8 +111,7 @@ def _safe_name(member: tarfile.TarInfo, origin: str) -> PurePosixPath:
     return name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Packed:
+class Packed(Struct, frozen=True, kw_only=True):
     """A pack in a separate file."""
 
     file: Path

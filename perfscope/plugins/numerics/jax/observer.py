@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from msgspec import Struct, field
 
 from perfscope.model.op_flops import JAX_PRODUCTS
 from perfscope.plugins.numerics.counting import distance
@@ -37,8 +37,7 @@ class HasNumbers(Protocol):
     numbers: Any
 
 
-@dataclass(slots=True)
-class OpNumbers:
+class OpNumbers(Struct):
     """An op with floating-point results."""
 
     op: str
@@ -52,8 +51,7 @@ class OpNumbers:
     """For a scan: the ops of its body."""
 
 
-@dataclass(slots=True)
-class TensorNumbers:
+class TensorNumbers(Struct):
     """A named tensor."""
 
     kind: Kind
@@ -67,8 +65,7 @@ class TensorNumbers:
     """[smallest, largest, counts ...]."""
 
 
-@dataclass(slots=True)
-class LossNumbers:
+class LossNumbers(Struct):
     """A 16-bit value that lost precision."""
 
     how: Loss
@@ -80,8 +77,7 @@ class LossNumbers:
     """[error], or for an update [elements that stayed, elements that should not have]."""
 
 
-@dataclass(slots=True)
-class OpStatistics:
+class OpStatistics(Struct):
     """Sees the ops of a walk. ``names``: id of a value -> the argument that it is."""
 
     names: dict[int, str] = field(default_factory=dict)

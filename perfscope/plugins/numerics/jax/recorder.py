@@ -12,12 +12,13 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from msgspec import Struct
 
 from perfscope.plugins.numerics.document import Kind, Nonfinite, Numerics, PrecisionLoss, State, StepValues
 from perfscope.plugins.numerics.history import History, Moment, TensorKey, state_of
@@ -44,8 +45,7 @@ _SCALES = (("flax.training.dynamic_scale", "DynamicScale", "scale"), ("jmp", "Dy
 """(Module, class, attribute) of loss scales."""
 
 
-@dataclass(slots=True)
-class Known:
+class Known(Struct):
     """A function for arguments of one shape."""
 
     signature: Signature | None = None
@@ -53,8 +53,7 @@ class Known:
     refused: bool = False
 
 
-@dataclass(slots=True)
-class Call:
+class Call(Struct):
     """Facts on a call before the program makes it."""
 
     function: WatchedFunction

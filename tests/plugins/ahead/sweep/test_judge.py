@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import lzma
 from pathlib import Path
 
@@ -27,7 +26,7 @@ def _trace(folder: Path, name: str, target: str = "h100", memory: str | None = N
     path = folder / f"{name}.hlo.pb"
     path.write_bytes(lzma.decompress((PROGRAMS / f"{name}.hlo.pb.xz").read_bytes()))
     trace = load_one(path)
-    return dataclasses.replace(trace, target=parse_target(target, memory))
+    return replace(trace, target=parse_target(target, memory))
 
 
 def _said(**more: int) -> CompiledProgram:
@@ -75,7 +74,7 @@ def test_memory_decides_whether_it_fits(tmp_path: Path) -> None:
     peak = evaluate_trace(trace, [_said()], {}).peak_bytes
     assert peak is not None
     for memory, state in ((peak, "fits"), (peak - 1, "does not fit"), (None, "compiled")):
-        trace = dataclasses.replace(trace, target=replace(target, memory_bytes=memory))
+        trace = replace(trace, target=replace(target, memory_bytes=memory))
         assert evaluate_trace(trace, [_said()], {}).state == state
 
 
@@ -83,8 +82,8 @@ def test_a_step_is_the_longest_program_and_those_called_as_often(tmp_path: Path)
     step = _trace(tmp_path, "attention-naive-scan-small-none").hlo[0]
     small = _trace(tmp_path, "attention-blocked-scan-small-none")
     other = small.hlo[0]
-    both = [dataclasses.replace(step, name="jit_step"), dataclasses.replace(other, name="jit_other")]
-    small = dataclasses.replace(small, hlo=tuple(both))
+    both = [replace(step, name="jit_step"), replace(other, name="jit_other")]
+    small = replace(small, hlo=tuple(both))
 
     def programs(step_calls: int, other_calls: int) -> tuple[str, ...]:
         said = [
@@ -102,13 +101,13 @@ def test_a_step_is_the_longest_program_and_those_called_as_often(tmp_path: Path)
 
 def test_what_cannot_be_judged_says_why(tmp_path: Path) -> None:
     trace = _trace(tmp_path, "attention-naive-scan-small-none")
-    trace = dataclasses.replace(trace, target=parse_target("v5e"))
+    trace = replace(trace, target=parse_target("v5e"))
     point = evaluate_trace(trace, [_said()], {})
     assert point.step_low_ns is None
     assert "compiled for GPU" in point.reason
-    trace = dataclasses.replace(trace, target=None)
+    trace = replace(trace, target=None)
     assert evaluate_trace(trace, [_said()], {}).state == "failed"
-    trace = dataclasses.replace(trace, target=parse_target("h100"), hlo=())
+    trace = replace(trace, target=parse_target("h100"), hlo=())
     nothing = evaluate_trace(trace, [], {})
     assert (nothing.state, nothing.judged) == ("failed", False)
     missing = evaluate_variant(tmp_path / "nowhere", {"a": "b"})

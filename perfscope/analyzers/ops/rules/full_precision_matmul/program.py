@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.devices import Device
 from perfscope.analyzers.hlo import (

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+from msgspec import Struct
 
 from perfscope.plugins.ahead.jax import compat as compat
 from perfscope.plugins.ahead.jax.abstract import array as values
@@ -177,8 +177,7 @@ def _array(
 # Devices of results that were not computed, as far as known before a program is compiled.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResultPlacement:
+class ResultPlacement(Struct, frozen=True, kw_only=True):
     """Placement of a call's results."""
 
     shardings: tuple[Any, ...]

@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from msgspec import Struct, field
 
 from perfscope.model.errors import DataError
 from perfscope.plugins.ahead.jax import compat as compat
@@ -46,8 +47,7 @@ _NAMELESS = object()
 """Marker for a policy whose names do not exist."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Edit:
+class Edit(Struct, frozen=True, kw_only=True):
     """One function's changes, by the identity of equations."""
 
     policy: Policy
@@ -117,8 +117,7 @@ def _last_reads(jaxpr: Any) -> dict[Any, int]:
 SiteChange = Literal["wrapped", "replaced", "removed", "left"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SiteOutcome:
+class SiteOutcome(Struct, frozen=True, kw_only=True):
     """The outcome for one place."""
 
     kind: SiteKind
@@ -146,8 +145,7 @@ class SiteOutcome:
         return f"{option}: {self.words()}: {VERBS[self.how]}"
 
 
-@dataclass(slots=True, kw_only=True)
-class Checkpoints:
+class Checkpoints(Struct, kw_only=True):
     """The changes of one request to a program."""
 
     asked: CheckpointRequest

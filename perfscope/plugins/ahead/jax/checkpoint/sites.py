@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
+
+from msgspec import Struct
 
 from perfscope.model.op_flops import JAX_PRODUCTS
 from perfscope.plugins.ahead.jax import compat as compat
@@ -29,8 +30,7 @@ MAX_DEPTH = 80
 """Most frames that are followed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Site:
+class Site(Struct, frozen=True, kw_only=True, eq=False):
     """A place whose checkpoint policy can be set."""
 
     kind: SiteKind
@@ -56,8 +56,7 @@ class Site:
     """For repeated calls: that jaxpr."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Visited:
+class _Visited(Struct, frozen=True, kw_only=True):
     """An equation with its context on the way through the jaxprs."""
 
     eqn: Any
@@ -199,8 +198,7 @@ Call = tuple[Any, ...]
 """A frame that calls another: code and line."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InnerFunction:
+class InnerFunction(Struct, frozen=True, kw_only=True):
     """Represents the code of a function whose frames are inside its own jaxpr: jitted, or with a custom rule."""
 
     co_filename: str

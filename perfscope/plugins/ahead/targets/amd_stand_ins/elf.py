@@ -8,8 +8,9 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from perfscope.model.errors import DataError
 
@@ -24,8 +25,7 @@ MAX_SYMBOLS = 1 << 20
 MAX_LIBRARIES = 1 << 12
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequiredSymbol:
+class RequiredSymbol(Struct, frozen=True, kw_only=True):
     """A symbol that an object looks up in others."""
 
     name: str
@@ -35,16 +35,14 @@ class RequiredSymbol:
     """Library that has this version; empty without one: any library may have it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ElfRequirements:
+class ElfRequirements(Struct, frozen=True, kw_only=True):
     """Libraries and symbols that an object needs."""
 
     libraries: tuple[str, ...]
     symbols: tuple[RequiredSymbol, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StubFunction:
+class StubFunction(Struct, frozen=True, kw_only=True):
     """A function of a written object. It ignores its arguments."""
 
     name: str
