@@ -22,9 +22,9 @@ from scipy import stats
 
 from perfscope.analyzers.compare.statistics import estimators
 from perfscope.analyzers.compare.statistics.paired import (
-    ASK_LEVEL,
     CONFIRM_LEVEL,
     LEAST_CONFIRMING,
+    SECOND_BATCH_LEVEL,
     level_for,
     looks_for,
 )
@@ -109,7 +109,7 @@ def found(drawn: np.ndarray, most: int, effect: float, *, separate: bool = False
     """Whether each trial ends in a confirmed change. ``separate``: both batches are significant, as it was before."""
     ratios, looks = drawn + np.log1p(effect), looks_for(most)
     over, result = np.zeros(TRIALS, bool), np.zeros(TRIALS, bool)
-    asked = level_for(len(looks)) if separate else ASK_LEVEL
+    asked = level_for(len(looks)) if separate else SECOND_BATCH_LEVEL
     for look in looks:
         more = max(look, LEAST_CONFIRMING)
         first, second, both = ratios[:, :look], ratios[:, look : look + more], ratios[:, : look + more]

@@ -21,42 +21,42 @@ ROWS_OF_EACH = 3
 """Number of evidence rows kept from each merged finding: its worst."""
 
 
-TOLD_SHARE = 0.5
+EXPLAINED_SHARE = 0.5
 """Share of a finding's time from which a comparison of ranks explains it; the finding is then dropped, because it
 reports the same waiting with less detail.
 """
 
 
-_SAY_WHY = ("straggler", "repeated_reductions")
+_EXPLAINING_RULES = ("straggler", "repeated_reductions")
 """Rules whose findings explain why ranks wait for each other."""
 
 
-def without_told(outcomes: Sequence[Outcome]) -> list[Outcome]:
+def without_explained(outcomes: Sequence[Outcome]) -> list[Outcome]:
     """Remove the findings about waiting for other ranks that a finding of another rule explains in more detail."""
-    told = [
+    explaining = [
         finding
         for outcome in outcomes
-        if outcome.rule in _SAY_WHY
+        if outcome.rule in _EXPLAINING_RULES
         for finding in outcome.findings
         if "other_ranks" in finding.covers_ns
     ]
-    if not told:
+    if not explaining:
         return list(outcomes)
-    explained = max(finding.covers_ns["other_ranks"] for finding in told)
+    explained = max(finding.covers_ns["other_ranks"] for finding in explaining)
     result = []
     for outcome in outcomes:
         kept = outcome.findings
         if outcome.rule == "unexplained_idle":
-            kept = tuple(finding for finding in kept if not _is_told(finding, explained))
+            kept = tuple(finding for finding in kept if not _is_explained(finding, explained))
         emptied = outcome.findings and not kept
         status = "clean" if emptied else outcome.status
         result.append(outcome if kept == outcome.findings else replace(outcome, findings=kept, status=status))
     return result
 
 
-def _is_told(finding: Finding, explained_ns: int) -> bool:
+def _is_explained(finding: Finding, explained_ns: int) -> bool:
     most = max(finding.covers_ns, key=lambda cause: finding.covers_ns[cause], default="")
-    return most == "other_ranks" and explained_ns >= TOLD_SHARE * finding.covers_ns[most]
+    return most == "other_ranks" and explained_ns >= EXPLAINED_SHARE * finding.covers_ns[most]
 
 
 def cause_of(finding: Finding) -> Hashable:

@@ -196,8 +196,10 @@ def _reduced(trace: Trace, *, graph: bool) -> Trace:
         cut, facts[locals_of], chosen = _reduce_tables(trace)
         facts |= {derive: trace.fact(derive)[chosen] for derive in (exposed_communication, communication_in_steps)}
         kernel_at = new_rows(len(trace.rows["kernels"]), chosen)
-        asked = trace.fact(launched_operations)
-        facts[launched_operations] = {int(kernel_at[row]): asked[row] for row in asked if kernel_at[row] != MISSING}
+        operations = trace.fact(launched_operations)
+        facts[launched_operations] = {
+            int(kernel_at[row]): operations[row] for row in operations if kernel_at[row] != MISSING
+        }
         facts[work_phases] = {"kernels": trace.fact(work_phases)["kernels"][chosen]}
         facts[dependency_graph] = _reduced_graph(trace, chosen) if graph else None
         rows |= cut

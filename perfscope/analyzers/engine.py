@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from perfscope.analyzers.causes import MOST_ROWS, ROWS_OF_EACH, causes_of_sources, one_per_cause, without_told
+from perfscope.analyzers.causes import MOST_ROWS, ROWS_OF_EACH, causes_of_sources, one_per_cause, without_explained
 from perfscope.analyzers.consequences import causes_first
 from perfscope.analyzers.critical_path import WhatIf, bounded_by_job, bounded_by_path
 from perfscope.analyzers.doubts import doubt_of, doubts_of
@@ -320,7 +320,7 @@ def conclude(examined: Sequence[Examined], rules: Sequence[Rule], ignore: Sequen
     """
     judged = tuple(item.trace for item in examined)
     paths = [trace.source.path for trace in judged]
-    outcomes = without_told(
+    outcomes = without_explained(
         [
             _compared(merge_outcomes([item.outcomes[index] for item in examined], judged), rule, judged)
             for index, rule in enumerate(rules)

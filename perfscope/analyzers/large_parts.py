@@ -44,7 +44,7 @@ LARGE_SHARE = 0.2
 KEPT_SHARE = 0.05
 """Share of one trace's step from which a part is kept, because it may be large over many traces."""
 
-TOLD = 0.01
+CORE_WAIT_SHARE = 0.01
 """Share of the step spent waiting for a core; below it, shares with and without this time look the same."""
 
 MOST_PARTS = 20
@@ -178,7 +178,11 @@ def merge_large_parts(
     for parts, _ in of_traces:
         for part in parts:
             by_name[part.kind, part.name].append(part)
-    waited = any(account.total_ns["core_wait"] > TOLD * account.whole_ns for _, given in of_traces for account in given)
+    waited = any(
+        account.total_ns["core_wait"] > CORE_WAIT_SHARE * account.whole_ns
+        for _, given in of_traces
+        for account in given
+    )
     merged = [replace(_together(members, whole_ns), waited=waited) for members in by_name.values()]
     if any(
         account.total_ns["core_wait"] >= BUSY_SHARE * account.whole_ns for _, given in of_traces for account in given
@@ -226,12 +230,12 @@ class _Work:
         ops = [row for row in top.ops if row.name != NOT_KNOWN and scale * row.total_ns >= KEPT_SHARE * self._whole]
         for row in ops:
             yield self._part("op", row, top, scale, self._of_op)
-        said = {row.name for row in ops if scale * row.total_ns >= LARGE_SHARE * self._whole}
+        large = {row.name for row in ops if scale * row.total_ns >= LARGE_SHARE * self._whole}
         for row in top.kernels:
-            if row.op not in said:
+            if row.op not in large:
                 yield self._part("kernel", row, top, scale, self._of_kernel)
         for row in top.lines:
-            if row.name != NOT_KNOWN and row.op not in said:
+            if row.name != NOT_KNOWN and row.op not in large:
                 yield self._part("line", row, top, scale, self._of_line)
 
     def _part(self, kind: PartKind, row: WorkRow, top: TopWork, scale: float, finder: _Finder) -> LargePart:

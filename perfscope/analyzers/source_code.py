@@ -129,8 +129,8 @@ class _Code:
 
     def recorded_text(self, file: str) -> str:
         """Return the text of a file that was last changed before the recording; ``''`` if it is unreadable."""
-        beside = (_read(folder, file) for folder in self._scripts if file.endswith(".py"))
-        known = self._file(file) or next(filter(None, beside), None)
+        candidates = (_read(folder, file) for folder in self._scripts if file.endswith(".py"))
+        known = self._file(file) or next(filter(None, candidates), None)
         return "" if known is None or known.changed_s > self._recorded_s else "\n".join(known.lines)
 
     def _file(self, file: str) -> _File | None:

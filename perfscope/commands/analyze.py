@@ -13,13 +13,13 @@ import click
 from perfscope.commands.completion import complete_rules, complete_runs
 from perfscope.commands.options import (
     AFTER_ANALYSIS,
+    announce,
     checkout_folder,
     device_named,
     quiet_option,
     screen,
     selection_options,
     spare,
-    tell,
     verbose_option,
     write_answers,
 )
@@ -151,7 +151,7 @@ def analyze(
     analysis = judged.analysis
     spare(judged.files, outputs)
     if not quiet:
-        _tell(judged.skipped)
+        _print_skipped(judged.skipped)
     options = _options(verbose, budget)
     answers = [(file, partial(render, analysis, form, **options.get(form, {}))) for form, file in targets]
     write_answers(answers, quiet=quiet)
@@ -187,7 +187,7 @@ def _judged(
     kept = None if again else recall(entry, how["configuration"])
     if kept is not None:
         when = datetime.fromtimestamp(kept.judged_s).strftime("%Y-%m-%d %H:%M")
-        tell(f"as judged on {when}; --no-cache judges again", quiet=quiet)
+        announce(f"as judged on {when}; --no-cache judges again", quiet=quiet)
         return kept
     judged = _judge(paths, rules, (), jobs=jobs, **how)
     if entry is not None and entry == entry_for(paths, rules, **how):  # nothing was written meanwhile
@@ -246,7 +246,7 @@ def _format_for(output: str, form: str | None) -> str:
     return result
 
 
-def _tell(skipped: Sequence[Skipped]) -> None:
+def _print_skipped(skipped: Sequence[Skipped]) -> None:
     """On stderr: which files of a folder were left out; each damaged trace has its own line."""
     from perfscope.analyzers.readers import MOST_NAMED, left_out_sentence
     from perfscope.model.untrusted_text import sanitize
@@ -254,13 +254,13 @@ def _tell(skipped: Sequence[Skipped]) -> None:
     others = [item for item in skipped if not item.broken and not item.other_job]
     for item in skipped:
         if item.broken:
-            tell(f"{sanitize(item.path)}: not read: {sanitize(item.reason)}")
+            announce(f"{sanitize(item.path)}: not read: {sanitize(item.reason)}")
     if others:
         named = ", ".join(sanitize(other.path) for other in others[:MOST_NAMED])
         more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
-        tell(f"skipped, not a trace: {named}{more}")
+        announce(f"skipped, not a trace: {named}{more}")
     if any(item.other_job for item in skipped):
-        tell(left_out_sentence(skipped))
+        announce(left_out_sentence(skipped))
 
 
 def _options(verbose: bool, budget: int | None) -> dict[str, dict[str, Any]]:

@@ -44,7 +44,7 @@ def explain(words: tuple[str, ...], verbose: bool) -> int:
     GPU is idle`, it answers a question; without words it lists the known questions.
     """
     from perfscope.analyzers.registry import load_rule, rule_ids
-    from perfscope.commands.symptoms import SYMPTOMS, is_asked
+    from perfscope.commands.symptoms import SYMPTOMS, is_question_word
 
     if not words:
         show(*(f"- {symptom.question}" for symptom in SYMPTOMS), "", "`perfscope explain WORDS` answers one of them.")
@@ -54,7 +54,7 @@ def explain(words: tuple[str, ...], verbose: bool) -> int:
         if len(words) == 2:
             return show_findings(words[0].replace("-", "_"), words[1])
         show_page(load_rule(words[0]))
-    elif len(words) == 1 and not is_asked(words[0]):
+    elif len(words) == 1 and not is_question_word(words[0]):
         load_rule(words[0])  # the error names similar rules
     else:
         return show_symptoms(" ".join(words))

@@ -165,7 +165,7 @@ def checkout_folder() -> Path:
 STDOUT = "-"
 
 
-def tell(line: str, *, quiet: bool = False) -> None:
+def announce(line: str, *, quiet: bool = False) -> None:
     """A line on stderr, fit to be shown; nothing with ``quiet``."""
     from perfscope.model.untrusted_text import TEXT_LIMIT, sanitize
 
@@ -182,7 +182,7 @@ def write_answers(answers: Iterable[tuple[str | None, Callable[[], str]]], *, qu
             click.echo(make(), nl=False)
         elif file is not None:
             write(file, make())
-            tell(f"wrote {file}", quiet=quiet)
+            announce(f"wrote {file}", quiet=quiet)
 
 
 # Abilities of the terminal: its width, and whether colour is wanted.

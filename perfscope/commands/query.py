@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from perfscope.commands.completion import complete_runs
-from perfscope.commands.options import selection_options, show, tell, verbose_option
+from perfscope.commands.options import announce, selection_options, show, verbose_option
 from perfscope.model.errors import DONE, UsageError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def query(
         _print(answer, form, limit)
         if answer.empty:
             empty = ", ".join(database.empty_tables(text))
-            tell(f"no rows{f': nothing was recorded for {empty}' if empty else ''}")
+            announce(f"no rows{f': nothing was recorded for {empty}' if empty else ''}")
     return DONE
 
 

@@ -6,7 +6,7 @@ from functools import partial
 
 import click
 
-from perfscope.commands.compare.outputs import rendered, show_screen, tell_github
+from perfscope.commands.compare.outputs import annotate_github, rendered, show_screen
 from perfscope.commands.options import STDOUT, quiet_option, spare, verbose_option, write_answers
 from perfscope.model.errors import DONE, UsageError
 
@@ -40,7 +40,7 @@ def report(
     if form == "github":
         if output != STDOUT:
             raise UsageError("-o: annotations go to stdout, where the runner reads them")
-        tell_github(document, link=link)
+        annotate_github(document, link=link)
         return DONE
     if output != STDOUT:
         spare([comparison], [output])

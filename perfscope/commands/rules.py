@@ -27,15 +27,15 @@ def rules(rule_id: str | None, as_json: bool, verbose: bool) -> int:
     if instead is not None:
         return int(instead(rule_id, as_json=as_json, verbose=verbose))
 
-    asked = [load_rule(name) for name in ([rule_id] if rule_id is not None else rule_ids())]
+    chosen = [load_rule(name) for name in ([rule_id] if rule_id is not None else rule_ids())]
     if as_json:
-        click.echo(json.dumps([_plain(rule) for rule in asked], indent=2))
+        click.echo(json.dumps([_plain(rule) for rule in chosen], indent=2))
     elif rule_id is not None:
         from perfscope.commands.explain import show_page
 
-        show_page(asked[0])
+        show_page(chosen[0])
     else:
-        _show_list(asked)
+        _show_list(chosen)
     return 0
 
 
@@ -48,7 +48,7 @@ def summary_of(rule: Rule) -> str:
     return inspect.cleandoc(rule.doc).partition("\n")[0].strip()
 
 
-def _show_list(asked: list[Rule]) -> None:
+def _show_list(chosen: list[Rule]) -> None:
     from rich.table import Table
 
     from perfscope.model.trace import recording_words
@@ -57,6 +57,6 @@ def _show_list(asked: list[Rule]) -> None:
     table.add_column("rule", no_wrap=True, style="bold")
     table.add_column("finds", ratio=3)
     table.add_column("needs", ratio=2)
-    for rule in asked:
+    for rule in chosen:
         table.add_row(rule.id, summary_of(rule), "; ".join(recording_words(key) for key in rule.needs) or "-")
     show(table)

@@ -223,8 +223,8 @@ def run(
     follow = follow or (target.module and target.arguments[0] in LAUNCHERS)
     recorded = record(target, options, root=output, name=name, follow=bool(follow), run_id=run_id, wait_s=wait)
     if recorded.task.number and (recorded.task.key is not None or recorded.task.count is not None):
-        return _say_alone(recorded, quiet=quiet)  # the first task speaks for all
-    _tell(recorded, configuration, reports=not no_report, quiet=quiet, verbose=verbose)
+        return _print_alone(recorded, quiet=quiet)  # the first task speaks for all
+    _print_outcome(recorded, configuration, reports=not no_report, quiet=quiet, verbose=verbose)
     return _with_hint(context, recorded.code, quiet=quiet)
 
 
@@ -238,7 +238,9 @@ def _with_hint(context: click.Context, code: int, *, quiet: bool) -> int:
     return code
 
 
-def _tell(recorded: Recorded, configuration: Configuration, *, reports: bool, quiet: bool, verbose: bool) -> None:
+def _print_outcome(
+    recorded: Recorded, configuration: Configuration, *, reports: bool, quiet: bool, verbose: bool
+) -> None:
     """Print the captures, and show the report."""
     from perfscope.profiler.launch.record import discard_if_empty
 
@@ -246,7 +248,7 @@ def _tell(recorded: Recorded, configuration: Configuration, *, reports: bool, qu
     if recorded.lost is not None:  # also with --quiet: a lost run is never expected
         print(f"perfscope: {recorded.lost}", file=sys.stderr)
     elif not quiet:
-        _say_captures(recorded, kept=not discarded, reports=reports)
+        _print_captures(recorded, kept=not discarded, reports=reports)
     after = click.get_current_context().meta.get(AFTER_ANALYSIS, ())
     if after and not reports:
         print("perfscope: not logged: --no-report makes no analysis", file=sys.stderr)
@@ -299,7 +301,7 @@ def _notebook(words: Sequence[str]) -> Target:
     return Target(arguments=(*run, *words), module=True, title=Path(words[0]).stem)
 
 
-def _say_alone(recorded: Recorded, *, quiet: bool) -> int:
+def _print_alone(recorded: Recorded, *, quiet: bool) -> int:
     """Print the folder of a task's run that no manifest of task 0 joins: no job name, or task 0 writes elsewhere.
 
     Return the program's exit code.
@@ -318,7 +320,7 @@ def _say_alone(recorded: Recorded, *, quiet: bool) -> int:
     return recorded.code
 
 
-def _say_captures(recorded: Recorded, *, kept: bool, reports: bool) -> None:
+def _print_captures(recorded: Recorded, *, kept: bool, reports: bool) -> None:
     """Print on stderr which captures succeeded, and the run's folder, if no report follows that names it."""
     from perfscope.model.documents.run import failure_of, list_numbers, missing_ranks, ranks_of
     from perfscope.profiler.session.ranks import RUN_ID

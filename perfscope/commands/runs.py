@@ -176,18 +176,18 @@ def _lines(rows: Sequence[tuple[str, ...]], width: int) -> Iterator[str]:
     from rich.cells import cell_len, chop_cells
 
     wide = [max(cell_len(row[index]) for row in rows) for index in range(len(rows[0]) - 1)]
-    beside = sum(wide) + 2 * len(wide)
-    if width - beside < COMMAND_LEAST:
-        beside = 0
-    gap = 2 if beside or sum(wide) + 2 * (len(wide) - 1) <= width else 1
+    indent = sum(wide) + 2 * len(wide)
+    if width - indent < COMMAND_LEAST:
+        indent = 0
+    gap = 2 if indent or sum(wide) + 2 * (len(wide) - 1) <= width else 1
     for row in rows:
         left = "".join(cell + " " * (wide[index] - cell_len(cell) + gap) for index, cell in enumerate(row[:-1]))
-        room = max(width - (beside or len(BELOW)), COMMAND_LEAST)
+        room = max(width - (indent or len(BELOW)), COMMAND_LEAST)
         words = textwrap.wrap(row[-1], room, break_on_hyphens=False)
         pieces = [piece for line in words for piece in chop_cells(line, room)]  # of letters two columns wide
-        if beside:
+        if indent:
             yield f"{left}{''.join(pieces[:1])}".rstrip()
-            yield from (f"{' ' * beside}{piece}" for piece in pieces[1:])
+            yield from (f"{' ' * indent}{piece}" for piece in pieces[1:])
         else:
             yield left.rstrip()
             yield from (f"{BELOW}{piece}" for piece in pieces)

@@ -121,7 +121,7 @@ def serve(
         if len(items := shelf.items()) == 1:
             workshop.state(items[0])  # what will be looked at is read meanwhile
         if not quiet:
-            for line in _told(host, server.effective_port, base, token, page):
+            for line in _start_lines(host, server.effective_port, base, token, page):
                 click.echo(f"perfscope: {line}", err=True)
         server.run()
         if late.problem is not None:
@@ -168,7 +168,7 @@ def _listening(create_server: Any, application: Any, host: str, port: int | None
     raise NotStartedError(f"{address}: cannot listen: {problem.strerror or problem}")
 
 
-def _told(host: str, port: int, base: str, token: str | None, page: int | None) -> Iterator[str]:
+def _start_lines(host: str, port: int, base: str, token: str | None, page: int | None) -> Iterator[str]:
     query = "" if token is None else f"?token={token}"
     shown = LOCAL if host in ("0.0.0.0", "::") else host  # noqa: S104
     yield f"open http://{shown}:{port}{base}{query}"

@@ -370,15 +370,15 @@ LEAST = 0.5
 
 def find_symptoms(words: str, most: int = 3) -> tuple[Symptom, ...]:
     """Return the symptoms that best fit a question in the user's words, best first; empty if none does."""
-    asked = _stems(words)
-    if not asked:
+    stems = _stems(words)
+    if not stems:
         return ()
     known = [(symptom, _stems(symptom.question), _stems(" ".join((symptom.look, symptom.fix)))) for symptom in SYMPTOMS]
-    weight = {word: 1 / (1 + sum(word in first | rest for _, first, rest in known)) for word in asked}
+    weight = {word: 1 / (1 + sum(word in first | rest for _, first, rest in known)) for word in stems}
     whole = sum(weight.values())
 
     def fit(first: set[str], rest: set[str]) -> float:
-        return sum(weight[word] * (1.0 if word in first else 0.4) for word in asked & (first | rest)) / whole
+        return sum(weight[word] * (1.0 if word in first else 0.4) for word in stems & (first | rest)) / whole
 
     scored = [(fit(first, rest), symptom) for symptom, first, rest in known]
     best = max(score for score, _ in scored)
@@ -386,7 +386,7 @@ def find_symptoms(words: str, most: int = 3) -> tuple[Symptom, ...]:
     return tuple(symptom for score, symptom in ordered[:most] if score >= max(LEAST * best, LEAST / 2))
 
 
-def is_asked(word: str) -> bool:
+def is_question_word(word: str) -> bool:
     """Whether a known question has this word."""
     return any(_stems(word) & _stems(symptom.question) for symptom in SYMPTOMS)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from perfscope.model.environment import ask, git_branch
+from perfscope.model.environment import git_branch, tool_output
 
 MOST_BACK = 5_000
 """Commits that are looked at after one: years of most projects, and git lists them in a moment."""
@@ -21,7 +21,7 @@ def ancestry(commit: str | None) -> dict[str, int]:
     """Commits up to ``commit``, itself first, with their positions in git's list. Empty if git is not available."""
     if commit is None or not is_commit_hash(commit):
         return {}
-    text = ask("git", "rev-list", f"--max-count={MOST_BACK}", commit, "--")
+    text = tool_output("git", "rev-list", f"--max-count={MOST_BACK}", commit, "--")
     return {} if text is None else {text: index for index, text in enumerate(text.split())}
 
 
@@ -29,13 +29,13 @@ def commits_between(older: str, newer: str) -> int | None:
     """Number of commits in ``newer`` that ``older`` lacks; ``None`` if git is not available."""
     if not (is_commit_hash(older) and is_commit_hash(newer)):
         return None
-    text = ask("git", "rev-list", "--count", f"{older}..{newer}", "--")
+    text = tool_output("git", "rev-list", "--count", f"{older}..{newer}", "--")
     return None if text is None or not text.strip().isdigit() else int(text)
 
 
 def current_commit() -> str | None:
     """The commit that is checked out."""
-    text = ask("git", "rev-parse", "--verify", "--quiet", "HEAD")
+    text = tool_output("git", "rev-parse", "--verify", "--quiet", "HEAD")
     return None if text is None else text.strip() or None
 
 

@@ -73,16 +73,16 @@ def cpu_model() -> str | None:
         with CPU_INFO.open(encoding="utf-8", errors="replace") as lines:
             text = next((line for line in lines if line.startswith("model name")), "")
     except OSError:  # no Linux
-        text = f":{ask('sysctl', '-n', 'machdep.cpu.brand_string') or ''}"
+        text = f":{tool_output('sysctl', '-n', 'machdep.cpu.brand_string') or ''}"
     return " ".join(text.partition(":")[2].split()) or None
 
 
 def git_facts() -> dict[str, str | bool] | None:
     """Commit, branch and dirty flag of the current folder, or ``None`` outside a repository."""
-    commit = ask("git", "rev-parse", "HEAD")
+    commit = tool_output("git", "rev-parse", "HEAD")
     if commit is None:
         return None
-    status = ask("git", "--no-optional-locks", "status", "--porcelain", "--untracked-files=no")
+    status = tool_output("git", "--no-optional-locks", "status", "--porcelain", "--untracked-files=no")
     facts: dict[str, str | bool] = {"commit": commit.strip()}
     branch = git_branch()
     if branch is not None:
@@ -92,13 +92,13 @@ def git_facts() -> dict[str, str | bool] | None:
 
 def git_branch() -> str | None:
     """The branch that is checked out: from git, or from a CI service, which checks out a commit."""
-    text = (ask("git", "symbolic-ref", "--quiet", "--short", "HEAD") or "").strip()
+    text = (tool_output("git", "symbolic-ref", "--quiet", "--short", "HEAD") or "").strip()
     return text or next((os.environ[name] for name in BRANCH_VARIABLES if os.environ.get(name)), None)
 
 
 def nvidia_gpus() -> list[Gpu]:
     """The GPUs that nvidia-smi lists; empty if it is absent or fails."""
-    text = ask("nvidia-smi", f"--query-gpu={','.join(_SMI_FIELDS)}", "--format=csv,noheader")
+    text = tool_output("nvidia-smi", f"--query-gpu={','.join(_SMI_FIELDS)}", "--format=csv,noheader")
     gpus = []
     for line in (text or "").splitlines():
         cells = [cell.strip() for cell in line.split(",")]
@@ -108,7 +108,7 @@ def nvidia_gpus() -> list[Gpu]:
     return gpus
 
 
-def ask(*command: str) -> str | None:
+def tool_output(*command: str) -> str | None:
     """Output of a tool, or ``None`` if it is absent, fails or hangs."""
     if shutil.which(command[0]) is None:
         return None

@@ -67,10 +67,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """
     from difflib import get_close_matches
 
-    asked = _plain(name)
+    spelled_name = _plain(name)
     spelled = {_plain(word): word for word in known}
-    containing = [word for plain, word in spelled.items() if len(asked) > 2 and asked in plain]
-    alike = [spelled[plain] for plain in get_close_matches(asked, spelled, n=MOST_SUGGESTED, cutoff=0.6)]
+    containing = [word for plain, word in spelled.items() if len(spelled_name) > 2 and spelled_name in plain]
+    alike = [spelled[plain] for plain in get_close_matches(spelled_name, spelled, n=MOST_SUGGESTED, cutoff=0.6)]
     close = list(dict.fromkeys([*alike, *containing]))[:MOST_SUGGESTED]
     return f"; did you mean {' or '.join(close)}?" if close else ""
 

@@ -60,7 +60,7 @@ _QUERY = re.compile(rf"(?i)([?&;](?:{_WORD}|[\w-]*signature|sig|key)=)(?!\[hidde
 """``?X-Amz-Signature=...``, ``&sig=...``: what signs an address."""
 _OPTION = re.compile(rf"(?i)(?<![\w-])(--{_WORD}\s+)([^\s-]\S*)")
 """``--hf-token VALUE`` of a command line."""
-_TELLING = re.compile(rf"(?i)^{_WORD}$")
+_SECRET_NAME = re.compile(rf"(?i)^{_WORD}$")
 _LONG_VALUE = re.compile(r"(\b(?=\w*?key)\w++[\"']?\s*+[=:]\s*+[\"']?)([A-Za-z0-9+/_=-]{32,})", re.IGNORECASE)
 """A long hexadecimal or base64 value of anything called a key."""
 _LOGIN = re.compile(r"(://)[^/\s@]+@")
@@ -134,12 +134,12 @@ def scrub_command(words: Sequence[str]) -> tuple[str, ...]:
             hide = False
             continue
         assigned = _ASSIGNMENT.fullmatch(word)
-        if assigned is not None and _TELLING.match(assigned["name"].lstrip("-")):
+        if assigned is not None and _SECRET_NAME.match(assigned["name"].lstrip("-")):
             shown.append(f"{assigned['name']}={MASK}")
             hide = False
             continue
         shown.append(scrub(word))
-        hide = word.startswith("-") and _TELLING.match(word.lstrip("-")) is not None
+        hide = word.startswith("-") and _SECRET_NAME.match(word.lstrip("-")) is not None
     return tuple(shown)
 
 
@@ -158,6 +158,6 @@ def sanitize_value(value: Any, limit: int = TEXT_LIMIT) -> Any:
 
 def _sanitize_under_key(key: str, value: Any, limit: int) -> Any:
     """The value under a key, masked as a whole if the key is the name of a secret."""
-    if isinstance(value, str) and value and _TELLING.match(key):
+    if isinstance(value, str) and value and _SECRET_NAME.match(key):
         return MASK
     return sanitize_value(value, limit)

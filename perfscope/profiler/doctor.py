@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from perfscope.model.documents.run import RUN_FILE
 from perfscope.model.documents.run_folders import RUNS_FOLDER
-from perfscope.model.environment import Check, ask
+from perfscope.model.environment import Check, tool_output
 from perfscope.model.errors import DataError
 from perfscope.model.plugins import load, named
 from perfscope.model.units import format_bytes
@@ -179,7 +179,7 @@ def _jax_checks(probe: dict[str, Any]) -> list[Check]:
 def _smi(name: str, *arguments: str) -> Check:
     if shutil.which(name) is None:
         return Check(name=name, status="absent", text="not on PATH; driver and clocks stay unknown")
-    text = ask(name, *arguments)
+    text = tool_output(name, *arguments)
     if not text:
         return Check(name=name, status="problem", text="is on PATH and does not answer")
     return Check(name=name, status="ok", text=" ".join(text.split("\n")[0].split()))
@@ -205,8 +205,8 @@ def _nvtx() -> Check:
         result = version("nvtx")
     except PackageNotFoundError:
         return Check(name="nvtx", status="problem", text="not installed", advice="pip install nvtx")
-    asks = tuple(int(part) for part in result.split(".")[:3] if part.isdecimal()) >= (0, 2, 12)
-    if asks and shutil.which("nsys") is not None:
+    denies = tuple(int(part) for part in result.split(".")[:3] if part.isdecimal()) >= (0, 2, 12)
+    if denies and shutil.which("nsys") is not None:
         return Check(
             name="nvtx",
             status="problem",

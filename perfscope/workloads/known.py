@@ -79,19 +79,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("truth", type=Path, help="file for what was done")
     parser.add_argument("--twin", action="store_true", help="without the planted defects")
     parser.add_argument("--device", choices=DIM, default="cuda" if torch.cuda.is_available() else "cpu")
-    asked = parser.parse_args(argv)
-    truth: dict[str, Any] = {"framework": "torch", "device": asked.device, "file": __file__, "twin": asked.twin}
-    truth["moments"] = work(asked.device, asked.twin)
+    options = parser.parse_args(argv)
+    truth: dict[str, Any] = {"framework": "torch", "device": options.device, "file": __file__, "twin": options.twin}
+    truth["moments"] = work(options.device, options.twin)
     truth |= {
         "matmuls": READS * MATMULS,
-        "reads": 0 if asked.twin else READS,
-        "sleep_ns": 0 if asked.twin else round(SLEEP_S * 1e9),
+        "reads": 0 if options.twin else READS,
+        "sleep_ns": 0 if options.twin else round(SLEEP_S * 1e9),
         "blocks": BLOCKS,
         "block_bytes": BLOCK_BYTES,
         "copies": COPIES,
-        "copy_bytes": COPY_BYTES[asked.device],
+        "copy_bytes": COPY_BYTES[options.device],
     }
-    asked.truth.write_text(json.dumps(truth))
+    options.truth.write_text(json.dumps(truth))
 
 
 if __name__ == "__main__":

@@ -47,8 +47,8 @@ def parsed(argv: Sequence[str] | None = None) -> tuple[Options, HostWork]:
     """Options from the command line, and what the host does."""
     parser = parser_of(__doc__ or "", VARIANTS, SIZES, HOST_DEFECTS)
     parser.add_argument("--twin", choices=HOST_DEFECTS, help="the same work out of the loop's way")
-    asked = parser.parse_args(argv)
-    return options_of(asked, SIZES), HostWork(next(iter(asked.defect), None), asked.twin)
+    options = parser.parse_args(argv)
+    return options_of(options, SIZES), HostWork(next(iter(options.defect), None), options.twin)
 
 
 if __name__ == "__main__":

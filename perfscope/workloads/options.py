@@ -123,19 +123,21 @@ def add_kernel_flags(parser: argparse.ArgumentParser, defects: Mapping[str, str]
     slower.add_argument("--kernel-twin", choices=defects, help="the same computation without the defect")
 
 
-def options_of(asked: argparse.Namespace, sizes: Mapping[str, Size], *, accelerator: str = "cuda") -> Options:
+def options_of(arguments: argparse.Namespace, sizes: Mapping[str, Size], *, accelerator: str = "cuda") -> Options:
     """Options from the flags of ``parser_of``, as parsed."""
-    preset = sizes[asked.size]
-    numbers = {name: getattr(preset, name) if (own := getattr(asked, name)) is None else own for name in Size.__slots__}
-    large = asked.size == "gpu"
+    preset = sizes[arguments.size]
+    numbers = {
+        name: getattr(preset, name) if (own := getattr(arguments, name)) is None else own for name in Size.__slots__
+    }
+    large = arguments.size == "gpu"
     return Options(
-        variant=asked.variant,
+        variant=arguments.variant,
         size=Size(**numbers),
-        steps=asked.steps,
-        device=asked.device or (accelerator if large else "cpu"),
-        dtype="float32" if "fp32" in asked.defect else asked.dtype or ("bfloat16" if large else "float32"),
-        defects=frozenset(asked.defect),
-        seed=asked.seed,
+        steps=arguments.steps,
+        device=arguments.device or (accelerator if large else "cpu"),
+        dtype="float32" if "fp32" in arguments.defect else arguments.dtype or ("bfloat16" if large else "float32"),
+        defects=frozenset(arguments.defect),
+        seed=arguments.seed,
     )
 
 
@@ -152,15 +154,15 @@ def parse(
     )
     parser.add_argument("--compile-backend", choices=BACKENDS, default=BACKENDS[0], help="of torch.compile")
     add_kernel_flags(parser, KERNEL_DEFECTS)
-    asked = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     return replace(
-        options_of(asked, sizes),
-        compile=asked.compile or asked.compile_defect is not None or asked.compile_twin is not None,
-        compile_defect=asked.compile_defect,
-        compile_twin=asked.compile_twin,
-        backend=asked.compile_backend,
-        kernel_defect=asked.kernel_defect,
-        kernel_twin=asked.kernel_twin,
+        options_of(arguments, sizes),
+        compile=arguments.compile or arguments.compile_defect is not None or arguments.compile_twin is not None,
+        compile_defect=arguments.compile_defect,
+        compile_twin=arguments.compile_twin,
+        backend=arguments.compile_backend,
+        kernel_defect=arguments.kernel_defect,
+        kernel_twin=arguments.kernel_twin,
     )
 
 

@@ -82,5 +82,5 @@ if __name__ == "__main__":
     parser.add_argument("--defect", choices=DEFECTS, help=help_of(DEFECTS))
     parser.add_argument("--parallel", choices=PARALLEL, default=PARALLEL[0])
     parser.add_argument("--steps", type=int, default=10)
-    asked = parser.parse_args()
-    train(asked.defect, asked.parallel, asked.steps)
+    arguments = parser.parse_args()
+    train(arguments.defect, arguments.parallel, arguments.steps)

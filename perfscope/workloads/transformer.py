@@ -123,14 +123,17 @@ def parse(argv: Sequence[str] | None = None) -> Options:
         "--policy", choices=POLICIES, default="none", help=f"activation checkpointing. {help_of(POLICIES)}"
     )
     parser.add_argument("--reentrant", action="store_true", help="with policy full: the older, reentrant form")
-    asked = parser.parse_args(argv)
-    if asked.reentrant and asked.policy != "full":
+    arguments = parser.parse_args(argv)
+    if arguments.reentrant and arguments.policy != "full":
         parser.error("--reentrant goes with --policy full")
-    both = set(asked.defect) & set(asked.twin)
+    both = set(arguments.defect) & set(arguments.twin)
     if both:
         parser.error(f"--defect or --twin {', '.join(sorted(both))}, not both")
     return replace(
-        options_of(asked, SIZES), policy=asked.policy, reentrant=asked.reentrant, twins=frozenset(asked.twin)
+        options_of(arguments, SIZES),
+        policy=arguments.policy,
+        reentrant=arguments.reentrant,
+        twins=frozenset(arguments.twin),
     )
 
 

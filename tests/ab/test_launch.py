@@ -270,7 +270,7 @@ def test_a_build_runs_once_in_each_arm_and_its_failure_is_told(tmp_path: Path) -
         places[arm] = ArmFolder(root=tmp_path / arm, folder=tmp_path / arm / "below")
     told: list[str] = []
     command = 'echo built in $PWD >> out && echo loud && printf %s "$PYTHONPATH" > path'
-    run_build(command, places, logs=tmp_path, checkout=tmp_path / "checkout", tell=told.append)  # type: ignore[arg-type]
+    run_build(command, places, logs=tmp_path, checkout=tmp_path / "checkout", announce=told.append)  # type: ignore[arg-type]
     assert told == ["building base", "building head"]
     for arm, place in places.items():
         assert (place.folder / "out").read_text() == f"built in {place.folder}\n"
@@ -278,7 +278,7 @@ def test_a_build_runs_once_in_each_arm_and_its_failure_is_told(tmp_path: Path) -
         assert (place.folder / "path").read_text().split(os.pathsep)[0] == str(place.root)
     with pytest.raises(DataError, match=r"build-head.log: --build failed in head with exit code 3: no compiler"):
         run_build("case $PWD in */head/*) echo no compiler; exit 3;; esac", places, logs=tmp_path,
-              checkout=tmp_path, tell=told.append)  # type: ignore[arg-type]  # fmt: skip
+              checkout=tmp_path, announce=told.append)  # type: ignore[arg-type]  # fmt: skip
 
 
 def test_who_is_ended_while_it_profiles_leaves_nothing_running(tmp_path: Path) -> None:

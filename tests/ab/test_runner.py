@@ -77,7 +77,7 @@ def resume(folder: Path) -> AbState:
 
 def compared(state: AbState, fake: Fake, judge: Asked | None = None) -> tuple[Pairs, list[str]]:
     told: list[str] = []
-    return run_pairs(state, fake, judge or Asked(), tell=told.append), told
+    return run_pairs(state, fake, judge or Asked(), announce=told.append), told
 
 
 def test_each_phase_has_its_pairs(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_a_confirmed_regression_and_what_stands_beside_it() -> None:
     assert (result.step.verdict, result.step.confirmed, result.step.pairs) == ("regression", True, 12)
     assert result.step.estimator == "median"
     assert result.step.level == pytest.approx(1 - 0.0125), "of both batches"
-    assert [row.name for row in result.beside] == ["step time, mean", "step time, p90"], "sixty steps have no p99"
+    assert [row.name for row in result.secondary] == ["step time, mean", "step time, p90"], "sixty steps have no p99"
     assert result.step.gates is True
     phases = [row.phase for row in result.launches]
     assert (phases.count("measure"), len(phases)) == (10 + 12 + 12, 10 + 12 + 12), "they are all called so here"
@@ -214,7 +214,7 @@ asked = plan(command=("train.py", "30"), base={commits[0]!r}, head={commits[1]!r
 again = {{"command": ("train.py", "30"), "kind": "script"}}
 held = ab_state.resume(state, **again) if (state / "ab.json").exists() else ab_state.begin(state, asked)
 judge = AbJudge(pairs=3, least=0.02, confirm=False)
-found = runner.compare(held, checkout(), judge, tell=lambda line: print(line, flush=True))
+found = runner.compare(held, checkout(), judge, announce=lambda line: print(line, flush=True))
 print("done", len(found.measured), flush=True)
 """
     environment = {**os.environ, "TMPDIR": str(scratch)}

@@ -1,16 +1,21 @@
-"""Names, depths and texts designed to be slow: the cost of each must be proportional to its length."""
+"""Names, depths and texts designed to be slow: the work for each must be proportional to its length.
+
+The work is counted, not timed (steps of expressions, lines of Python, elements of arrays), so that the load of the
+machine does not matter.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from time import process_time
+import sys
+from collections.abc import Callable, Iterable
+from types import ModuleType
 
 import pytest
 
 from perfscope.analyzers.compare.runs import keys
 from perfscope.analyzers.engine import analyze
-from perfscope.analyzers.ops.kernel_names import short_kernel_name
+from perfscope.analyzers.ops import kernel_names
 from perfscope.analyzers.ops.kernels import matmul_precision, uses_tensor_cores
 from perfscope.analyzers.readers.torch_log import graph_text
 from perfscope.analyzers.time import frame_kinds, phases, steps
@@ -20,22 +25,24 @@ from perfscope.model.trace import SliceKind, Trace
 from perfscope.model.untrusted_text import clean, scrub
 from perfscope.profiler.session import steps as session_steps
 from tests.build import TraceBuilder
+from tests.growth.regex_steps import regex_steps
+from tests.growth.work import counting
 
-SHORT, LONG, LONGEST = 1_000, 16_000, 100_000
-SLACK = 6
-"""Times as much as in proportion; a square would be 16 times as much, or 100 times."""
-LEAST_S = 2e-4
-"""Least seconds for the short text: below it the clock is too coarse."""
+SHORT, LONG = 60, 240
+MOST = 2 * LONG / SHORT
+"""Largest growth from ``SHORT`` to ``LONG`` letters: proportional work grows by 4, a square by 16."""
+LEAST = 10 * SHORT
+"""Least work assumed for the short text: some expressions are reached by the long text only."""
 
 UNITS = (
     "a", "1", "_", "1.", ".1", "_1", "a_1", " ", ":", "/", "./", "/(", "(", "<", "a(", "f(x)", "x1", "1x", "key",
     "token=", "z.", "://", "+a", "Cijk_1_1_F81_A", "_A", "triton_poi_fused_a1", "a_kernel_cuda", "a_functor", "Functor",
     "forward(", "(backward", "context generation", "queue.py(", "PjRta", "nvrtc", "aZ", "1]", "\\\"", "::", "~",
 )  # fmt: skip
-
+PREFIXES = ("", "Cijk_a_b_")
 
 FUNCTIONS: tuple[Callable[[str], object], ...] = (
-    short_kernel_name.__wrapped__,
+    kernel_names.short_kernel_name.__wrapped__,
     matmul_precision.__wrapped__,
     uses_tensor_cores,
     keys.without_counters.__wrapped__,
@@ -48,44 +55,58 @@ FUNCTIONS: tuple[Callable[[str], object], ...] = (
     scrub,
     steps._is_engine_step,
 )
+MODULES = {sys.modules[function.__module__] for function in FUNCTIONS} | {
+    graph_text, comparison_json, session_steps, phases
+}  # fmt: skip
 WORK: dict[str, Callable[[str], object]] = {
     **{f"{function.__module__}.{function.__name__}": function for function in FUNCTIONS},
-    "inputs of a graph": graph_text._INPUT.findall,
+    "inputs of a graph": lambda text: graph_text._INPUT.findall(text),
     "worktrees": lambda text: comparison_json._WORKTREE.sub("", text),
     "families of steps": lambda text: session_steps._NUMBER.sub("", text),
-    **{f"phase {phase}": pattern.search for phase, pattern in phases._NAMED.items()},
+    "phases": lambda text: [pattern.search(text) for pattern in phases._NAMED.values()],
 }
 
 
-def _seconds(work: Callable[[], object]) -> float:
-    """The least processor time of three turns."""
-    times = []
-    for _ in range(3):
-        begin = process_time()
-        work()
-        times.append(process_time() - begin)
-    return min(times)
+def texts(most: int) -> list[str]:
+    """Hostile texts of at most ``most`` letters and a prefix."""
+    return [f"{prefix}{unit * (most // len(unit))}!\n" for unit in UNITS for prefix in PREFIXES]
 
 
-def check(work: Callable[[str], object], length: int) -> None:
-    for unit in UNITS:
-        for prefix in ("", "Cijk_a_b_"):
-            short, long = (f"{prefix}{unit * (most // len(unit))}!\n" for most in (SHORT, length))
-            before = max(_seconds(lambda text=short: work(text)), LEAST_S)
-            begin = process_time()
-            work(long)
-            assert process_time() - begin < SLACK * length / SHORT * before, unit
+def work_of(work: Callable[[str], object], most: int, modules: Iterable[ModuleType]) -> list[dict[str, int]]:
+    """Steps by expression, and lines of Python, for each text."""
+    result = []
+    with regex_steps(*modules) as steps:
+        for text in texts(most):
+            steps.clear()
+            work(text)
+            result.append(dict(steps))
+    with counting() as done:
+        for text, counts in zip(texts(most), result, strict=True):
+            before = sum(done.lines.values())
+            work(text)
+            counts["lines"] = sum(done.lines.values()) - before
+    return result
 
 
-@pytest.mark.parametrize("length", [LONG, pytest.param(LONGEST, marks=pytest.mark.slow)])
+def check(work: Callable[[str], object], modules: Iterable[ModuleType]) -> None:
+    """Fail if the work for a hostile text grows faster than the text."""
+    every = zip(texts(LONG), work_of(work, SHORT, modules), work_of(work, LONG, modules), strict=True)
+    for text, short, long in every:
+        steep = {what: now for what, now in long.items() if now > MOST * max(short.get(what, 0), LEAST)}
+        assert not steep, text
+
+
 @pytest.mark.parametrize("name", WORK)
-def test_long_names_cost_in_proportion(name: str, length: int) -> None:
-    check(WORK[name], length)
+def test_work_for_long_names_is_proportional(name: str) -> None:
+    check(WORK[name], MODULES)
 
 
-def test_a_square_is_noticed() -> None:
+def test_a_square_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_steps, "_NUMBER", re.compile(r"(.*?)_?(\d+)"))
     with pytest.raises(AssertionError):
-        check(re.compile(r"(.*?)_?(\d+)").fullmatch, LONG)
+        check(lambda text: session_steps._NUMBER.fullmatch(text), [session_steps])
+    with pytest.raises(AssertionError):
+        check(lambda text: [one for one in text for other in text if one is other], [])
 
 
 def _deep(depth: int) -> Trace:
@@ -96,10 +117,15 @@ def _deep(depth: int) -> Trace:
     return builder.build()
 
 
-def test_deep_stacks_cost_in_proportion() -> None:
-    before = _seconds(lambda: analyze(_deep(1_000)))
-    deep = _deep(4_000)
-    assert (deep.rows["slices"]["kind"] == SliceKind.PYTHON).sum() == 4_000
-    begin = process_time()
-    analyze(deep)
-    assert process_time() - begin < SLACK * 4 * before  # a square would be 16 times as much, and was
+def test_work_for_deep_stacks_is_proportional() -> None:
+    analyze(_deep(1_000))  # the first analysis of a process loads rules
+    lines, elements = [], []
+    for depth in (250, 500, 1_000):
+        trace = _deep(depth)
+        assert (trace.rows["slices"]["kind"] == SliceKind.PYTHON).sum() == depth
+        with counting() as work:
+            analyze(trace)
+        lines.append(sum(work.lines.values()))
+        elements.append(sum(work.elements.values()))
+    for small, middle, large in (lines, elements):
+        assert large - middle < 3 * (middle - small)  # proportional: 2, a square: 4

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.hlo.parse.thunks import read_thunks
-from perfscope.analyzers.readers.hlo.program import thunks_beside
+from perfscope.analyzers.readers.hlo.program import thunks_of
 from perfscope.analyzers.readers.load import load_all
 
 TEXT = """\
@@ -79,8 +79,8 @@ def test_a_file_that_holds_none_is_said(tmp_path: Path) -> None:
     shutil.copy(FIXTURE, program)
     beside = tmp_path / "00.jit_step.thunk_sequence.txt"
     beside.write_bytes(b"\x00\xff" * 100)
-    found, note = thunks_beside(program)
+    found, note = thunks_of(program)
     assert found is None
     assert note is not None
     assert note.startswith("the launches are taken from the schedule: ")
-    assert thunks_beside(tmp_path / "other.hlo.pb") == (None, None)
+    assert thunks_of(tmp_path / "other.hlo.pb") == (None, None)

@@ -204,4 +204,4 @@ def test_an_interrupt_that_nsys_says_nothing_of_is_one(
 ) -> None:
     monkeypatch.setenv("PATH", put(tmp_path / "bin").path)
     ended = Ended(code=code, signal=None, interrupted=interrupted)
-    assert NsysRun(CaptureOptions(capture="nsys")).told(ended).code == told
+    assert NsysRun(CaptureOptions(capture="nsys")).program_result(ended).code == told

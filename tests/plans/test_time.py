@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from perfscope.analyzers.devices.target_text import parse_target
-from perfscope.analyzers.plans.collectives import StepExchanges, planned_asked, step_exchanges
+from perfscope.analyzers.plans.collectives import StepExchanges, planned_collectives, step_exchanges
 from perfscope.analyzers.plans.time import kernel_range, op_ranges, plan_works
 from perfscope.analyzers.predict.assumptions import factors_for
 from perfscope.analyzers.predict.collective_time import Exchange, exchange_range
@@ -67,7 +67,7 @@ def test_what_is_waited_for_at_once_adds_all_of_its_time() -> None:
 def test_what_long_kernels_run_beside_adds_nothing() -> None:
     found = step([100, 100_000, 100], planned_collective(1, until=2))
     assert found.exposed == Range(low=0, high=0)
-    assert found.rows[0].beside == Range(low=100_000 * US, high=100_000 * US)
+    assert found.rows[0].overlap == Range(low=100_000 * US, high=100_000 * US)
     assert not found.rows[0].blocks
 
 
@@ -121,9 +121,9 @@ def test_runs_of_graphs_lie_between_the_ops_outside_of_them() -> None:
         runs=(GraphRun(graph=0, ops=1), GraphRun(graph=0, ops=2)),
     )
     ops, graph = [Range(low=n, high=n) for n in (1, 2, 3)], [Range(low=n, high=n) for n in (10, 20)]
-    kernels, asked = planned_asked(processes, ops, [graph])
+    kernels, placed = planned_collectives(processes, ops, [graph])
     assert [one.low for one in kernels] == [1, 10, 20, 2, 10, 20, 3]
-    assert asked == (
+    assert placed == (
         replace(planned_collective(0, until=None), after=StepPosition(ops=3), at=StepPosition(ops=7)),
         replace(inside, after=StepPosition(ops=2), at=StepPosition(ops=2), until=StepPosition(ops=3)),
         replace(inside, after=StepPosition(ops=5), at=StepPosition(ops=5), until=StepPosition(ops=6)),

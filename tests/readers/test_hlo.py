@@ -14,7 +14,7 @@ from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.readers.hlo import proto as hlo_proto
 from perfscope.analyzers.readers.hlo import text
 from perfscope.analyzers.readers.hlo import text as hlo_text
-from perfscope.analyzers.readers.hlo.program import refusals_beside
+from perfscope.analyzers.readers.hlo.program import refusals_of
 from perfscope.analyzers.readers.load import load_one
 from perfscope.model.errors import DataError
 from tests.hlo.modules import ADD, program
@@ -33,13 +33,13 @@ def dumped_program(tmp_path: Path) -> Path:
 
 def test_the_dump_of_the_same_module_is_found(dumped_program: Path):
     (dumped_program.parent / "module_0012.jit_step.priority_fusion_dump.txt").write_text(DUMP)
-    assert refusals_beside(dumped_program) == ({"div.1": "because"}, None)
+    assert refusals_of(dumped_program) == ({"div.1": "because"}, None)
     assert text.read(dumped_program).hlo[0].fusion_refusals == {"div.1": "because"}
 
 
 def test_the_dump_of_another_module_is_not(dumped_program: Path):
     (dumped_program.parent / "module_0013.jit_step.priority_fusion_dump.txt").write_text(DUMP)
-    assert refusals_beside(dumped_program) == ({}, None)
+    assert refusals_of(dumped_program) == ({}, None)
     assert text.read(dumped_program).hlo[0].fusion_refusals == {}
 
 

@@ -20,7 +20,7 @@ from perfscope.dashboards.report.compare import json as compare_json
 from perfscope.dashboards.report.compare import junit
 from perfscope.dashboards.report.compare.json import MOST_ROWS
 from perfscope.dashboards.report.compare.render import render_html, render_markdown, render_text
-from perfscope.dashboards.report.compare.words import change_text, headline, part_words, side_text, told, verdict
+from perfscope.dashboards.report.compare.words import cause_part, change_text, headline, part_words, side_text, verdict
 from perfscope.dashboards.report.renderers.text import NARROWEST
 from perfscope.dashboards.report.renderers.values import number, signed_ns
 from perfscope.model.documents.comparison import Document, of
@@ -146,7 +146,7 @@ class TestWords:
         step = document(found).step
         assert step is not None
         (one,) = [part for part in step.parts if part.status == "fused"]
-        assert part_words(told(one)) == (
+        assert part_words(cause_part(one)) == (
             "fused: aten::add, aten::mul, aten::silu → triton_poi_fused_add_mul_silu, 3 → 1 per step"
         )
 

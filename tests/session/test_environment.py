@@ -46,7 +46,7 @@ def test_the_processor_by_its_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, model: str | None
 ) -> None:
     monkeypatch.setattr(environment, "CPU_INFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr(environment, "ask", lambda *_: None)
+    monkeypatch.setattr(environment, "tool_output", lambda *_: None)
     if text is not None:
         (tmp_path / "cpuinfo").write_text(text)
     assert environment.cpu_model() == model

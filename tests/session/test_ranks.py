@@ -139,7 +139,7 @@ def test_mpich_names_no_job_and_is_told_by_the_process_that_started_us() -> None
     assert here.key is not None
     assert task_from_environment({**MPICH, "PMI_RANK": "2"}).key == here.key
     several_nodes = {**MPICH, "PMI_SIZE": "6"}
-    assert task_from_environment(several_nodes) == Task(number=1, told=True, count=6)
+    assert task_from_environment(several_nodes) == Task(number=1, given=True, count=6)
     assert task_from_environment({**SLURM, **several_nodes}).key == "slurm-4711.0"
 
 
@@ -148,24 +148,24 @@ def test_the_users_name_wins_and_one_task_alone_needs_none() -> None:
     assert task_from_environment({**SLURM, "PERFSCOPE_RUN_ID": "mine"}, "typed").key == "typed"
     assert task_from_environment({"PERFSCOPE_RUN_ID": "mine"}) == Task(key="mine")
     alone = {**SLURM, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}
-    assert task_from_environment(alone) == Task(told=True, count=1)
+    assert task_from_environment(alone) == Task(given=True, count=1)
 
 
 def test_the_torchrun_of_a_pod_is_counted_by_pods() -> None:
     assert task_from_environment({**KUBEFLOW, "PERFSCOPE_RUN_ID": "job"}) == Task(
-        number=1, told=True, count=2, key="job"
+        number=1, given=True, count=2, key="job"
     )
     assert task_from_environment({**KUBEFLOW, **TORCHRUN, "PERFSCOPE_RUN_ID": "job"}).number == 5
     elastic = {**KUBEFLOW, "PET_NNODES": "1:4", "PERFSCOPE_RUN_ID": "job"}
-    assert task_from_environment(elastic) == Task(number=1, told=True, key="job")
-    assert task_from_environment({"JOB_COMPLETION_INDEX": "2"}) == Task(number=2, told=True)
+    assert task_from_environment(elastic) == Task(number=1, given=True, key="job")
+    assert task_from_environment({"JOB_COMPLETION_INDEX": "2"}) == Task(number=2, given=True)
 
 
 TASKS = 8
 
 
-def task(number: int = 0, count: int | None = None, key: str = "job", *, told: bool = True) -> Task:
-    return Task(number=number, told=told, count=count, key=key)
+def task(number: int = 0, count: int | None = None, key: str = "job", *, given: bool = True) -> Task:
+    return Task(number=number, given=given, count=count, key=key)
 
 
 def manifest(number: int = 0, **more: object) -> Run:
@@ -182,7 +182,7 @@ def ended(directory: Path, number: int = 0, seconds_ago: float = 0, **more: obje
 
 def _join_job(arguments: tuple[str, int, int, bool]) -> tuple[str, int]:
     root, job, number, told = arguments
-    joined = record.join(Path(root), task(number if told else 0, key=f"job{job}", told=told))
+    joined = record.join(Path(root), task(number if told else 0, key=f"job{job}", given=told))
     # A task's next action: its manifest shows the others that it lives.
     run_folders.write(joined.directory, manifest(joined.number))
     return joined.directory.name, joined.number
@@ -202,7 +202,7 @@ def test_tasks_that_start_at_once_share_a_directory_and_no_number(tmp_path: Path
 
 def _join_only(arguments: tuple[str, int, int, bool]) -> tuple[str, int]:
     root, job, _, told = arguments
-    joined = record.join(Path(root), task(key=f"job{job}", told=told))
+    joined = record.join(Path(root), task(key=f"job{job}", given=told))
     return joined.directory.name, joined.number
 
 
@@ -233,9 +233,9 @@ def test_a_late_task_joins_while_others_run_and_shortly_after(tmp_path: Path) ->
 
 
 def test_a_run_of_that_name_again_without_a_number_is_a_run_of_its_own(tmp_path: Path) -> None:
-    first = record.join(tmp_path, task(told=False))
+    first = record.join(tmp_path, task(given=False))
     ended(first.directory, 0)
-    second = record.join(tmp_path, task(told=False))
+    second = record.join(tmp_path, task(given=False))
     assert (second.directory.name, second.number, second.earlier) == ("job-2", 0, True)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from perfscope.profiler.torch.op_graph.frames import Frames, Site, asks_truth, called_function
+from perfscope.profiler.torch.op_graph.frames import Frames, Site, called_function, decides_branch
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -96,7 +96,7 @@ class Probe:
 
     def look(self) -> bool:
         frame = sys._getframe(2)
-        self.seen.append((asks_truth(frame), called_function(frame)))
+        self.seen.append((decides_branch(frame), called_function(frame)))
         return True
 
     def __bool__(self) -> bool:

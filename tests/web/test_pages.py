@@ -33,9 +33,16 @@ class _Shelf:
 
 
 def _offered(item: Item, *others: Item) -> str | None:
-    from perfscope.dashboards.web.pages import Asked
+    from perfscope.dashboards.web.pages import PageRequest
 
-    held = Asked(page="overview", parameters={}, base_path="/", shelf=_Shelf(item, *others), workshop=None, item=item)  # type: ignore[arg-type]
+    held = PageRequest(
+        page="overview",
+        parameters={},
+        base_path="/",
+        shelf=_Shelf(item, *others),
+        workshop=None,
+        item=item,  # type: ignore[arg-type]
+    )
     return next(iter(re.findall(r"base=([^&']+)&", str(overview._compare(held)))), None)
 
 
@@ -63,12 +70,12 @@ def test_runs_of_the_same_script_are_offered_tagged_ones_first_and_empty_ones_no
 def test_a_run_that_failed_says_how_and_one_that_goes_on_how_far(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from perfscope.dashboards.web.pages import Asked
+    from perfscope.dashboards.web.pages import PageRequest
 
     def words(number: int, **manifest: Any) -> str:
         run = put_run(tmp_path, number, step_ns=2_000_000, **manifest)
         item = Item(key=run.name, title=run.name, path=run, kind="run")
-        held = Asked(page="overview", parameters={}, base_path="/", shelf=None, workshop=None, item=item)  # type: ignore[arg-type]
+        held = PageRequest(page="overview", parameters={}, base_path="/", shelf=None, workshop=None, item=item)  # type: ignore[arg-type]
         return str(overview._progress(held))
 
     assert words(0) == "[]"
@@ -99,12 +106,12 @@ PLANNED = {"planned": "Compiled for H100 SXM and never run."}
 
 
 def _asked(folder: Path, **views: dict[str, Any]) -> Any:
-    from perfscope.dashboards.web.pages import Asked
+    from perfscope.dashboards.web.pages import PageRequest
 
     for name, view in views.items():
         (folder / f"{name}.json").write_text(json.dumps({"view": view}))
     item = Item(key="one", title="one", path=folder, kind="run")
-    return Asked(page="flame", parameters={}, base_path="/", shelf=None, workshop=None, item=item, folder=folder)  # type: ignore[arg-type]
+    return PageRequest(page="flame", parameters={}, base_path="/", shelf=None, workshop=None, item=item, folder=folder)  # type: ignore[arg-type]
 
 
 def _links(parts: Any) -> list[str]:

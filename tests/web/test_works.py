@@ -80,7 +80,7 @@ def _document(path: Path) -> Path:
 def test_two_traces_are_compared(tmp_path: Path, workshop: Workshop) -> None:
     pair = _pair(_trace(tmp_path / "a.json", "aten::mm"), _trace(tmp_path / "b.json", "aten::mm", "aten::item"))
     state = ended(workshop, pair)
-    assert (state.stage, state.told) == ("ready", "")
+    assert (state.stage, state.words) == ("ready", "")
     assert state.folder is not None
     held = read_view(state.folder, "compare")
     assert held is not None
@@ -93,7 +93,7 @@ def test_a_side_that_goes_is_named(tmp_path: Path, workshop: Workshop) -> None:
     (tmp_path / "a.json").unlink()
     state = workshop.state(pair)
     assert state.stage == "gone"
-    assert "a.json" in state.told
+    assert "a.json" in state.words
 
 
 def test_two_kinds_are_one_line(tmp_path: Path, workshop: Workshop) -> None:
@@ -101,8 +101,8 @@ def test_two_kinds_are_one_line(tmp_path: Path, workshop: Workshop) -> None:
     program.write_text(HLO)
     state = ended(workshop, _pair(_trace(tmp_path / "a.json", "aten::mm"), program))
     assert state.stage == "failed"
-    assert "\n" not in state.told
-    assert "kind" in state.told
+    assert "\n" not in state.words
+    assert "kind" in state.words
 
 
 @pytest.mark.slow
@@ -159,8 +159,8 @@ def test_what_cannot_be_read_says_so_in_one_line(tmp_path: Path, workshop: Works
     item = _item(tmp_path)
     item.path.write_text("this is no trace")
     state = ended(workshop, item)
-    assert "trace.json" in state.told
-    assert "\n" not in state.told
+    assert "trace.json" in state.words
+    assert "\n" not in state.words
 
 
 @pytest.mark.slow
@@ -201,7 +201,7 @@ def test_a_child_that_is_killed_is_a_failure_and_can_be_asked_again(tmp_path: Pa
     os.killpg(child.pid, signal.SIGKILL)
     child.wait()
     state = ended(workshop, item)
-    assert "killed" in state.told
+    assert "killed" in state.words
     workshop.again(item)
     assert ended(workshop, item).folder is not None
 

@@ -172,7 +172,7 @@ def chips(
         )
     host = host_shape(asked, device, shape, hosts)
     if prod(shape) > 1 and hosts is None:
-        texts = (*texts, _hosts_said(shape, host))
+        texts = (*texts, _hosts_words(shape, host))
     open_axes = [str(axis) for axis in shape if axis > 2 and not closes(device, axis)]
     if open_axes and prod(shape) > 1:
         texts = (*texts, f"the slice does not close to a ring along its axes of {' and '.join(open_axes)} chips")
@@ -182,7 +182,7 @@ def chips(
     )  # fmt: skip
 
 
-def _hosts_said(shape: tuple[int, ...], host: tuple[int, ...]) -> str:
+def _hosts_words(shape: tuple[int, ...], host: tuple[int, ...]) -> str:
     each, number = prod(host), prod(shape) // prod(host)
     if number > 1:
         return f"{number} hosts of {each} chips: the program is that many processes"
@@ -202,14 +202,14 @@ def known_names() -> tuple[str, ...]:
 
 def _tpu(asked: str, tight: str) -> Target | None:
     tight, _, text = tight.partition("@")
-    said_hosts = re.fullmatch(r"(\d{1,5})(?:hosts?)?", text)
+    named_hosts = re.fullmatch(r"(\d{1,5})(?:hosts?)?", text)
     match = re.fullmatch(r"(?:tpu[-_:]?)?([a-z0-9]+?)(?:([:=_-])(\d+(?:x\d+)*))?", tight)
     name = None if match is None else CHIPS.get(match[1]) or CHIPS.get("tpu" + match[1])
     if match is None or name is None:
         return None
-    if "@" in asked and said_hosts is None:
+    if "@" in asked and named_hosts is None:
         raise UsageError(f"--target {asked}: write a number of hosts after @, e.g. v5e:2x4@2hosts")
-    hosts = None if said_hosts is None else int(said_hosts[1])
+    hosts = None if named_hosts is None else int(named_hosts[1])
     device = next(device for device in DEVICES if device.name == name)
     if match[3] is None:
         return chips(asked, device, default_shape(device, 1), hosts=hosts)

@@ -285,7 +285,7 @@ def _of_computation(module: HloModule, computation: Computation, runs: Runs) -> 
         split = start.opcode.endswith("-start")
         done = done_of.get(start.name, start)
         between = computation.instructions[position[start.name] + 1 : position[done.name]]
-        beside = tuple(instruction.name for instruction in between if _computes(instruction))
+        working = tuple(instruction.name for instruction in between if _computes(instruction))
         result.append(
             Collective(
                 module=module,
@@ -296,8 +296,8 @@ def _of_computation(module: HloModule, computation: Computation, runs: Runs) -> 
                 op=op,
                 bytes=max(sum(computation.by_name[name].shape.bytes for name in start.operands), done.shape.bytes),
                 runs=runs,
-                between=beside,
-                blocks=_blocks(start, op, split, bool(beside)) if module.is_scheduled else None,
+                between=working,
+                blocks=_blocks(start, op, split, bool(working)) if module.is_scheduled else None,
             )
         )
     return result
@@ -343,12 +343,12 @@ def _is_worth_it(instruction: Instruction) -> bool:
     return _computes(instruction) and instruction.shape.elements > 1 and not marker
 
 
-def _blocks(start: Instruction, op: Instruction, split: bool, beside: bool) -> Blocks | None:
+def _blocks(start: Instruction, op: Instruction, split: bool, overlaps: bool) -> Blocks | None:
     if not split:
         return "never split into start and done"
     if _is_sync(start) or _is_sync(op):
         return "marked synchronous"
-    return None if beside else "nothing scheduled between start and done"
+    return None if overlaps else "nothing scheduled between start and done"
 
 
 def is_marked(collective: Collective) -> bool:

@@ -106,10 +106,10 @@ def convolution_axes(instruction: Instruction, shapes: Sequence[Shape]) -> Produ
     for index, (window, flipped) in enumerate(zip(windows, flips, strict=True)):
         label = str(index)
         sizes = [dims[text.index(label)] for text, dims in zip(texts, every, strict=True)]
-        told = _axis(window, flipped, sizes)
-        if told is None:
+        axes = _axis(window, flipped, sizes)
+        if axes is None:
             return None
-        for side, name in zip(names, told, strict=True):
+        for side, name in zip(names, axes, strict=True):
             side[label] = 3 + 3 * index + name
     ids = [tuple(side[label] for label in text) for side, text in zip(names, texts, strict=True)]
     lengths: dict[int, int] = {}

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from perfscope.analyzers.memory.holders import judged_timelines as judged_timelines
     from perfscope.analyzers.memory.holders import memory_holders as memory_holders
     from perfscope.analyzers.memory.holders import peak_held as peak_held
-    from perfscope.analyzers.memory.phases import asking_op as asking_op
+    from perfscope.analyzers.memory.phases import allocating_op as allocating_op
     from perfscope.analyzers.memory.picture import Band as Band
     from perfscope.analyzers.memory.picture import MemoryPicture as MemoryPicture
     from perfscope.analyzers.memory.picture import memory_picture as memory_picture
@@ -41,7 +41,7 @@ else:
             "blocks": "event_timelines",
             "categories": "memory_timelines",
             "holders": "Holder PeakHolders SCARCE_SHARE UNSEEN judged_timelines memory_holders peak_held",
-            "phases": "asking_op",
+            "phases": "allocating_op",
             "picture": "Band MemoryPicture memory_picture",
             "tables.memory_owners": "GROUPINGS RESULT line_text owners",
         },

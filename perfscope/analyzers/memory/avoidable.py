@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from perfscope.analyzers.memory.categories import memory_phases, with_graph
 from perfscope.analyzers.memory.holders import line_of
-from perfscope.analyzers.memory.phases import AskingOps, asking_op, asking_ops, following
+from perfscope.analyzers.memory.phases import AllocatingOps, allocating_op, allocating_ops, following
 from perfscope.analyzers.memory.sites import frames_named, is_optimizer_file, nearest_frame, user_frames
 from perfscope.analyzers.ops import trace_attentions
 from perfscope.analyzers.time import graph_op, named_slices, nearest_ancestor, steps_at
@@ -144,7 +144,7 @@ def block_rows(trace: Trace, timeline: MemoryTimeline, rows: Int64) -> tuple[Map
     groups: dict[tuple[str | None, int | None, str | None, str | None], list[int]] = {}
     for row in rows.tolist():
         line = line_of(timeline, row)
-        op = asking_op(trace, int(timeline.blocks["op"][row]))
+        op = allocating_op(trace, int(timeline.blocks["op"][row]))
         name = (
             timeline.text(int(timeline.blocks["name"][row]))
             or timeline.text(int(timeline.blocks["module"][row]))
@@ -194,7 +194,7 @@ def _by_ops(trace: Trace, timeline: MemoryTimeline, candidates: Int64) -> Int64:
     ops = timeline.blocks["op"][candidates].astype(np.int64)
     chosen = nearest_ancestor(trace, ops, inside) != MISSING
     size = timeline.blocks["bytes"][candidates].astype(np.int64)
-    products = asking_ops(trace, ops).matching(_PRODUCT)
+    products = allocating_ops(trace, ops).matching(_PRODUCT)
     return candidates[_with_sizes(chosen, size, products)]
 
 
@@ -238,7 +238,7 @@ def _with_sizes(scores: npt.NDArray[np.bool_], size: Int64, others: npt.NDArray[
 def loss_copies(trace: Trace, timeline: MemoryTimeline) -> Avoidable | None:
     """Return the blocks with logits, their copies, and the gradients of these."""
     recorded, blocks = timeline.of(trace), timeline.blocks
-    ops = asking_ops(recorded, blocks["op"])
+    ops = allocating_ops(recorded, blocks["op"])
     backward = np.isin(blocks["phase"], (MemoryPhase.BACKWARD, MemoryPhase.OPTIMIZER))
     forward = ops.matching(_FORWARD_OP) & ~backward
     if not forward.any():
@@ -268,7 +268,7 @@ def loss_copies(trace: Trace, timeline: MemoryTimeline) -> Avoidable | None:
 class _Around:
     """The blocks before and after a log-softmax, by start."""
 
-    def __init__(self, timeline: MemoryTimeline, ops: AskingOps, size: Int64) -> None:
+    def __init__(self, timeline: MemoryTimeline, ops: AllocatingOps, size: Int64) -> None:
         self.size = size
         self.before = timeline.blocks["before"]
         self.backward = timeline.blocks["phase"] == MemoryPhase.BACKWARD

@@ -430,11 +430,11 @@ def _unseen_bytes(
     """
     totals = rows["allocated_bytes"][picked]
     counted = (totals != MISSING) & (rows["action"][picked] != MemoryAction.HELD_BEFORE)
-    beside = _mapped_bytes(np.abs(rows["bytes"][picked]), pairs, mapped, counted)
+    mapped_bytes = _mapped_bytes(np.abs(rows["bytes"][picked]), pairs, mapped, counted)
     recorded = np.flatnonzero(counted)
     if not len(recorded):
         return 0, []
-    ours = timeline.live().at(positions[recorded]) - beside[recorded]
+    ours = timeline.live().at(positions[recorded]) - mapped_bytes[recorded]
     unseen = int(totals[recorded[0]] - ours[0])
     notes = []
     if unseen < 0:

@@ -122,7 +122,7 @@ def fragmentation_of(trace: Trace, timeline: MemoryTimeline) -> Fragmentation | 
 def _fragmentation(trace: Trace, timeline: MemoryTimeline, reserved: Curve) -> Fragmentation:
     live = timeline.live()
     made = timeline.blocks["bytes"][~timeline.blocks["before"]]
-    asked = timeline.blocks["requested_bytes"][~timeline.blocks["before"]]
+    requested = timeline.blocks["requested_bytes"][~timeline.blocks["before"]]
     return Fragmentation(
         timeline=timeline,
         peak=_moment(timeline, live, reserved, _fullest(live, reserved)),
@@ -131,7 +131,7 @@ def _fragmentation(trace: Trace, timeline: MemoryTimeline, reserved: Curve) -> F
             for position, size in zip(timeline.out_of_memory, _failed(trace, timeline), strict=True)
         ),
         peak_allocated_bytes=int(live.bytes.max()),
-        as_requested=bool(len(made)) and bool((made == asked).all()),
+        as_requested=bool(len(made)) and bool((made == requested).all()),
         pools=_pools(trace, timeline),
     )
 
@@ -139,13 +139,13 @@ def _fragmentation(trace: Trace, timeline: MemoryTimeline, reserved: Curve) -> F
 def _moment(
     timeline: MemoryTimeline, live: Curve, reserved: Curve, position: int, failed: int | None = None
 ) -> ReservedMoment:
-    asked = timeline.blocks["requested_bytes"][timeline.alive_at(position)]
-    known = timeline.unseen_bytes == 0 and bool((asked != MISSING).all())
+    requested = timeline.blocks["requested_bytes"][timeline.alive_at(position)]
+    known = timeline.unseen_bytes == 0 and bool((requested != MISSING).all())
     return ReservedMoment(
         position=position,
         reserved_bytes=int(reserved.at(np.array(position))),
         allocated_bytes=int(live.at(np.array(position))),
-        requested_bytes=int(asked.sum()) if known else None,
+        requested_bytes=int(requested.sum()) if known else None,
         failed_bytes=failed,
     )
 
@@ -210,7 +210,7 @@ class UnneededReserve(Struct, frozen=True, kw_only=True):
 
     position: int
     reserved_bytes: int
-    asked_bytes: int
+    block_bytes: int
     """Size of the block it was made for."""
     cached_bytes: int
     """Reserved but unused bytes right before."""
@@ -244,15 +244,17 @@ def unneeded_reserves(timeline: MemoryTimeline, reserved: Curve, live: Curve) ->
     index = np.searchsorted(starts, positions, side="left")
     known = index < len(made)
     block = made[np.minimum(index, len(made) - 1)]
-    asked = timeline.blocks["bytes"][block].astype(np.int64)
-    unneeded = np.minimum(asked, cached)
-    chosen = np.flatnonzero(known & (asked > SMALL_BYTES) & (asked <= size) & (unneeded >= LEAST_PART * asked))
+    requested = timeline.blocks["bytes"][block].astype(np.int64)
+    unneeded = np.minimum(requested, cached)
+    chosen = np.flatnonzero(
+        known & (requested > SMALL_BYTES) & (requested <= size) & (unneeded >= LEAST_PART * requested)
+    )
     chosen = chosen[np.argsort(-unneeded[chosen], kind="stable")]
     return tuple(
         UnneededReserve(
             position=int(positions[index]),
             reserved_bytes=int(size[index]),
-            asked_bytes=int(asked[index]),
+            block_bytes=int(requested[index]),
             cached_bytes=int(cached[index]),
             unneeded_bytes=int(unneeded[index]),
             block=int(block[index]),

@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from perfscope.analyzers.memory.categories import memory_phases, memory_timelines
 from perfscope.analyzers.memory.holders import peak_held
-from perfscope.analyzers.memory.phases import asking_op, asking_ops
+from perfscope.analyzers.memory.phases import allocating_op, allocating_ops
 from perfscope.analyzers.memory.sites import frame_line
 from perfscope.analyzers.time import step_windows
 from perfscope.model.live_bytes import NEVER, Int64
@@ -222,7 +222,7 @@ def _place(
     line, module = (int(blocks[name][largest]) for name in ("line", "module"))
     return GrowingPlace(
         line=None if line == MISSING else timeline.lines[line],
-        op=asking_op(trace, int(blocks["op"][largest])),
+        op=allocating_op(trace, int(blocks["op"][largest])),
         module=timeline.text(module) or None,
         category=MemoryCategory(int(blocks["category"][largest])),
         bytes_per_step=per_step,
@@ -238,7 +238,7 @@ def _grouped(trace: Trace, timeline: MemoryTimeline) -> tuple[Int64, Int64]:
     op = np.full(len(made), MISSING, np.int64)
     frame = np.full(len(made), MISSING, np.int64)
     unplaced = blocks["line"][made] == MISSING
-    op[unplaced] = asking_ops(trace, blocks["op"][made[unplaced]]).codes
+    op[unplaced] = allocating_ops(trace, blocks["op"][made[unplaced]]).codes
     frame[unplaced] = blocks["frame"][made[unplaced]]
     key = np.stack((blocks["line"][made].astype(np.int64), op, frame), axis=1)
     known = (key != MISSING).any(axis=1)

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from perfscope.analyzers.memory.categories import memory_phases, memory_timelines
-from perfscope.analyzers.memory.phases import asking_op
+from perfscope.analyzers.memory.phases import allocating_op
 from perfscope.model.finding import AbstainError, Finding, Scope, Where
 from perfscope.model.live_bytes import Int64
 from perfscope.model.memory import MemoryPhase, MemoryTimeline, SourceLine
@@ -97,7 +97,7 @@ def holders_at(trace: Trace, timeline: MemoryTimeline, position: int, total: int
         unseen_bytes=timeline.unseen_bytes,
         phase=_phase_at(trace, timeline, position, made),
         step=None if step == MISSING else step,
-        op=None if made == MISSING else asking_op(recorded, int(blocks["op"][made])),
+        op=None if made == MISSING else allocating_op(recorded, int(blocks["op"][made])),
         line=None if made == MISSING else line_of(timeline, made),
         by_category=by(
             [
@@ -107,7 +107,7 @@ def holders_at(trace: Trace, timeline: MemoryTimeline, position: int, total: int
         ),
         by_module=by([None if name is None else _NUMBER.sub("*", name) for name in modules], modules),
         by_line=by([line_of(timeline, row) for row in rows.tolist()]),
-        by_op=by([asking_op(recorded, int(row)) for row in blocks["op"][rows]]),
+        by_op=by([allocating_op(recorded, int(row)) for row in blocks["op"][rows]]),
     )
 
 

@@ -211,23 +211,23 @@ def _merged(
 # Purpose of a block by the op that allocated it: collectives, data loaders, copies to the device, scratch.
 
 
-def asking_op(trace: Trace, row: int) -> str | None:
+def allocating_op(trace: Trace, row: int) -> str | None:
     """Return the name of the op that allocated a block: of a row of ``slices``, or that around an allocation op."""
     slices = trace.rows["slices"]
-    asked = None
+    around_allocation = None
     for outer in lineage(trace, row):
         if slices["kind"][outer] != SliceKind.OP:
             break
         name = trace.text(int(slices["name"][outer]))
         if name.startswith(EVALUATE):
             break
-        asked = name
+        around_allocation = name
         if not _HANDS_OUT.fullmatch(name):
             break
-    return asked or (None if row == MISSING else trace.text(int(slices["name"][row])))
+    return around_allocation or (None if row == MISSING else trace.text(int(slices["name"][row])))
 
 
-class AskingOps(Struct, frozen=True):
+class AllocatingOps(Struct, frozen=True):
     """The op that allocated each block. ``codes``: shape (blocks,), into ``names``; ``MISSING`` if unknown."""
 
     codes: Int64
@@ -239,15 +239,15 @@ class AskingOps(Struct, frozen=True):
         return np.asarray(np.isin(self.codes, alike))
 
 
-def asking_ops(trace: Trace, ops: Int64) -> AskingOps:
-    """Return `asking_op` of many blocks, by their rows of ``slices``; each name has one code."""
+def allocating_ops(trace: Trace, ops: Int64) -> AllocatingOps:
+    """Return `allocating_op` of many blocks, by their rows of ``slices``; each name has one code."""
     distinct, inverse = np.unique(ops, return_inverse=True)
     numbers: dict[str, int] = {}
     codes = []
     for row in distinct.tolist():
-        name = asking_op(trace, row)
+        name = allocating_op(trace, row)
         codes.append(numbers.setdefault(name, len(numbers)) if name else MISSING)
-    return AskingOps(np.array(codes, np.int64)[inverse], tuple(numbers))
+    return AllocatingOps(np.array(codes, np.int64)[inverse], tuple(numbers))
 
 
 def op_categories(trace: Trace, blocks: dict[str, npt.NDArray[Any]]) -> npt.NDArray[np.uint8]:

@@ -13,7 +13,7 @@ from msgspec import Struct
 from perfscope.analyzers.memory.fragmentation import Fragmentation, fragmentation_of, in_use
 from perfscope.analyzers.memory.growth import growth_of, steps_until_full
 from perfscope.analyzers.memory.holders import Holder, PeakHolders, memory_holders
-from perfscope.analyzers.memory.phases import asking_op
+from perfscope.analyzers.memory.phases import allocating_op
 from perfscope.analyzers.memory.picture import MemoryPicture, memory_picture
 from perfscope.analyzers.time import step_windows
 from perfscope.model.memory import KnownBy, MemoryPhase, MemoryTimeline, RecordedMemory, SourceLine
@@ -246,7 +246,7 @@ def _block_name(trace: Trace, timeline: MemoryTimeline, row: int, *, is_large: b
     """Return the name of a block: its tensor or instruction, else its module, else (if large) its allocating op."""
     blocks = timeline.blocks
     texts = (timeline.text(int(blocks[name][row])) for name in ("name", "module"))
-    op = asking_op(timeline.of(trace), int(blocks["op"][row])) if is_large else None
+    op = allocating_op(timeline.of(trace), int(blocks["op"][row])) if is_large else None
     return next(filter(None, texts), op)
 
 

@@ -161,9 +161,9 @@ def _product(names: str, left: int, right: int) -> Formula:
 
 
 def _result_dtype(call: OpCall, names: str, operand: str) -> str:
-    asked = call.named(names).get("out_dtype")
-    if isinstance(asked, int) and asked in _SCALAR_TYPES:
-        return _SCALAR_TYPES[asked]
+    scalar_type = call.named(names).get("out_dtype")
+    if isinstance(scalar_type, int) and scalar_type in _SCALAR_TYPES:
+        return _SCALAR_TYPES[scalar_type]
     if operand in ("int8", "uint8"):
         return "int32"
     return "bfloat16" if ITEM_SIZES[operand] == 1 else operand

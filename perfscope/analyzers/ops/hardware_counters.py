@@ -200,8 +200,8 @@ def _known(values: Floats) -> list[float | None]:
 
 def _any(values: Iterable[bool | None]) -> bool | None:
     """Return True if one is True, False if all are False, else None."""
-    told = set(values)
-    return True if True in told else None if None in told else False
+    distinct = set(values)
+    return True if True in distinct else None if None in distinct else False
 
 
 def counted_work(trace: Trace) -> CountedWork | None:

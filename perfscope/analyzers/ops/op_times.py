@@ -85,9 +85,9 @@ def _of_step(trace: Trace, spans: npt.NDArray[np.int64], *, on_device: bool) -> 
     ends = trace.fact(subtree_ends)[rows]
     for table in ("kernels", "copies"):
         work = trace.rows[table]
-        asked = work["op"].astype(np.int64)
-        index = np.searchsorted(rows, asked, side="right") - 1
-        inside = (index >= 0) & (asked < ends[np.maximum(index, 0)]) if len(rows) else np.zeros(len(asked), bool)
+        op_rows = work["op"].astype(np.int64)
+        index = np.searchsorted(rows, op_rows, side="right") - 1
+        inside = (index >= 0) & (op_rows < ends[np.maximum(index, 0)]) if len(rows) else np.zeros(len(op_rows), bool)
         np.add.at(ns, placed[index[inside]], (work["end_ns"] - work["start_ns"])[inside])
     return ns
 

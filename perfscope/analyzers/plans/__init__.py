@@ -12,8 +12,8 @@ from perfscope.analyzers.plans.collectives import (
     StepExchanges,
     exchange_rows,
     exchange_summary,
-    kernels_beside,
-    planned_asked,
+    overlapping_kernels,
+    planned_collectives,
 )
 from perfscope.analyzers.plans.time import (
     GraphWork,
@@ -40,11 +40,11 @@ __all__ = [
     "bytes_ns",
     "exchange_rows",
     "exchange_summary",
-    "kernels_beside",
     "launches",
     "op_bytes",
+    "overlapping_kernels",
     "plan_works",
-    "planned_asked",
+    "planned_collectives",
     "product_dtype",
     "shortest_ns",
 ]

@@ -56,13 +56,13 @@ class CollectiveCost(Struct, frozen=True, kw_only=True):
     once: CollectiveRange
     exposed: Range
     """Time in which the program's stream ran nothing."""
-    beside: Range
+    overlap: Range
     """Kernels that may run during it: between the work it waits for and the work that waits for it."""
 
     @property
     def blocks(self) -> bool:
         """Whether no kernel may run during it."""
-        return self.beside.high == 0
+        return self.overlap.high == 0
 
 
 class StepExchanges(Struct, frozen=True, kw_only=True):
@@ -87,7 +87,7 @@ class StepExchanges(Struct, frozen=True, kw_only=True):
         return all(row.once.known for row in self.rows)
 
 
-def planned_asked(
+def planned_collectives(
     processes: PlannedProcesses, outside: Sequence[Range], graphs: Sequence[Sequence[Range]]
 ) -> tuple[tuple[Range, ...], tuple[PlannedCollective, ...]]:
     """(kernels, collectives) of the planned step: ops outside of graphs, with the kernels of each graph at its place.
@@ -116,11 +116,11 @@ def planned_asked(
     def place(moment: StepPosition) -> int:
         return starts[min(moment.ops + moment.runs, len(starts) - 1)]
 
-    asked = [_moved(collective, place) for collective in processes.outside or ()]
+    placed = [_moved(collective, place) for collective in processes.outside or ()]
     inside = {collectives.graph: collectives.collectives for collectives in processes.inside}
     for graph, first in runs:
-        asked += [replace(_moved(collective, _inside(first)), behind=()) for collective in inside.get(graph, ())]
-    return tuple(kernels), tuple(asked)
+        placed += [replace(_moved(collective, _inside(first)), behind=()) for collective in inside.get(graph, ())]
+    return tuple(kernels), tuple(placed)
 
 
 def _inside(first: int) -> Callable[[StepPosition], int]:
@@ -141,7 +141,7 @@ def _moved(collective: PlannedCollective, place: Callable[[StepPosition], int]) 
 def step_exchanges(
     kernels: Sequence[Range],
     step: Range,
-    asked: Sequence[PlannedCollective],
+    placed: Sequence[PlannedCollective],
     groups: Sequence[tuple[int, ...]],
     target: Target,
     factors: Factors,
@@ -150,12 +150,12 @@ def step_exchanges(
 
     ``step``: its time without collectives, with launches.
     """
-    times = [_once(collective, groups, target, factors) for collective in asked]
+    times = [_once(collective, groups, target, factors) for collective in placed]
     whole = [sum(getattr(one, end) for one in kernels) for end in ENDS]
     stretch = [alone / total if total else 0.0 for alone, total in zip((step.low, step.high), whole, strict=True)]
     sums = [[0, *accumulate(getattr(one, end) for one in kernels)] for end in ENDS]
     played = [
-        _played(sums[side], stretch[side], asked, [getattr(one.time, end) for one in times])
+        _played(sums[side], stretch[side], placed, [getattr(one.time, end) for one in times])
         for side, end in enumerate(ENDS)
     ]
     last = len(kernels)
@@ -164,11 +164,11 @@ def step_exchanges(
             collective=collective,
             once=once,
             exposed=_between(played[0][0].exposed[tasks[0]], played[1][0].exposed[tasks[1]]),
-            beside=_between(
+            overlap=_between(
                 *(sums[side][_end(collective, last)] - sums[side][_begin(collective, last)] for side in (0, 1))
             ),
         )
-        for collective, once, tasks in zip(asked, times, zip(played[0][1], played[1][1], strict=True), strict=True)
+        for collective, once, tasks in zip(placed, times, zip(played[0][1], played[1][1], strict=True), strict=True)
     )
     ends = [max(played.makespan, alone) for (played, _), alone in zip(played, (step.low, step.high), strict=True)]
     return StepExchanges(
@@ -179,29 +179,29 @@ def step_exchanges(
     )
 
 
-def kernels_beside(launched: Sequence[bool], asked: Sequence[PlannedCollective]) -> tuple[int, ...]:
+def overlapping_kernels(launched: Sequence[bool], placed: Sequence[PlannedCollective]) -> tuple[int, ...]:
     """Number of kernels of a step that may run during each collective; independent of a target.
 
     ``launched``: whether each kernel of the step runs on the device. 0 means `CollectiveCost.blocks`.
     """
     sums, last = [0, *accumulate(map(int, launched))], len(launched)
-    return tuple(sums[_end(collective, last)] - sums[_begin(collective, last)] for collective in asked)
+    return tuple(sums[_end(collective, last)] - sums[_begin(collective, last)] for collective in placed)
 
 
 def _played(
-    sums: Sequence[int], stretch: float, asked: Sequence[PlannedCollective], takes: Sequence[int]
+    sums: Sequence[int], stretch: float, placed: Sequence[PlannedCollective], takes: Sequence[int]
 ) -> tuple[Played, tuple[int, ...]]:
     """Play the step; also return the task of each collective."""
     last = len(sums) - 1
     marks = {0, last}
-    for one in asked:
+    for one in placed:
         marks |= {_begin(one, last), min(one.at.ops, last)} | (
             {min(one.until.ops, last)} if one.until is not None else set()
         )
     cuts = sorted(marks)
     begin: dict[int, list[int]] = {}
     wait: dict[int, list[int]] = {}
-    for number, one in enumerate(asked):
+    for number, one in enumerate(placed):
         begin.setdefault(min(one.at.ops, last), []).append(number)
         if one.until is not None:
             wait.setdefault(min(one.until.ops, last), []).append(number)
@@ -213,7 +213,7 @@ def _played(
     for index, cut in enumerate(cuts):
         done_at[cut] = before
         for number in begin.get(cut, ()):
-            one = asked[number]
+            one = placed[number]
             waits = [done_at[_begin(one, last)], *(place[other] for other in one.behind if other in place)]
             place[number] = len(tasks)
             tasks.append(
@@ -229,7 +229,7 @@ def _played(
             waits = [place[number] for number in wait.get(cut, ()) if number in place]
             before = len(tasks)
             tasks.append(Task(kind="compute", stream=0, duration=length, waits=tuple(waits)))
-    return play(tasks), tuple(place[number] for number in range(len(asked)))
+    return play(tasks), tuple(place[number] for number in range(len(placed)))
 
 
 def _once(
@@ -251,12 +251,12 @@ def _once(
     )
 
 
-def _end(asked: PlannedCollective, last: int) -> int:
-    return max(_begin(asked, last), last if asked.until is None else min(asked.until.ops, last))
+def _end(placed: PlannedCollective, last: int) -> int:
+    return max(_begin(placed, last), last if placed.until is None else min(placed.until.ops, last))
 
 
-def _begin(asked: PlannedCollective, last: int) -> int:
-    return min(asked.after.ops, last)
+def _begin(placed: PlannedCollective, last: int) -> int:
+    return min(placed.after.ops, last)
 
 
 def _between(first: int, second: int) -> Range:
@@ -381,7 +381,7 @@ def _exchange_row(costs: list[CollectiveCost], groups: tuple[tuple[int, ...], ..
         algorithm=max(costs, key=lambda cost: cost.collective.bytes).once.algorithm,
         busy_ns=sum((cost.once.time for cost in costs), NO_TIME),
         exposed_ns=sum((cost.exposed for cost in costs), NO_TIME),
-        beside_ns=sum((cost.beside for cost in costs), NO_TIME),
+        beside_ns=sum((cost.overlap for cost in costs), NO_TIME),
         blocking=sum(cost.blocks for cost in costs),
     )
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from perfscope.analyzers.devices import Device, Roof, Sizes, Target, kernel_roof, product_sizes, roofline
 from perfscope.analyzers.graph import Flow, flow_of, short_name
 from perfscope.analyzers.ops import op_category, region_bytes
-from perfscope.analyzers.plans.collectives import StepExchanges, planned_asked, step_exchanges
+from perfscope.analyzers.plans.collectives import StepExchanges, planned_collectives, step_exchanges
 from perfscope.analyzers.predict import NO_TIME, Category, Factors, Range, between, factors_for, ns_range, usual_range
 from perfscope.analyzers.predict import Work as KernelWork
 from perfscope.model.op_graph import GraphOp, OpGraph
@@ -148,8 +148,8 @@ def _planned_exchanges(
     if processes is None or processes.outside is None or loaded.outside is None:
         return None
     outside = op_ranges(loaded.outside, target, loaded.plan.float32_products)
-    kernels, asked = planned_asked(processes, outside, [graph.kernels for graph in graphs])
-    return step_exchanges(kernels, alone.step, asked, processes.groups, target, factors_for(target))
+    kernels, placed = planned_collectives(processes, outside, [graph.kernels for graph in graphs])
+    return step_exchanges(kernels, alone.step, placed, processes.groups, target, factors_for(target))
 
 
 def _graph_work(graph: PlannedGraph, device: Device, factors: Factors) -> GraphWork:

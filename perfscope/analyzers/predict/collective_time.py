@@ -42,7 +42,7 @@ class TorusTime(Struct, frozen=True, kw_only=True):
     low: float
     high: float
     steps: tuple[int, int]
-    said: str
+    words: str
     known: bool
 
 
@@ -67,10 +67,10 @@ def torus_seconds(kind: str, moved: int, group: tuple[int, ...], target: Target)
     ports = node.ports if node is not None and node.ports else 2 * max(1, len(target.topology))
     shape = f"{'x'.join(str(length) for length in lengths if length > 1) or '1'} of a {target.layout} torus"
     if not bandwidth:
-        return TorusTime(low=0.0, high=0.0, steps=(1, 1), said=shape, known=False)
+        return TorusTime(low=0.0, high=0.0, steps=(1, 1), words=shape, known=False)
     link = bandwidth / ports
     if count < 2:
-        return TorusTime(low=0.0, high=0.0, steps=(0, 0), said=shape, known=True)
+        return TorusTime(low=0.0, high=0.0, steps=(0, 0), words=shape, known=True)
     closed = [axis for axis in axes if _closes(target, axis, lengths[axis])]
     far = max((length - 1 for length in lengths), default=1)
     # low: all axes at once, both directions where a ring closes (an open line's ends have one neighbour)
@@ -89,7 +89,7 @@ def torus_seconds(kind: str, moved: int, group: tuple[int, ...], target: Target)
     steps = sum(length // 2 if axis in closed else length - 1 for axis, length in enumerate(lengths))
     if kind == "all-reduce":
         steps *= 2
-    return TorusTime(low=min(low, high), high=high, steps=(1, max(1, steps)), said=shape, known=True)
+    return TorusTime(low=min(low, high), high=high, steps=(1, max(1, steps)), words=shape, known=True)
 
 
 def _lengths(group: tuple[int, ...], target: Target) -> tuple[int, ...]:
@@ -175,7 +175,7 @@ def exchange_range(exchange: Exchange, target: Target, factors: Factors) -> Coll
     slow = base[1] + steps[1] * hop[1] + far_steps[1] * far_hop[1]
     return CollectiveRange(
         time=ns_range(max(low * NS, quick), high * NS + slow),
-        algorithm=_said(exchange, target, len(group), len(nodes)),
+        algorithm=_algorithm_words(exchange, target, len(group), len(nodes)),
         devices=len(group),
         nodes=len(nodes),
         known=known,
@@ -257,14 +257,14 @@ def _torus(exchange: Exchange, target: Target, factors: Factors, group: tuple[in
     slow = factors.collective[1] + torus.steps[1] * factors.hop[1]
     return CollectiveRange(
         time=ns_range(low, torus.high * NS / factors.link + slow),
-        algorithm=torus.said,
+        algorithm=torus.words,
         devices=len(group),
         nodes=1,
         known=torus.known,
     )
 
 
-def _said(exchange: Exchange, target: Target, devices: int, nodes: int) -> str:
+def _algorithm_words(exchange: Exchange, target: Target, devices: int, nodes: int) -> str:
     link = target.device.link or "PCIe"
     if nodes > 1:
         return f"{devices} devices in {nodes} nodes"

@@ -47,7 +47,7 @@ TPU_FLAGS: dict[str, tuple[str, ...]] = {
 }
 """Flags per kind, needed together: the first alone does not change an all-gather or all-reduce (tested, see above)."""
 
-BESIDE_PRODUCTS = ("all-gather", "all-reduce")
+SPLIT_NEAR_PRODUCTS = ("all-gather", "all-reduce")
 """Kinds that a TPU's fusions divide only next to matrix products."""
 
 _V5E = "TPU v5e"
@@ -70,7 +70,7 @@ def cause_of(trace: Trace, collective: Collective, free: Sequence[Instruction]) 
         on_v5e = device is not None and device.device.name == _V5E
         if collective.kind not in TPU_FLAGS or (collective.kind == "all-to-all" and not on_v5e):
             return "no flag divides it"
-        if free and collective.kind in BESIDE_PRODUCTS and not _has_product(trace, collective, free):
+        if free and collective.kind in SPLIT_NEAR_PRODUCTS and not _has_product(trace, collective, free):
             return "no matrix product near it"
         if free and not (collective.kind == "all-gather" and on_v5e):
             return "off unless flags say otherwise"
@@ -86,9 +86,9 @@ def remedy(collective: Collective, cause: Cause) -> str:
             "whatever work could overlap it."
         )
     if cause == "off unless flags say otherwise":
-        beside = "matrix products run" if kind in BESIDE_PRODUCTS else "other work run"
+        overlap = "matrix products run" if kind in SPLIT_NEAR_PRODUCTS else "other work run"
         return (
-            f"Let {beside} at the same time with options of the compiler: {_options(kind)}. The TPU compiler leaves "
+            f"Let {overlap} at the same time with options of the compiler: {_options(kind)}. The TPU compiler leaves "
             f"{_an(kind)} one op by default, whatever its size."
         )
     if cause == "no flag divides it":

@@ -47,7 +47,7 @@ def repeated_work(trace: Trace) -> tuple[RepeatedWork, ...]:
 def _of(cost: ModuleCost) -> RepeatedWork | None:
     module = cost.module
     devices = module.num_partitions
-    if not 1 < devices <= MOST_DEVICES or _asks_where(module):
+    if not 1 < devices <= MOST_DEVICES or _uses_device_number(module):
         return None
     parameters = [one for one in module.entry_computation().instructions if one.opcode == "parameter"]
     parts = {one.name: tile_of_devices(one.attributes.get("sharding", ""), devices) for one in parameters}
@@ -76,7 +76,7 @@ def _parts(shape: Shape) -> tuple[Shape, ...]:
     return shape.parts if shape.dtype == "tuple" else (shape,)
 
 
-def _asks_where(module: HloModule) -> bool:
+def _uses_device_number(module: HloModule) -> bool:
     """Whether the program computes with the number of its device, for example to slice its own part of a value."""
     return any(one.opcode in ("partition-id", "replica-id") for _, one in module.instructions())
 

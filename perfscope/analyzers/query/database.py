@@ -73,8 +73,8 @@ class Database:
         except self._interrupted as error:
             raise UsageError(f"query: stopped after {limit_s:g} s; --timeout allows more") from error
         except self._error as error:
-            said = " ".join(str(error).split())[:MOST_ERROR]
-            raise UsageError(f"query: {said} (tables: {', '.join(table_names())})") from error
+            message = " ".join(str(error).split())[:MOST_ERROR]
+            raise UsageError(f"query: {message} (tables: {', '.join(table_names())})") from error
         finally:
             clock.cancel()
         return answer

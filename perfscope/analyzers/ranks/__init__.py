@@ -10,7 +10,7 @@ from perfscope.analyzers.ranks.matching import SAME, Clocks, Matched, PairKind, 
 from perfscope.analyzers.ranks.peers import peers
 from perfscope.analyzers.ranks.rank_work import rank_work
 from perfscope.analyzers.ranks.sets import (
-    TOLD_NS,
+    NOTED_OFFSET_NS,
     CollectiveKind,
     RankGroup,
     RankSet,
@@ -22,9 +22,9 @@ from perfscope.analyzers.ranks.sets import (
 from perfscope.analyzers.ranks.waits import OWN_NAMES, compute_intervals
 
 __all__ = [
+    "NOTED_OFFSET_NS",
     "OWN_NAMES",
     "SAME",
-    "TOLD_NS",
     "Clocks",
     "CollectiveKind",
     "DeviceSet",

@@ -265,13 +265,13 @@ def jobs_of(
 
     ``holds``: whether a trace has a rank's collectives; ``read``: returns those of a trace.
     """
-    told = [trace for trace in traces if holds(trace) and trace.source.rank is not None]
-    untold = sum(1 for trace in traces if holds(trace) and trace.source.rank is None)
-    clusters = [cluster for same in _by_world(told) for cluster in _by_time(same)]
+    with_rank = [trace for trace in traces if holds(trace) and trace.source.rank is not None]
+    without_rank = sum(1 for trace in traces if holds(trace) and trace.source.rank is None)
+    clusters = [cluster for same in _by_world(with_rank) for cluster in _by_time(same)]
     clusters.sort(key=lambda cluster: -len({trace.source.rank for trace in cluster}))
     shared = []
-    if untold:
-        shared.append(f"{untold:,} traces with collectives have no rank and are excluded from the comparison")
+    if without_rank:
+        shared.append(f"{without_rank:,} traces with collectives have no rank and are excluded from the comparison")
     if len(clusters) > 1:
         shared.append(
             f"traces of {len(clusters):,} jobs are mixed: {_why_apart(clusters)}; each job is analyzed separately"
@@ -371,7 +371,7 @@ def _job(cluster: Sequence[Trace], shared: Sequence[str], read: Callable[[Trace]
             chosen[rank] = files[0]
             continue
         others = [other for number, found in by_rank.items() if number != rank for other in found]
-        ranked = [(_beside(trace, others), trace.source.events_read, trace) for trace in files]
+        ranked = [(_overlap_ns(trace, others), trace.source.events_read, trace) for trace in files]
         chosen[rank] = max(ranked, key=lambda candidate: candidate[:2])[2]
         name = Path(chosen[rank].source.path).name
         notes.append(
@@ -393,7 +393,7 @@ def _job(cluster: Sequence[Trace], shared: Sequence[str], read: Callable[[Trace]
     return Job(members=members, world_size=world, missing=missing, notes=tuple(notes), groups_agree=agree)
 
 
-def _beside(trace: Trace, others: Sequence[Trace]) -> int:
+def _overlap_ns(trace: Trace, others: Sequence[Trace]) -> int:
     """Return for how many ns a trace overlaps the others, summed."""
     start, end = trace.span_ns()
     return sum(max(0, min(end, other.span_ns()[1]) - max(start, other.span_ns()[0])) for other in others)

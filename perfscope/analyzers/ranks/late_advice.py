@@ -46,7 +46,7 @@ _SHAPES = (
 _CORES_OF_RANKS = "Record it again with a free core for each rank, to see whether it is late there as well."
 
 
-class Said(Struct, frozen=True, kw_only=True):
+class CauseTexts(Struct, frozen=True, kw_only=True):
     """Texts of a finding about the cause."""
 
     short: str = ""
@@ -58,7 +58,7 @@ class Said(Struct, frozen=True, kw_only=True):
     where: Where | None = None
 
 
-def advice_for(cause: Cause, reason: str, rank: int, work: RankWork, *, hosted: bool) -> Said:
+def advice_for(cause: Cause, reason: str, rank: int, work: RankWork, *, hosted: bool) -> CauseTexts:
     """Return the texts for ``cause``, the reason of rank ``rank``. ``reason``: its previous activity (``Before.what``).
 
     ``hosted``: the collectives run on the host, so ops of the host are the compute.
@@ -70,30 +70,30 @@ def advice_for(cause: Cause, reason: str, rank: int, work: RankWork, *, hosted: 
     if cause.why is Why.LINE and cause.line is not None:
         return _of_line(cause, cause.line, reason, rank, work.situation)
     if cause.why is Why.SLOWER_DEVICE:
-        return Said(
+        return CauseTexts(
             short="its device is slower",
             because=f"its device took {cause.slower:.2f} times as long for the same kernels",
             fix=for_device(_SLOWER, work.situation),
         )
     if cause.why is Why.MORE_WORK:
-        return Said(
+        return CauseTexts(
             short="it has more work",
             because=f"its device had more work, most of it in `{_short(cause.kernel)}`",
             fix=_EVEN,
         )
     if cause.why is Why.EARLIER:
-        return Said(fix=_EARLIER)
+        return CauseTexts(fix=_EARLIER)
     if reason == LOADER:
-        return Said(short="loading data", fix=frame_fix(FrameKind.LOADER, work.situation))
+        return CauseTexts(short="loading data", fix=frame_fix(FrameKind.LOADER, work.situation))
     where = None if cause.line is None else _where(cause.line)
     if reason == COMPUTE:
-        return Said(record=_SHAPES, where=where)
+        return CauseTexts(record=_SHAPES, where=where)
     if reason == NOTHING or not hosted or work.cores is not None:
-        return Said(record=record_stacks(work.situation), where=where)
-    return Said(record=_CORES_OF_RANKS, where=where)
+        return CauseTexts(record=record_stacks(work.situation), where=where)
+    return CauseTexts(record=_CORES_OF_RANKS, where=where)
 
 
-def _of_shapes(cause: Cause, op: ShapedOp, other: ShapedOp, where: Situation) -> Said:
+def _of_shapes(cause: Cause, op: ShapedOp, other: ShapedOp, where: Situation) -> CauseTexts:
     because = f"its inputs are larger: `{op.name}` {_shapes(op)}, on rank {cause.other_rank} {_shapes(other)}"
     if op.elements < other.elements:
         because = (
@@ -102,25 +102,27 @@ def _of_shapes(cause: Cause, op: ShapedOp, other: ShapedOp, where: Situation) ->
     if cause.core_ns:
         because += f"; {format_ns(cause.core_ns)} of it without a core"
     fix = _EXCHANGED if cause.why is Why.EXCHANGED else _BALANCE[where.framework]
-    return Said(short="inputs differ", because=because, fix=fix, where=Where(op=op.name, file=op.file, line=op.line))
+    return CauseTexts(
+        short="inputs differ", because=because, fix=fix, where=Where(op=op.name, file=op.file, line=op.line)
+    )
 
 
 def _shapes(op: ShapedOp) -> str:
     return ", ".join(str(list(shape)) for shape in op.shapes[:MOST_SHAPES])
 
 
-def _of_cores(cause: Cause, work: RankWork) -> Said:
+def _of_cores(cause: Cause, work: RankWork) -> CauseTexts:
     """Return the texts about cores that the rank's own threads took (``is_scheduling`` excludes other waiting)."""
     because = f"it waited {format_ns(cause.core_ns)} longer for a core than the rank that came first"
     cores = work.cores
     if cores is None:
-        return Said(short="it had no core", because=because)
+        return CauseTexts(short="it had no core", because=because)
     fix = f"Give each rank its share of the {cores.available:g} cores: `OMP_NUM_THREADS={cores.fair_threads}`"
     fix += ", and fewer workers of the data loader." if cores.loader_workers else "."
-    return Said(short="it had no core", because=because, fix=fix)
+    return CauseTexts(short="it had no core", because=because, fix=fix)
 
 
-def _of_line(cause: Cause, line: HostLine, reason: str, rank: int, situation: Situation) -> Said:
+def _of_line(cause: Cause, line: HostLine, reason: str, rank: int, situation: Situation) -> CauseTexts:
     name = f"`{line.function}`" if line.function else f"{line.file}:{line.line}"
     because = f"it {'alone was' if cause.alone else 'was longer'} in {name}, {does(line.kind)}"
     if line.kind in (FrameKind.USER, FrameKind.LIBRARY, FrameKind.UNKNOWN, FrameKind.LOADER):
@@ -128,14 +130,14 @@ def _of_line(cause: Cause, line: HostLine, reason: str, rank: int, situation: Si
     if reason == LOADER:
         fix = frame_fix(FrameKind.LOADER, situation)
         because += ", in its data loader"
-        return Said(short=f"loading in {name}", because=because, fix=fix, where=_where(line))
+        return CauseTexts(short=f"loading in {name}", because=because, fix=fix, where=_where(line))
     fix = frame_fix(line.kind, situation)
     if not fix and cause.alone:
         fix = (
             f"Share {name} out over all ranks, do it less often, or in another thread: only rank {rank} runs it there."
         )
     record = "" if fix else record_stacks(situation)
-    return Said(short=f"it is in {name}", because=because, fix=fix, record=record, where=_where(line))
+    return CauseTexts(short=f"it is in {name}", because=because, fix=fix, record=record, where=_where(line))
 
 
 def _where(line: HostLine) -> Where:

@@ -10,7 +10,7 @@ from perfscope.analyzers.time import lineage, slice_name
 from perfscope.model.collectives import operation_of
 from perfscope.model.trace import MISSING, Trace
 
-_ASKED = re.compile(r"(?:nccl|rccl|hccl|xccl|c10d|_c10d_functional|_dtensor)::?_?([a-z_]+)")
+_OPERATION = re.compile(r"(?:nccl|rccl|hccl|xccl|c10d|_c10d_functional|_dtensor)::?_?([a-z_]+)")
 
 OPERATIONS = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather"})
 """Operations over several ranks that the host may request."""
@@ -33,7 +33,7 @@ def _launched_for(trace: Trace, kernel: int) -> str | None:
     call = int(trace.rows["kernels"]["call"][kernel])
     row = int(trace.rows["kernels"]["op"][kernel]) if call == MISSING else int(trace.rows["calls"]["parent"][call])
     for around in lineage(trace, row):
-        match = _ASKED.match(slice_name(trace, around))
+        match = _OPERATION.match(slice_name(trace, around))
         operation = None if match is None else operation_of(match[1])
         if operation in OPERATIONS:
             return operation

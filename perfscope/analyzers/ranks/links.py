@@ -40,7 +40,7 @@ BY_BYTES = 4.0
 """Minimum ratio of transfer time to latency; below it, the latency and its variation determine the time, not the links.
 """
 
-BESIDE = 0.2
+CONTENTION_SHARE = 0.2
 """Share of a collective that overlaps compute or another communication, above which contention may explain it."""
 
 UNKNOWN = "the links between these devices are unknown, so the ideal time of a collective is too"
@@ -120,7 +120,7 @@ def link_counters(trace: Trace) -> dict[int, Samples]:
             index = np.searchsorted(moments, moment)
             share[index] = np.maximum(share[index], value)
         if len(moments) and share.min() < FULL:
-            gpus[gpu] = _beside(moments, np.minimum(share, FULL), spans)
+            gpus[gpu] = _during(moments, np.minimum(share, FULL), spans)
     return gpus
 
 
@@ -131,7 +131,7 @@ def _summed(times: Int64, values: npt.NDArray[np.float64], rows: Int64) -> tuple
     return moments, added.astype(np.float64)
 
 
-def _beside(moments: Int64, values: npt.NDArray[np.float64], spans: Intervals) -> Samples:
+def _during(moments: Int64, values: npt.NDArray[np.float64], spans: Intervals) -> Samples:
     """Return the samples that overlap ``spans``, with the time that each covers."""
     if len(moments) < 2:  # the interval of a single sample is unknown
         return Samples(starts_ns=moments[:0], ends_ns=moments[:0], values=values[:0])
@@ -373,11 +373,11 @@ def stalled(calls: Sequence[Call], limit: float, limit_ll: float) -> Iterator[Ca
             judged = [replace(call, ideal_ns=call.ideal.ns) for call in held]
         for call in judged:
             slow = call.took_ns > (limit_ll if call.protocol == "LL" else limit) * call.ideal_ns
-            if slow and not _beside_stalls(call, others):
+            if slow and not _has_overlap(call, others):
                 yield call
 
 
-def _beside_stalls(call: Call, others: dict[tuple[int, int], Intervals]) -> bool:
+def _has_overlap(call: Call, others: dict[tuple[int, int], Intervals]) -> bool:
     """Whether compute, or communication on another stream, that overlaps the call may explain its time.
 
     ``others``: cache of the overlapping work per stream of a trace.
@@ -385,8 +385,8 @@ def _beside_stalls(call: Call, others: dict[tuple[int, int], Intervals]) -> bool
     side, key = call.side, (id(call.trace), call.side.lane)
     if key not in others:
         others[key] = merge(call.trace.fact(compute_intervals), _others(call))
-    beside = others[key]
-    return int(covered(beside, [side.start_ns], [side.end_ns])[0]) >= BESIDE * side.duration_ns
+    overlapping = others[key]
+    return int(covered(overlapping, [side.start_ns], [side.end_ns])[0]) >= CONTENTION_SHARE * side.duration_ns
 
 
 def _others(call: Call) -> Intervals:

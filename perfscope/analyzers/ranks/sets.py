@@ -127,7 +127,7 @@ def _axis(
 
 MATCHED = "collectives that several ranks show"
 
-TOLD_NS = 10**6
+NOTED_OFFSET_NS = 10**6
 """Smallest clock offset worth a note: a time service keeps hosts within about a millisecond."""
 
 
@@ -182,10 +182,10 @@ def comparable(traces: Sequence[Trace]) -> tuple[RankSet, ...]:
     sets = rank_sets(traces)
     several = [rank_set for rank_set in sets if len(rank_set.job.members) > 1]
     if not several:
-        told = bool(sets)
+        known_ranks = bool(sets)
         raise AbstainError(
             "a single rank does not show which rank waits for which: record all ranks"
-            if told or len(traces) == 1
+            if known_ranks or len(traces) == 1
             else "the traces lack their ranks"
         )
     usable = [rank_set for rank_set in several if rank_set.job.groups_agree and rank_set.matching.matched]
@@ -204,7 +204,7 @@ def _why_not(ranks: RankSet) -> str:
 
 def _of_clocks(clocks: Clocks) -> tuple[str, ...]:
     notes = []
-    if clocks.largest_offset_ns >= TOLD_NS:
+    if clocks.largest_offset_ns >= NOTED_OFFSET_NS:
         notes.append(
             f"clocks of the ranks are up to {format_ns(clocks.largest_offset_ns)} apart, by the ends of their "
             f"collectives; after aligning, they agree to {format_ns(clocks.worst_ns)}"

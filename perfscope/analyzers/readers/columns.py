@@ -240,9 +240,9 @@ def innermost(
     for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         if high == low:
             continue
-        asked = np.flatnonzero(thread == threads[low])
-        positions = np.searchsorted(starts[low:high], start[asked], side="right") - 1
-        result[asked] = np.where(positions >= 0, positions + low, MISSING)
+        on_thread = np.flatnonzero(thread == threads[low])
+        positions = np.searchsorted(starts[low:high], start[on_thread], side="right") - 1
+        result[on_thread] = np.where(positions >= 0, positions + low, MISSING)
     left = np.flatnonzero(result != MISSING)
     while len(left := left[ends[result[left]] < end[left]]):
         result[left] = parent[result[left]]

@@ -66,7 +66,7 @@ LIBRARIES = (
 """Libraries in order; the first match has the operation."""
 
 _ANY = re.compile("|".join(f"(?:{library.kernels})" for library in LIBRARIES), re.IGNORECASE)
-_TOLD = tuple(
+_NAMED_BY_LIBRARY = tuple(
     (re.compile(library.kernels, re.IGNORECASE), library.operation)
     for library in LIBRARIES
     if library.operation is not None
@@ -81,7 +81,7 @@ def is_communication(kernel: str) -> bool:
 def collective_name(kernel: str) -> str:
     """Return the operation of a communication kernel from its name; ``unknown`` if the name lacks it (RCCL)."""
     own = kernel.split("<", 1)[0]
-    for pattern, operation in _TOLD:
+    for pattern, operation in _NAMED_BY_LIBRARY:
         if operation is not None and pattern.search(own):
             return operation
     for pattern, operation in _OPERATIONS:

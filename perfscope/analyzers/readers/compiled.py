@@ -133,8 +133,8 @@ def read_plan_folder(folder: Path, manifest: Compiled | None = None) -> Trace:
         except DataError as error:
             problems.append(f"{PLAN_FOLDER}/{path.name} was not read: {str(error).removeprefix(f'{path}: ')}")
             continue
-        eager = _op_graph_beside(path.parent, plan.eager_file, problems)
-        outside = _op_graph_beside(path.parent, plan.outside_file, problems)
+        eager = _op_graph_of(path.parent, plan.eager_file, problems)
+        outside = _op_graph_of(path.parent, plan.outside_file, problems)
         held.append(LoadedPlan(plan=plan, breaks=tuple(map(_graph_break, plan.breaks)), eager=eager, outside=outside))
     if not held:
         raise DataError(f"{folder}: {problems[0] if problems else 'no plan is in it'}")
@@ -169,7 +169,7 @@ def _plan_files(folder: Path) -> list[Path]:
     return found
 
 
-def _op_graph_beside(folder: Path, name: str | None, problems: list[str]) -> OpGraph | None:
+def _op_graph_of(folder: Path, name: str | None, problems: list[str]) -> OpGraph | None:
     """Return the op graph next to a plan, unless its name leads out of the folder."""
     if name is None:
         return None

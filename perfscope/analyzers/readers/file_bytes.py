@@ -26,7 +26,7 @@ IN_MEMORY = 64 << 20
 """Decompressed bytes kept in memory; larger content goes to an unlinked temporary file that is mapped."""
 READ_WHOLE = 8 << 20
 """Size of a plain file that is read, so that a truncation meanwhile is an error of that file only. A larger file is
-mapped, and its truncation ends the process (`_bus_errors_told`).
+mapped, and its truncation ends the process (`_bus_errors_reported`).
 """
 LARGEST = 64 << 30
 """Maximum number of decompressed bytes; a larger gzip is a bomb, or must be split."""
@@ -124,7 +124,7 @@ def open_bytes(path: Path, largest: int | None = None) -> Iterator[bytes | mmap.
                 file.seek(0)
                 yield file.read()
                 return
-            with _bus_errors_told(path), mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            with _bus_errors_reported(path), mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 yield data
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from error
@@ -142,7 +142,7 @@ _ON_BUS_ERROR = ctypes.CFUNCTYPE(None, ctypes.c_int)(_leave_on_bus_error)
 
 
 @contextlib.contextmanager
-def _bus_errors_told(path: Path) -> Iterator[None]:
+def _bus_errors_reported(path: Path) -> Iterator[None]:
     """While a mapped file is read, turn the SIGBUS of a truncation into one line and an exit code."""
     try:
         set_handler = ctypes.CDLL(None).signal
@@ -302,11 +302,11 @@ def named_rank(file: Path, *, of_several: bool = False) -> tuple[int | None, str
     ``of_several``: the program has several ranks, so a number at the end is a rank too: 3 for ``trace_3.json``. In
     other programs it may be a step.
     """
-    for match, told in (
+    for match, origin in (
         (_RANK_IN_NAME.search(file.name), FILE_NAME),
         (_RANK_FOLDER.fullmatch(file.parent.name), FOLDER_NAME),
         (_NUMBER_AT_END.search(file.name) if of_several else None, FILE_NAME),
     ):
         if match is not None:
-            return int(match[1]), told
+            return int(match[1]), origin
     return None, None

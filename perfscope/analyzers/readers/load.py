@@ -333,10 +333,10 @@ def _with_named_rank(trace: Trace, path: Path) -> Trace:
     """Return the trace with the rank in its file or folder name, if its content has none."""
     if trace.source.rank is not None or trace.source.programs is not None:
         return trace
-    rank, told = named_rank(path, of_several=len(trace.rows["collectives"]) > 0)
+    rank, origin = named_rank(path, of_several=len(trace.rows["collectives"]) > 0)
     if rank is None:
         return trace
-    source = msgspec.structs.replace(trace.source, rank=rank, rank_source=told)
+    source = msgspec.structs.replace(trace.source, rank=rank, rank_source=origin)
     return msgspec.structs.replace(trace, source=source)
 
 

@@ -316,13 +316,13 @@ def host_work(trace: Trace, spans: Intervals) -> tuple[HostWork, ...]:
     rest = spans
     for thread in (main, *others):
         pieces = innermost_spans(trace, thread)
-        tells = pieces.slices != MISSING
+        has_slice = pieces.slices != MISSING
         if thread == main:
-            sampled, taken = _sampled_work(trace, difference(rest, _told(trace, pieces)))
+            sampled, taken = _sampled_work(trace, difference(rest, _explained_spans(trace, pieces)))
             work += [(item, item.total_ns) for item in sampled]
             rest = difference(rest, taken)
-        work += _recorded_work(trace, rest, pieces, tells)
-        rest = difference(rest, union(pieces.starts[tells], pieces.ends[tells]))
+        work += _recorded_work(trace, rest, pieces, has_slice)
+        rest = difference(rest, union(pieces.starts[has_slice], pieces.ends[has_slice]))
         if not len(rest.starts):
             break
     if len(rest.starts):
@@ -333,21 +333,21 @@ def host_work(trace: Trace, spans: Intervals) -> tuple[HostWork, ...]:
     return tuple(sorted(_grouped(work), key=lambda item: -item.total_ns))
 
 
-def _told(trace: Trace, pieces: InnermostSpans) -> Intervals:
+def _explained_spans(trace: Trace, pieces: InnermostSpans) -> Intervals:
     """Return where the innermost span is more than a mark of the program."""
     kinds = trace.rows["slices"]["kind"]
-    told = pieces.slices != MISSING
-    told[told] = kinds[pieces.slices[told]] != SliceKind.ANNOTATION
-    return union(pieces.starts[told], pieces.ends[told])
+    explained = pieces.slices != MISSING
+    explained[explained] = kinds[pieces.slices[explained]] != SliceKind.ANNOTATION
+    return union(pieces.starts[explained], pieces.ends[explained])
 
 
 def _recorded_work(
-    trace: Trace, spans: Intervals, pieces: InnermostSpans, tells: np.ndarray
+    trace: Trace, spans: Intervals, pieces: InnermostSpans, has_slice: np.ndarray
 ) -> Iterator[tuple[HostWork, int]]:
     """Yield (work by name of the innermost span, its longest piece in ns), without steps' own spans."""
     slices = trace.rows["slices"]
-    starts, rows = pieces.starts[tells], pieces.slices[tells]
-    inside = covered(spans, starts, pieces.ends[tells])
+    starts, rows = pieces.starts[has_slice], pieces.slices[has_slice]
+    inside = covered(spans, starts, pieces.ends[has_slice])
     chosen = np.flatnonzero(inside)
     starts, rows, inside = starts[chosen], rows[chosen], inside[chosen]
     if not len(rows):

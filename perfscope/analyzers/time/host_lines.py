@@ -141,19 +141,21 @@ def host_lines(trace: Trace, cause: Cause, spans: Intervals, account: StepAccoun
     """Return the lines of ``spans``, the time of ``cause`` in ``account``."""
     work = host_work(trace, spans)
     whole = sum(item.total_ns for item in work)
-    told = sum(item.total_ns for item in work if item.name != NOT_RECORDED)
+    explained = sum(item.total_ns for item in work if item.name != NOT_RECORDED)
     sampled = [item for item in work if item.frame != MISSING]
-    few = 2 * sum(item.total_ns for item in sampled) > told and sum(item.pieces for item in sampled) < LEAST_SAMPLES
-    if 2 * told < whole or few:
+    few = (
+        2 * sum(item.total_ns for item in sampled) > explained and sum(item.pieces for item in sampled) < LEAST_SAMPLES
+    )
+    if 2 * explained < whole or few:
         free = _free_lines(trace, cause, whole / (account.whole_ns or 1))
         if free:
             return HostLines(lines=free, source="free")
-        detailed = _detailed(trace.detail, cause) if trace.detail is not None and 2 * told < whole else ()
+        detailed = _detailed(trace.detail, cause) if trace.detail is not None and 2 * explained < whole else ()
         if detailed and trace.detail is not None:
             lines = tuple(_recorded_line(trace.detail, item, detailed, timed=False) for item in detailed)
             return HostLines(lines=lines, source="detail")
     lines = tuple(_recorded_line(trace, item, work, timed=True) for item in work)
-    return HostLines(lines=lines, source="few" if few else "recorded" if 2 * told >= whole else "nothing")
+    return HostLines(lines=lines, source="few" if few else "recorded" if 2 * explained >= whole else "nothing")
 
 
 # From stacks sampled in steps without a profiler.

@@ -97,9 +97,9 @@ def covering_slices(trace: Trace, threads: npt.ArrayLike, times_ns: npt.ArrayLik
     result = np.full(len(thread), MISSING, np.int64)
     for value in np.unique(thread):
         first, last = np.searchsorted(slices["thread"], [value, value + 1])
-        asked = thread == value
-        index = first - 1 + np.searchsorted(slices["start_ns"][first:last], time[asked], side="right")
-        result[asked] = np.where(index < first, MISSING, index)
+        on_thread = thread == value
+        index = first - 1 + np.searchsorted(slices["start_ns"][first:last], time[on_thread], side="right")
+        result[on_thread] = np.where(index < first, MISSING, index)
     _climb_until(trace, result, lambda rows, positions: slices["end_ns"][rows] > time[positions])
     return result
 

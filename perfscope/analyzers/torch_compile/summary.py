@@ -177,8 +177,8 @@ def recompile_rows(trace: Trace, log: CompileLog) -> tuple[RecompileSummary, ...
     rows = []
     for members in groups.values():
         first = log.recompiles[members[0]]
-        said = [guard for index in members if (guard := guards[index]) is not None]
-        values = [value for guard in said for value in (guard.expected, guard.actual) if value is not None]
+        failed_guards = [guard for index in members if (guard := guards[index]) is not None]
+        values = [value for guard in failed_guards for value in (guard.expected, guard.actual) if value is not None]
         compiles = [
             compilation
             for index in members
@@ -188,14 +188,14 @@ def recompile_rows(trace: Trace, log: CompileLog) -> tuple[RecompileSummary, ...
             RecompileSummary(
                 function=plain_function(first.function),
                 place=user_place(first.place, stacks.get(first.compile_id, ())),
-                guard=said[0].text if said else "the log has no guard",
+                guard=failed_guards[0].text if failed_guards else "the log has no guard",
                 guard_place=next(
                     (log.recompiles[i].guard_place for i in members if log.recompiles[i].guard_place), None
                 ),
                 values=tuple(dict.fromkeys(values))[:MOST_VALUES],
                 count=len(members),
-                cause=said[0].changes() if said else "",
-                fix=fix_of(said[0]) if said else "",
+                cause=failed_guards[0].changes() if failed_guards else "",
+                fix=fix_of(failed_guards[0]) if failed_guards else "",
                 time_ns=compile_spans(trace, compiles).total() or None,
             )
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from perfscope.commands.compare.outputs import GATES, Outputs, finish, new_folder, output_options
-from perfscope.commands.options import Decorated, output_folder_option, tell
+from perfscope.commands.options import Decorated, announce, output_folder_option
 from perfscope.commands.run import TARGET, RunCommand
 from perfscope.model.errors import UsageError
 
@@ -156,13 +156,13 @@ def ab(context: click.Context, /, *, output: Path, resume: Path | None, outputs:
         state = ab_state.resume(resume, command=words, kind=kind, build=settings["build"])
     plan = state.plan
     judge = AbJudge(pairs=plan.pairs, least=plan.least, confirm=plan.confirm)
-    say = partial(tell, quiet=outputs.quiet)
+    log = partial(announce, quiet=outputs.quiet)
     for remark in repository.remarks():
-        say(remark)
+        log(remark)
     try:
-        pairs = runner.compare(state, repository, judge, tell=say)
+        pairs = runner.compare(state, repository, judge, announce=log)
     except KeyboardInterrupt:
-        tell(f"interrupted after {len(state.launches)} launches; --resume {state.directory} goes on from there")
+        announce(f"interrupted after {len(state.launches)} launches; --resume {state.directory} goes on from there")
         raise
     return end(judge.result(pairs), pairs, state, outputs)
 

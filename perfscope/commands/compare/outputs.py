@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
-from perfscope.commands.options import STDOUT, checkout_folder, quiet_option, screen, tell, verbose_option
+from perfscope.commands.options import STDOUT, announce, checkout_folder, quiet_option, screen, verbose_option
 from perfscope.model.documents.run_folders import STAMP
 from perfscope.model.errors import DONE, GATE_NOT_MET, INCONCLUSIVE, DataError, UsageError
 
@@ -54,16 +54,16 @@ class Outputs(NamedTuple):
 
     def files(self) -> dict[str, str]:
         """Form -> file, without stdout."""
-        return {form: file for form, file in self._asked().items() if file != STDOUT}
+        return {form: file for form, file in self._files().items() if file != STDOUT}
 
     def on_stdout(self) -> str | None:
         """The form that has stdout for itself."""
-        return next((form for form, file in self._asked().items() if file == STDOUT), None)
+        return next((form for form, file in self._files().items() if file == STDOUT), None)
 
     def check(self) -> None:
         """Before the work: ``UsageError`` if two outputs have one path, ``DataError`` if a folder is missing."""
-        asked = [file if file == STDOUT else os.path.abspath(file) for file in self._asked().values()]
-        twice = next((file for file in asked if asked.count(file) > 1), None)
+        files = [file if file == STDOUT else os.path.abspath(file) for file in self._files().values()]
+        twice = next((file for file in files if files.count(file) > 1), None)
         if twice is not None:
             raise UsageError(f"{twice}: two reports cannot go there")
         if self.github and self.on_stdout() is not None:
@@ -72,7 +72,7 @@ class Outputs(NamedTuple):
             if not Path(file).parent.is_dir():
                 raise DataError(f"{file}: cannot be written: no such folder")
 
-    def _asked(self) -> dict[str, str]:
+    def _files(self) -> dict[str, str]:
         result = {form: getattr(self, form) for form in FORMS}
         return {form: file for form, file in result.items() if file is not None}
 
@@ -144,16 +144,16 @@ def finish(
         write(directory / RESULT_FILE, texts["json"])
     for form, file in outputs.files().items():
         write(file, texts.get(form) or rendered(document, form))
-        tell(f"wrote {file}", quiet=outputs.quiet)
+        announce(f"wrote {file}", quiet=outputs.quiet)
     if outputs.github:
-        tell_github(document)
+        annotate_github(document)
     alone = outputs.on_stdout()
     if alone is not None:
         click.echo(texts.get(alone) or rendered(document, alone), nl=False)
     else:
         show_screen(document, document.failed, verbose=outputs.verbose)
         if directory is not None:
-            tell(f"{kept} kept in {directory}", quiet=outputs.quiet)
+            announce(f"{kept} kept in {directory}", quiet=outputs.quiet)
     if document.failed:
         return GATE_NOT_MET
     return INCONCLUSIVE if outputs.strict and unsettled else DONE
@@ -194,11 +194,11 @@ def rendered(document: Document, form: str, **options: Any) -> str:
     return render(document, **options)
 
 
-def tell_github(document: Document, *, link: str | None = None) -> None:
+def annotate_github(document: Document, *, link: str | None = None) -> None:
     """Annotations on stdout, and the summary of the job."""
     from perfscope.dashboards.report import github
 
     click.echo(github.annotated(document, checkout_folder()), nl=False)
     problem = github.add_to_summary(document, link=link)
     if problem is not None:
-        tell(problem)
+        announce(problem)

@@ -119,10 +119,10 @@ def annotated(document: Document, repository: Path) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-_Said = tuple[dict[str, str], str]
+_Annotation = tuple[dict[str, str], str]
 
 
-def _errors(document: Document, repository: Path) -> Iterator[_Said]:
+def _errors(document: Document, repository: Path) -> Iterator[_Annotation]:
     """Yield metrics that are worse, each at the first place of its causes; then gates that were not met."""
     worse = [metric for metric in document.metrics if metric.verdict == "regression" and metric.gates]
     for metric in worse:
@@ -158,7 +158,7 @@ def _moved(metric: Metric) -> str:
     return f"{side_text(metric, 'base')} → {side_text(metric, 'head')} {change_text(metric)}".rstrip()
 
 
-def _warnings(document: Document, repository: Path) -> Iterator[_Said]:
+def _warnings(document: Document, repository: Path) -> Iterator[_Annotation]:
     for finding in document.findings:
         if finding.is_worse:
             where = finding.shown.where
@@ -166,7 +166,7 @@ def _warnings(document: Document, repository: Path) -> Iterator[_Said]:
             yield {**position, "title": _title(finding)}, _words(finding)
 
 
-def _notices(document: Document) -> Iterator[_Said]:
+def _notices(document: Document) -> Iterator[_Annotation]:
     """Yield improvements, without a place, because their line may be gone."""
     for metric in document.metrics:
         if metric.verdict == "improvement" and metric.gates:

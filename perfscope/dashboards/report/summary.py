@@ -332,32 +332,32 @@ def _facts(analysis: Analysis) -> list[str]:
         return _assumed_devices(analysis)
     if logs_alone(analysis) or memory_alone(analysis) or plugins_alone(analysis):
         return []
-    said = []
+    sentences = []
     timed = step_time(analysis)
     if timed is not None:
-        said.append(
+        sentences.append(
             f"step {step_text(analysis, timed)}{_steps_are(analysis)}{_left_out(analysis)}{_host_marks(analysis)}"
         )
     else:
         cut = any(source.part is not None for source in analysis.sources)
-        said.append(
+        sentences.append(
             f"no {'whole ' if cut else ''}steps in it: savings are over {'that part' if cut else 'the whole trace'}"
         )
     spans = sum(device.span_ns for device in analysis.devices)
     busy_words = busy_fact(analysis.warm_accounts)
     if analysis.doubts and not analysis.accounts:
-        return said
+        return sentences
     if busy_words and (analysis.devices or not analysis.programs.on_cpu):
-        said.append(busy_words)
+        sentences.append(busy_words)
     elif spans:
         busy = format_share(sum(device.busy_ns for device in analysis.devices), spans)
         count = len(analysis.devices)
-        said.append(f"device busy {busy}" if count == 1 else f"devices busy {busy} (mean of {count})")
+        sentences.append(f"device busy {busy}" if count == 1 else f"devices busy {busy} (mean of {count})")
     elif not analysis.devices and analysis.programs.on_cpu:
-        said.append(ran_on_cpu(analysis.programs, sum(step.traced for step in analysis.steps)))
+        sentences.append(ran_on_cpu(analysis.programs, sum(step.traced for step in analysis.steps)))
     elif not analysis.devices:
-        said.append("no accelerator work in it")
-    return [*said, *utilization_sentences(analysis.top)]
+        sentences.append("no accelerator work in it")
+    return [*sentences, *utilization_sentences(analysis.top)]
 
 
 def _steps_are(analysis: Analysis) -> str:

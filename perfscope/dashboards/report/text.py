@@ -230,8 +230,8 @@ def findings_part(
     worth = [block for block in summary.findings if not block.negligible] or summary.findings
     blocks = summary.findings if verbose else worth[:FIRST_FINDINGS]
     if not blocks:
-        told = summary.explained and not summary.recording  # a better recording would explain more of the time
-        known = f"; causes are known for {summary.explained} of the time" if told else ""
+        complete = summary.explained and not summary.recording  # a better recording would explain more of the time
+        known = f"; causes are known for {summary.explained} of the time" if complete else ""
         nothing = f"{summary.none_found}{known}"
         yield line_of("  ", nothing if summary.clean else "no rule could be evaluated")
         return

@@ -16,9 +16,9 @@ from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_u
 from dash.exceptions import CallbackException, DependencyException
 from msgspec.structs import replace
 
-from perfscope.dashboards.web.pages import Asked, address, page_key, page_module, pages
+from perfscope.dashboards.web.pages import PageRequest, address, page_key, page_module, pages
 from perfscope.dashboards.web.pages._grid import register_grid
-from perfscope.dashboards.web.pages._parts import empty_pages, mark_of, progress, register_chart, said
+from perfscope.dashboards.web.pages._parts import empty_pages, mark_of, message, progress, register_chart
 from perfscope.dashboards.web.pages.runs import removable
 from perfscope.dashboards.web.server.api import install_api
 from perfscope.dashboards.web.server.exports import FORMS
@@ -232,18 +232,18 @@ def _route(app: Dash, shelf: Shelf, workshop: Workshop, base_path: str) -> None:
         running=[(Output("tick", "disabled"), True, False)],  # a later tick would make this answer obsolete
     )
     def draw(pathname: str | None, search: str | None, _: int, drawn: str | None, listed: str | None) -> Any:
-        asked = asked_for(pathname, search, shelf, workshop, base_path)
-        state = None if asked.item is None else workshop.state(asked.item)
-        children, mark = _page(asked, state)
+        request = parse_address(pathname, search, shelf, workshop, base_path)
+        state = None if request.item is None else workshop.state(request.item)
+        children, mark = _page(request, state)
         mark = f"{pathname}{search}|{mark}"
         items = _listed(shelf)
         now = _mark_of_list(items)
         choice = (no_update, no_update) if now == listed else (items, now)
         if mark == drawn:
             return (*(no_update,) * 6, *choice)
-        live = [] if state is None else _live(state, asked)
-        item = None if asked.item is None else {"key": asked.item.key, "title": sanitize(asked.item.title)}
-        return children(), _menu(asked), live, asked.whose, item, mark, *choice
+        live = [] if state is None else _live(state, request)
+        item = None if request.item is None else {"key": request.item.key, "title": sanitize(request.item.title)}
+        return children(), _menu(request), live, request.whose, item, mark, *choice
 
     @app.callback(
         Output("at", "href"),
@@ -253,10 +253,10 @@ def _route(app: Dash, shelf: Shelf, workshop: Workshop, base_path: str) -> None:
         prevent_initial_call=True,
     )
     def pick(key: str | None, pathname: str | None, search: str | None) -> Any:
-        asked = asked_for(pathname, search, shelf, workshop, base_path)
-        if key is None or asked.whose == key:
+        request = parse_address(pathname, search, shelf, workshop, base_path)
+        if key is None or request.whose == key:
             return no_update
-        return address(base_path, asked.page if page_module(asked.page).VIEW else START, key)
+        return address(base_path, request.page if page_module(request.page).VIEW else START, key)
 
     app.clientside_callback(
         ClientsideFunction(namespace="perfscope_page", function_name="scheme"),
@@ -297,18 +297,20 @@ def _route(app: Dash, shelf: Shelf, workshop: Workshop, base_path: str) -> None:
     )
     def act(clicks: list[int | None]) -> Any:
         """Handle the buttons that cancel or repeat the reading of an item."""
-        asked = dash.ctx.triggered_id
-        item = None if not any(clicks) or not isinstance(asked, dict) else find_work(shelf, str(asked["key"]))
-        if item is None or not isinstance(asked, dict):
+        pressed = dash.ctx.triggered_id
+        item = None if not any(clicks) or not isinstance(pressed, dict) else find_work(shelf, str(pressed["key"]))
+        if item is None or not isinstance(pressed, dict):
             return no_update
-        if asked["act"] == "cancel":
+        if pressed["act"] == "cancel":
             workshop.cancel(item)
         else:
             workshop.again(item)
         return None
 
 
-def asked_for(pathname: str | None, search: str | None, shelf: Shelf, workshop: Workshop, base_path: str) -> Asked:
+def parse_address(
+    pathname: str | None, search: str | None, shelf: Shelf, workshop: Workshop, base_path: str
+) -> PageRequest:
     """Parse an address; unknown pages and keys become the first ones."""
     page = (pathname or "").removeprefix(base_path).strip("/") or START
     parameters = dict(parse_qsl((search or "").removeprefix("?"), keep_blank_values=True, max_num_fields=40))
@@ -320,7 +322,7 @@ def asked_for(pathname: str | None, search: str | None, shelf: Shelf, workshop: 
             item = shelf.find(key) if key is not None else next(iter(shelf.items()), None)
         else:
             came_from = shelf.find(key or parameters.get("head", ""))
-    return Asked(
+    return PageRequest(
         page=page if known else "",
         parameters=parameters,
         base_path=base_path,
@@ -331,25 +333,25 @@ def asked_for(pathname: str | None, search: str | None, shelf: Shelf, workshop: 
     )
 
 
-def _page(asked: Asked, state: Readiness | None) -> tuple[Any, str]:
+def _page(request: PageRequest, state: Readiness | None) -> tuple[Any, str]:
     """Return the function that makes the page and the state it depends on; the page is redrawn only if that changes."""
-    if not asked.page:
-        return lambda: said("There is no such page."), "none"
-    module = page_module(asked.page)
+    if not request.page:
+        return lambda: message("There is no such page."), "none"
+    module = page_module(request.page)
     if module.VIEW is None:
         mark = getattr(module, "mark", None)
-        return lambda: module.layout(asked, None), "static" if mark is None else mark(asked)
-    if asked.item is None or state is None:
-        return lambda: said(
-            "No such run or trace is open here, or not any more.", dcc.Link("what is", href=asked.link("runs"))
+        return lambda: module.layout(request, None), "static" if mark is None else mark(request)
+    if request.item is None or state is None:
+        return lambda: message(
+            "No such run or trace is open here, or not any more.", dcc.Link("what is", href=request.link("runs"))
         ), "no item"
     view = None if state.folder is None else read_view(state.folder, module.VIEW)
     if view is None:
-        item = asked.item
+        item = request.item
         return lambda: progress(f"Reading {sanitize(item.title)}", item.key, state), mark_of(state)
     if "problem" in view:
-        return lambda: said(str(view["problem"])), "problem"
-    complete = replace(asked, folder=state.folder)
+        return lambda: message(str(view["problem"])), "problem"
+    complete = replace(request, folder=state.folder)
     named = state.folder.name if state.folder is not None else ""
     text = _planned(state)
     banner = [html.P(text, className="ps-card ps-modelled", role="note")] if text else []
@@ -360,7 +362,7 @@ def _page(asked: Asked, state: Readiness | None) -> tuple[Any, str]:
 
     # The overview shows the progress of a running program from its manifests, which are written more often than it is
     # read.
-    growth = asked.item.fingerprint() if asked.page == START and asked.item.running() else ""
+    growth = request.item.fingerprint() if request.page == START and request.item.running() else ""
     return drawn, f"{named} {state.stage if state.stale else ''} {text} {growth}"
 
 
@@ -370,29 +372,29 @@ def _planned(state: Readiness) -> str:
     return "" if held is None else str(held.get("view", {}).get("planned", ""))
 
 
-def _live(state: Readiness, asked: Asked) -> Any:
+def _live(state: Readiness, request: PageRequest) -> Any:
     if state.stage == "gone":
         return html.Span("its files are gone; this is their last content", className="ps-warn")
     if state.stage == "failed" and state.folder is not None:
-        return html.Span(f"its files have changed and cannot be read: {sanitize(state.told)}", className="ps-warn")
+        return html.Span(f"its files have changed and cannot be read: {sanitize(state.words)}", className="ps-warn")
     if state.stale and state.stage in ("working", "waiting"):
         return "its files have changed: reading them again"
-    if asked.item is not None and asked.item.running():
+    if request.item is not None and request.item.running():
         return "in progress: this is the state so far"
     return ""
 
 
-def _menu(asked: Asked) -> list[Any]:
-    empty = empty_pages(asked)
-    return [_entry(asked, name, page_key(name), empty.get(name, "")) for name in pages()]
+def _menu(request: PageRequest) -> list[Any]:
+    empty = empty_pages(request)
+    return [_entry(request, name, page_key(name), empty.get(name, "")) for name in pages()]
 
 
-def _entry(asked: Asked, name: str, key: str, empty: str) -> Any:
+def _entry(request: PageRequest, name: str, key: str, empty: str) -> Any:
     """A page in the menu; ``empty``: the reason why the page has no data."""
     link = dcc.Link(
         page_module(name).TITLE,
-        href=asked.link(name),
-        className="ps-nav" + (" ps-here" if name == asked.page else "") + (" ps-nothing" if empty else ""),
+        href=request.link(name),
+        className="ps-nav" + (" ps-here" if name == request.page else "") + (" ps-nothing" if empty else ""),
         title=f"{empty} (g {key})" if empty else f"g {key}",
     )
-    return html.Div(link, **{"data-key": key}, **({"aria-current": "page"} if name == asked.page else {}))
+    return html.Div(link, **{"data-key": key}, **({"aria-current": "page"} if name == request.page else {}))

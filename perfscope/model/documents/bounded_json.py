@@ -15,7 +15,7 @@ from perfscope.model.errors import DataError
 
 Document = TypeVar("Document")
 
-MOST_SAID = 300
+MESSAGE_LIMIT = 300
 """Largest length of a reader's error message."""
 
 MANY = 100_000
@@ -136,7 +136,7 @@ def convert_document(raw: Any, path: str | Path, kind: type[Document], *, what: 
 
 def _one_line(error: Exception) -> str:
     """The error's text without line ends, because it contains names from the file."""
-    return " ".join(str(error).split())[:MOST_SAID]
+    return " ".join(str(error).split())[:MESSAGE_LIMIT]
 
 
 def schema_of(kind: type[Any], schema: str, *, what: str) -> dict[str, Any]:

@@ -239,9 +239,9 @@ def find(which: str, root: Path | None = None) -> Path:
 def missing(path: str | Path) -> DataError:
     """The error for ``path``, which does not exist, with the runs and files that may have been meant."""
     folder, name = Path(path).parent, Path(path).name
-    beside = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() and os.access(folder, os.R_OK) else []
+    entries = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() and os.access(folder, os.R_OK) else []
     runs = _names(Path(RUNS_FOLDER)) if str(folder) == "." else []
-    hint = did_you_mean(name, [*runs, *beside])
+    hint = did_you_mean(name, [*runs, *entries])
     return DataError(f"{path}: no such file or folder{hint}")
 
 

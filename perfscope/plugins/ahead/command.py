@@ -139,22 +139,22 @@ def compile_(
         raise UsageError("nothing to compile: give script.py or -m module")
     most = None if host_memory is None else read_bytes_text(host_memory, "--host-memory")
     if sweeps or fit is not None:
-        from perfscope.plugins.ahead.sweep.command import SweepAsked, compile_sweep
+        from perfscope.plugins.ahead.sweep.command import SweepOptions, compile_sweep
 
         if fail_on is not None:
             raise UsageError("--fail-on: a sweep has no findings to gate on; compile one variant by itself")
         (first, *_) = _frameworks(framework, words, module=kind == "module")
         if setup:
             set_up("torch" if first == "torch" else kind_of(target), quiet=quiet)
-        asked = SweepAsked(
+        options = SweepOptions(
             sweeps=sweeps, words=words, module=kind == "module", target=target, memory=memory, output=output, name=name,
             jobs=jobs, host_memory_bytes=most, json_file=json_file, html_file=html_file, again=again, quiet=quiet,
             fit=fit,
         )  # fmt: skip
         return compile_sweep(
-            asked,
+            options,
             lambda arguments, wanted, policy: request_of(
-                arguments, module=asked.module, framework=first, target=wanted, functions=functions,
+                arguments, module=options.module, framework=first, target=wanted, functions=functions,
                 checkpoint=policy or checkpoint, until_exit=until_exit, seconds=limit, memory_bytes=most,
                 keep_ptx=keep_ptx,
             ),
@@ -310,14 +310,14 @@ class _Progress:
             print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
 
 
-def _frameworks(asked: str, words: tuple[str, ...], *, module: bool) -> tuple[Framework, ...]:
+def _frameworks(framework: str, words: tuple[str, ...], *, module: bool) -> tuple[Framework, ...]:
     """Frameworks whose parts of the program are compiled; ``UsageError`` without any."""
     from perfscope.plugins.ahead.common.program import frameworks_of
 
     results = frameworks_of(words, module=module)
-    if asked == "jax":
+    if framework == "jax":
         results = ("jax",)
-    elif asked == "torch":
+    elif framework == "torch":
         results = ("torch",)
     if not results:
         raise UsageError(f"{words[0]}: it imports neither jax nor torch; select the framework with --framework")

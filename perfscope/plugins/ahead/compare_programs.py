@@ -17,7 +17,7 @@ from perfscope.commands.compare.outputs import (
     output_options,
     own_gates,
 )
-from perfscope.commands.options import output_folder_option, tell
+from perfscope.commands.options import announce, output_folder_option
 from perfscope.commands.run import TARGET
 from perfscope.model.errors import UsageError
 from perfscope.plugins.ahead.command import DEFAULT_LIMIT_S, DEFAULT_TARGET, FRAMEWORKS
@@ -111,9 +111,9 @@ def programs(
     machine = parse_target(target, memory)
     repository = checkout()
     commits: dict[Arm, str] = {"base": repository.commit(base), "head": repository.commit(head)}
-    say = partial(tell, quiet=outputs.quiet)
+    log = partial(announce, quiet=outputs.quiet)
     for remark in (*repository.remarks(), *refused(commits)):
-        say(remark)
+        log(remark)
     wanted = Compilation(
         options=_options(target, memory, framework, functions, limit),
         program=("-m", *words) if kind == "module" else words,
@@ -122,7 +122,7 @@ def programs(
         build=build,
     )
     directory = new_folder(output, "programs")
-    folders = compile_both(wanted, repository, commits, directory, tell=say)
+    folders = compile_both(wanted, repository, commits, directory, announce=log)
     method = {
         "kind": f"compiled once each for {machine.shown}; nothing ran on one",
         "base_ref": base,
@@ -172,7 +172,7 @@ def _not_compiled(folders: dict[Arm, Path]) -> list[str]:
         manifest = compile_manifest.load(folder)
         if not manifest.complete:
             sentences.append(
-                f"{arm} is not complete, not compiled to its end: {manifest.stopped or 'it does not say why'}"
+                f"{arm} is not complete, not compiled to its end: {manifest.stopped or 'it does not log why'}"
             )
         sentences += [
             f"{arm}: {not_compiled.name} was not compiled: {not_compiled.reason}"

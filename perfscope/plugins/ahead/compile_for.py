@@ -67,10 +67,10 @@ def compile_for(
     from perfscope.plugins.ahead.request import Limits, Request, parse_checkpoint
     from perfscope.plugins.ahead.target_request import target_request
 
-    asked = None if checkpoint is None else parse_checkpoint(checkpoint, option="checkpoint")
-    told = target_request(parse_target(target, memory), configured=True)
-    platform = "tpu" if told.platform == "tpu" else "rocm" if told.vendor == "AMD" else "cuda"
-    code, function = export.export(fn, args, kwargs, platform, asked)
+    policy = None if checkpoint is None else parse_checkpoint(checkpoint, option="checkpoint")
+    target_limits = target_request(parse_target(target, memory), configured=True)
+    platform = "tpu" if target_limits.platform == "tpu" else "rocm" if target_limits.vendor == "AMD" else "cuda"
+    code, function = export.export(fn, args, kwargs, platform, policy)
     with tempfile.TemporaryDirectory(prefix="perfscope-export-") as scratch:
         file = Path(scratch) / "exported"
         file.write_bytes(code)
@@ -78,9 +78,9 @@ def compile_for(
             framework="jax",
             arguments=(function,),
             module=False,
-            target=told,
+            target=target_limits,
             exported=str(file),
-            checkpoint=None if asked is None else str(asked),
+            checkpoint=None if policy is None else str(policy),
             limits=Limits(seconds=limit, memory_bytes=default_memory_limit()),
         )
         kept = compile_program(

@@ -63,13 +63,13 @@ def set_up(kind: Kind, *, quiet: bool) -> None:
     """Install the compiler of a kind if it is missing, and print what is ready. ``DataError`` as `install`."""
     from perfscope.plugins.ahead.targets.plugins import SETUP_NAMES, install
 
-    def tell(line: str) -> None:
+    def announce(line: str) -> None:
         if not quiet:
             print(f"perfscope: {line}", file=sys.stderr)
 
-    plugin = install(kind, tell=tell)
+    plugin = install(kind, announce=announce)
     versions = ", ".join(f"{package} {version}" for package, version in plugin.versions.items())
-    tell(f"{SETUP_NAMES[kind]}: ready: {versions}")
+    announce(f"{SETUP_NAMES[kind]}: ready: {versions}")
 
 
 def set_up_for(request: Request, *, quiet: bool) -> None:

@@ -27,7 +27,7 @@ class Generation(Struct, frozen=True, kw_only=True):
     """Bytes of shared memory per core."""
     shared_block: int
     """Bytes of shared memory that one block may use by default."""
-    shared_asked: int
+    shared_optin: int
     """Bytes of shared memory that one block may use by request."""
     threads_core: int
     lanes: int
@@ -39,16 +39,16 @@ class Generation(Struct, frozen=True, kw_only=True):
     """Bytes of L2 per die, if the cores of each die have their own; XLA gets this value instead of the sum."""
 
 
-def _nvidia(shared_core: int, shared_asked: int, threads_core: int, lanes: int) -> Generation:
+def _nvidia(shared_core: int, shared_optin: int, threads_core: int, lanes: int) -> Generation:
     return Generation(
-        shared_core=shared_core * KIB, shared_block=48 * KIB, shared_asked=shared_asked * KIB,
+        shared_core=shared_core * KIB, shared_block=48 * KIB, shared_optin=shared_optin * KIB,
         threads_core=threads_core, lanes=lanes,
     )  # fmt: skip
 
 
 def _amd(shared: int, die_l2: int | None = None) -> Generation:
     return Generation(
-        shared_core=shared * KIB, shared_block=shared * KIB, shared_asked=shared * KIB, threads_core=2048, lanes=128,
+        shared_core=shared * KIB, shared_block=shared * KIB, shared_optin=shared * KIB, threads_core=2048, lanes=128,
         registers=1 << 17, warp=64, die_l2=None if die_l2 is None else die_l2 * KIB,
     )  # fmt: skip
 
@@ -120,7 +120,7 @@ def _core_lines(limits: Generation, architecture: str) -> list[str]:
         f"threads_per_warp: {limits.warp}",
         f"shared_memory_per_block: {limits.shared_block}",
         f"shared_memory_per_core: {limits.shared_core}",
-        f"shared_memory_per_block_optin: {limits.shared_asked}",
+        f"shared_memory_per_block_optin: {limits.shared_optin}",
         f"threads_per_core_limit: {limits.threads_core}",
         f"fpus_per_core: {limits.lanes}",
         "block_dim_limit_x: 2147483647",

@@ -37,7 +37,7 @@ def compile_both(
     commits: Mapping[Arm, str],
     directory: Path,
     *,
-    tell: Callable[[str], None],
+    announce: Callable[[str], None],
 ) -> dict[Arm, Path]:
     """The run folder of each commit, below ``directory``. The checkout is not touched; worktrees are removed.
 
@@ -47,8 +47,8 @@ def compile_both(
         remove_left(repository)
         with worktrees(repository, dict(commits), links=wanted.links) as folders:
             if wanted.build is not None:
-                build_in(wanted.build, folders, logs=directory, checkout=repository.top, tell=tell)
-            return {arm: _compiled(wanted, arm, folders[arm], repository, directory, tell) for arm in ARMS}
+                build_in(wanted.build, folders, logs=directory, checkout=repository.top, announce=announce)
+            return {arm: _compiled(wanted, arm, folders[arm], repository, directory, announce) for arm in ARMS}
 
 
 def _compiled(
@@ -57,9 +57,9 @@ def _compiled(
     arm_folder: ArmFolder,
     repository: Checkout,
     directory: Path,
-    tell: Callable[[str], None],
+    announce: Callable[[str], None],
 ) -> Path:
-    tell(f"compiling {arm}")
+    announce(f"compiling {arm}")
     root, log = directory / arm, directory / f"compile-{arm}.log"
     line = [
         sys.executable, "-P", "-m", "perfscope", "compile", "--quiet", "--output", str(root.resolve()), *wanted.options,

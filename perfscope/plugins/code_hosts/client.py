@@ -94,7 +94,7 @@ class Client:
         check_address(base)
         self.host, self.base, self.headers, self.missing, self.sleep = host, base, headers, missing or {}, sleep
 
-    def ask(
+    def request(
         self,
         method: str,
         path: str,
@@ -117,7 +117,7 @@ class Client:
             try:
                 return self._once(method, url, body, what)
             except _BusyError as busy:
-                pause, last = busy.seconds, busy.told
+                pause, last = busy.seconds, busy.refusal
             except HostTroubleError as trouble:
                 if not again:
                     raise
@@ -130,7 +130,7 @@ class Client:
     def rows(self, path: str, query: Mapping[str, str | int] | None = None) -> Iterator[Mapping[str, Any]]:
         """All rows of a list over all pages. Pages are counted here; links in answers are not followed."""
         for page in range(1, MOST_PAGES + 1):
-            reply = self.ask("GET", path, query={**(query or {}), "per_page": ROWS, "page": page}, again=True)
+            reply = self.request("GET", path, query={**(query or {}), "per_page": ROWS, "page": page}, again=True)
             if not isinstance(reply.value, list):
                 self.unexpected(path)
             for row in reply.value:
@@ -161,12 +161,12 @@ class Client:
     def write(
         self, method: str, path: str, body: str, read: Callable[[Mapping[str, Any]], Taken], *, again: bool
     ) -> Taken:
-        """Send the text of a comment; return ``read`` of the answer. ``again``: as in `ask`."""
-        return self.taken(self.ask(method, path, payload={"body": body}, again=again).value, path, read)
+        """Send the text of a comment; return ``read`` of the answer. ``again``: as in `request`."""
+        return self.taken(self.request(method, path, payload={"body": body}, again=again).value, path, read)
 
     def user(self, key: str) -> str:
         """The token's user: ``key`` of ``/user``."""
-        name = self.taken(self.ask("GET", "/user", again=True).value, "/user", lambda row: row[key])
+        name = self.taken(self.request("GET", "/user", again=True).value, "/user", lambda row: row[key])
         if not isinstance(name, str):
             self.unexpected("/user")
         return name
@@ -218,9 +218,9 @@ class Client:
 class _BusyError(Exception):
     """The request was rejected because there were too many."""
 
-    def __init__(self, seconds: float, told: HostError) -> None:
+    def __init__(self, seconds: float, refusal: HostError) -> None:
         self.seconds = seconds
-        self.told = told
+        self.refusal = refusal
 
 
 def check_address(address: str) -> None:

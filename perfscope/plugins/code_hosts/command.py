@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import click
 
-from perfscope.commands.options import quiet_option, tell, verbose_option
+from perfscope.commands.options import announce, quiet_option, verbose_option
 from perfscope.model.errors import DONE, DataError, UsageError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _LINK = re.compile(r"https://[A-Za-z0-9._~:/?#@!$&*+,;=%-]{1,2000}")
 """Characters allowed in ``[text](...)``: no space, bracket or quote that ends it."""
 
 
-class _Asked(NamedTuple):
+class _CommentOptions(NamedTuple):
     """The options that select the comment."""
 
     host: Literal["github", "gitlab"]
@@ -76,24 +76,26 @@ def comment(
     marker(key)  # before anything is read: it may be no key
     if link is not None and _LINK.fullmatch(link) is None:
         raise UsageError(f"--link {link}: an https address, without spaces and brackets")
-    asked = _Asked(host=host or _host(), repository=repository, number=number, variable=variable)
+    options = _CommentOptions(host=host or _host(), repository=repository, number=number, variable=variable)
     text = _text(comparison, markdown, key, link)
-    body = compose(text, key, (GitHub if asked.host == "github" else GitLab).limit, link if markdown else None)
+    body = compose(text, key, (GitHub if options.host == "github" else GitLab).limit, link if markdown else None)
     if dry_run:
         click.echo(body)
         return DONE
     results = (
-        _github(asked, unless_fork=unless_fork) if asked.host == "github" else _gitlab(asked, unless_fork=unless_fork)
+        _github(options, unless_fork=unless_fork)
+        if options.host == "github"
+        else _gitlab(options, unless_fork=unless_fork)
     )
     if isinstance(results, str):
-        tell(f"not posted: {results}")
+        announce(f"not posted: {results}")
         return DONE
     code_host, change = results
     posted = post(code_host, change, key, body)
     if posted.twins:
-        tell(f"{posted.twins + 1} comments have the key {key}; the oldest is kept up to date")
+        announce(f"{posted.twins + 1} comments have the key {key}; the oldest is kept up to date")
     if not quiet:
-        click.echo(f"{posted.done}  {_named(asked.host, change)}  {posted.place}".rstrip())
+        click.echo(f"{posted.done}  {_named(options.host, change)}  {posted.place}".rstrip())
     return DONE
 
 
@@ -138,24 +140,24 @@ def _token(variable: str) -> str:
     return token
 
 
-def _github(asked: _Asked, *, unless_fork: bool) -> tuple[CodeHost, int] | str:
+def _github(options: _CommentOptions, *, unless_fork: bool) -> tuple[CodeHost, int] | str:
     """The repository and the pull request; or why there is nothing to do."""
     from perfscope.plugins.code_hosts.github import Event, GitHub, read_event
 
     event = Event()
-    if asked.number is None or unless_fork:
+    if options.number is None or unless_fork:
         event = read_event(os.environ.get("GITHUB_EVENT_PATH"), os.environ.get("GITHUB_REF"))
     if unless_fork and event.foreign:
         return FROM_FORK
-    repository = asked.repository or os.environ.get("GITHUB_REPOSITORY")
+    repository = options.repository or os.environ.get("GITHUB_REPOSITORY")
     if not repository:
         raise UsageError("--repository OWNER/NAME: which one? GITHUB_REPOSITORY is not set")
-    number = asked.number or event.number
+    number = options.number or event.number
     if number is None and event.run is None:
         raise UsageError("--pr N: what started this job names no pull request")
     if event.run is not None and not event.run.of_pull_request and number is None:
         return "the run that has ended was not of a pull request"
-    variable = asked.variable or "GITHUB_TOKEN"
+    variable = options.variable or "GITHUB_TOKEN"
     github = GitHub.connect(
         token=_token(variable),
         repository=repository,
@@ -172,7 +174,7 @@ def _github(asked: _Asked, *, unless_fork: bool) -> tuple[CodeHost, int] | str:
     return github, number
 
 
-def _gitlab(asked: _Asked, *, unless_fork: bool) -> tuple[CodeHost, int] | str:
+def _gitlab(options: _CommentOptions, *, unless_fork: bool) -> tuple[CodeHost, int] | str:
     """The project and the merge request. In a fork's pipeline CI_PROJECT_ID is the fork, the note is the target's."""
     from perfscope.plugins.code_hosts.gitlab import GitLab
 
@@ -180,12 +182,12 @@ def _gitlab(asked: _Asked, *, unless_fork: bool) -> tuple[CodeHost, int] | str:
     source = os.environ.get("CI_MERGE_REQUEST_SOURCE_PROJECT_ID")
     if unless_fork and source and source != os.environ.get(f"{of_target}_ID"):
         return FROM_FORK
-    project = asked.repository or os.environ.get(f"{of_target}_ID")
+    project = options.repository or os.environ.get(f"{of_target}_ID")
     if not project:
         raise UsageError("--repository PROJECT: which one? CI_PROJECT_ID is not set")
-    number = asked.number or _number(os.environ.get("CI_MERGE_REQUEST_IID", ""))
-    variable = asked.variable or "GITLAB_TOKEN"
-    web = "" if asked.repository else os.environ.get(f"{of_target}_URL", "")
+    number = options.number or _number(os.environ.get("CI_MERGE_REQUEST_IID", ""))
+    variable = options.variable or "GITLAB_TOKEN"
+    web = "" if options.repository else os.environ.get(f"{of_target}_URL", "")
     api = os.environ.get("CI_API_V4_URL")
     return GitLab.connect(token=_token(variable), project=project, api=api, web=web, variable=variable), number
 

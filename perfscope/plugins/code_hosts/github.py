@@ -59,14 +59,14 @@ class GitHub(Struct, frozen=True, kw_only=True):
         api = (api or API).rstrip("/")
         return cls(
             rest=Client(host="GitHub", base=api, headers=headers, missing=_MISSING),
-            graphql=Client(host="GitHub", base=graphql or graphql_beside(api), headers=headers, missing=_MISSING),
+            graphql=Client(host="GitHub", base=graphql or graphql_address(api), headers=headers, missing=_MISSING),
             repository=repository,
         )
 
     def myself(self) -> str:
         """The token's login. A job's token has no user (``GET /user`` is refused), but GraphQL has its viewer."""
         try:
-            reply = self.graphql.ask("POST", "", payload={"query": "query { viewer { login } }"}, again=True)
+            reply = self.graphql.request("POST", "", payload={"query": "query { viewer { login } }"}, again=True)
             login = reply.value["data"]["viewer"]["login"]
         except (KeyError, TypeError, HostError) as error:
             if isinstance(error, HostError) and error.status not in (403, 404):
@@ -117,7 +117,7 @@ def check_repository(repository: str) -> None:
         raise UsageError(f"{sanitize(repository)}: a repository must be OWNER/NAME")
 
 
-def graphql_beside(api: str) -> str:
+def graphql_address(api: str) -> str:
     """GraphQL's address: ``/graphql`` on github.com; on an own server ``/api/graphql``, next to ``/api/v3``."""
     return f"{api.removesuffix('/v3')}/graphql" if api.endswith("/api/v3") else f"{api}/graphql"
 

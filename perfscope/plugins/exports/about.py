@@ -112,7 +112,7 @@ def found(findings: Sequence[tuple[str, Finding]], texts: Texts, tracks: Tracks,
             name=_codes([finding.title for _, finding in findings], texts),
             category=constant(texts.code(words.FINDING), size),
             flow=no_flow(size),
-            arguments=_said(findings, texts),
+            arguments=_arguments(findings, texts),
         )
     ]
 
@@ -121,8 +121,8 @@ def _codes(values: Sequence[str], texts: Texts) -> Array:
     return np.array([texts.code(value) for value in values], np.int64)
 
 
-def _said(rows: Sequence[tuple[str, Finding]], texts: Texts) -> tuple[Argument, ...]:
-    said: dict[str, list[str | None]] = {
+def _arguments(rows: Sequence[tuple[str, Finding]], texts: Texts) -> tuple[Argument, ...]:
+    columns: dict[str, list[str | None]] = {
         "rule": [rule for rule, _ in rows],
         "subject": [finding.subject for _, finding in rows],
         "severity": [finding.severity for _, finding in rows],
@@ -133,11 +133,11 @@ def _said(rows: Sequence[tuple[str, Finding]], texts: Texts) -> tuple[Argument, 
         "advice": [finding.advice for _, finding in rows],
     }
     for index in range(max(len(finding.evidence) for _, finding in rows)):
-        said[f"evidence {index + 1:02}"] = [
+        columns[f"evidence {index + 1:02}"] = [
             _evidence(finding.evidence[index]) if index < len(finding.evidence) else None for _, finding in rows
         ]
     arguments = []
-    for name, values in said.items():
+    for name, values in columns.items():
         present = np.array([value is not None for value in values], np.bool_)
         codes = _codes([value or "" for value in values], texts)
         arguments.append(Argument(name=name, value="text", values=codes, present=present))

@@ -65,8 +65,8 @@ def _head(traces: list[Trace], first: int) -> str:
     head: dict[str, Any] = {"schemaVersion": 1, "displayTimeUnit": "ns", "baseTimeNanoseconds": first}
     source = traces[0].source
     if len(traces) == 1 and source.rank is not None:
-        told = {"rank": source.rank, "world_size": source.world_size, "backend": source.backend}
-        head["distributedInfo"] = {key: value for key, value in told.items() if value is not None}
+        given = {"rank": source.rank, "world_size": source.world_size, "backend": source.backend}
+        head["distributedInfo"] = {key: value for key, value in given.items() if value is not None}
     if len(traces) == 1:
         head["deviceProperties"] = _devices(traces[0])
     text = json.dumps(head)
@@ -106,7 +106,7 @@ def _events(groups: Iterator[Events], texts: Texts, tracks: Tracks, first: int) 
 
 
 def _described(tracks: Tracks, track: Track) -> Iterator[str]:
-    if not tracks.told(track):
+    if not tracks.is_new(track):
         return
     if track.parent:
         yield from _described(tracks, tracks[track.parent])
@@ -130,13 +130,13 @@ def _block(events: Events, low: int, high: int, texts: Texts, tracks: Tracks, fi
         for uuid, at, value in zip(uuids, start, events.value[part].tolist(), strict=True):
             yield _sample(tracks[uuid], at, value)
         return
-    said = [_values(argument, part, texts) for argument in events.arguments]
+    columns = [_values(argument, part, texts) for argument in events.arguments]
     flows = events.flow[part].tolist()
     call = texts.code(words.CALL)
     for row, (name, category, at, ns, uuid, flow) in enumerate(
         zip(names, categories, start, lasted, uuids, flows, strict=True)
     ):
-        arguments = ", ".join(filter(None, (values(row) for values in said)))
+        arguments = ", ".join(filter(None, (values(row) for values in columns)))
         shown = quoted[name]
         if events.kind == "instants":
             head = f'"ph": "i", "s": "t", "ts": {_us(at)}'

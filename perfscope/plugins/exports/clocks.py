@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perfscope.analyzers.ranks import TOLD_NS, RankSet, rank_sets
+from perfscope.analyzers.ranks import NOTED_OFFSET_NS, RankSet, rank_sets
 from perfscope.model.trace import Trace
 from perfscope.model.trace.columns import MISSING, Rows
 from perfscope.model.units import format_ns
@@ -23,7 +23,7 @@ def apart(traces: Sequence[Trace]) -> list[str]:
         f"the clocks of the ranks are up to {format_ns(ranks.clocks.largest_offset_ns)} apart and are not aligned; "
         f"--align-clocks aligns them to within {format_ns(ranks.clocks.worst_ns)}"
         for ranks in _judged(traces)
-        if ranks.clocks.largest_offset_ns >= TOLD_NS
+        if ranks.clocks.largest_offset_ns >= NOTED_OFFSET_NS
     ]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from perfscope.commands.completion import complete_runs
-from perfscope.commands.options import quiet_option, spare, tell, verbose_option
+from perfscope.commands.options import announce, quiet_option, spare, verbose_option
 from perfscope.model.errors import DONE, UsageError
 from perfscope.model.plugins import named
 
@@ -54,7 +54,7 @@ def export(
     subject, remarks = _on_one_clock(subject) if align else (subject, apart(traces) if form in TIMELINES else [])
     remarks = [*remarks, *write(subject, form, target)]
     for line in (*remarks, f"wrote {target}"):
-        tell(line, quiet=quiet)
+        announce(line, quiet=quiet)
     return DONE
 
 

@@ -76,7 +76,7 @@ class Tracks:
         self._pids: set[int] = set()
         self._tids: set[int] = set()
         self._next_id = _FIRST_MADE
-        self._told: set[int] = set()
+        self._described: set[int] = set()
 
     def process(self, name: str, wanted: str = "") -> Track:
         """The track of a process or device; ``wanted``: the id it gets if that is a number and unused."""
@@ -102,11 +102,11 @@ class Tracks:
             Track(uuid=self._uuid(), kind="counter", name=name, parent=parent.uuid, pid=parent.pid, unit=unit)
         )
 
-    def told(self, track: Track) -> bool:
+    def is_new(self, track: Track) -> bool:
         """Return True on the first call for a track: the caller must then describe the track."""
-        if track.uuid in self._told:
+        if track.uuid in self._described:
             return False
-        self._told.add(track.uuid)
+        self._described.add(track.uuid)
         return True
 
     def top(self, uuid: int) -> Track:

@@ -65,8 +65,8 @@ def _result(pa: Any, subject: Subject, table: ResultTable[Any]) -> Any:
     """All rows of a result table."""
     fields = [pa.field(_LABELS.get(name, name), _arrow_type(pa, kind)) for name, kind, _ in labels_of(table)]
     for column in table.columns:
-        told = {"unit": column.unit, "doc": column.doc}
-        fields.append(pa.field(column.name, _arrow_type(pa, column.type), metadata=told))
+        metadata = {"unit": column.unit, "doc": column.doc}
+        fields.append(pa.field(column.name, _arrow_type(pa, column.type), metadata=metadata))
     rows = [
         {_LABELS.get(name, name): _cleaned(value) for name, value in row.items()}
         for row in labelled_rows(table, subject.traces)
@@ -106,9 +106,9 @@ def _cleaned(value: Any) -> Any:
 def _schema(pa: Any, table: Table) -> Any:
     fields = [pa.field("trace", pa.int32(), nullable=False), pa.field("rank", pa.int32())]
     for column in table.columns:
-        told = {"unit": column.unit, "doc": column.doc} | ({"refers": column.refers} if column.refers else {})
+        metadata = {"unit": column.unit, "doc": column.doc} | ({"refers": column.refers} if column.refers else {})
         kind = pa.dictionary(pa.int32(), pa.string()) if column.text else pa.from_numpy_dtype(np.dtype(column.dtype))
-        fields.append(pa.field(column.name, kind, nullable=column.nullable, metadata=told))
+        fields.append(pa.field(column.name, kind, nullable=column.nullable, metadata=metadata))
     return pa.schema(fields, metadata={"table": table.name, "doc": table.doc, "format": "perfscope.tables/1"})
 
 

@@ -75,7 +75,7 @@ class Sequence:
         if not self._begun:
             self._begun = True
             packets.append(bytes_field(_PACKET, self._sequence, number_field(_FLAGS, _CLEARED | _NEEDS)))
-        if self._tracks.told(track):
+        if self._tracks.is_new(track):
             if track.parent:
                 packets.append(self.describe(self._tracks[track.parent]))
             packets.append(bytes_field(_PACKET, self._head, bytes_field(_DESCRIPTOR, *_descriptor(track))))
@@ -121,7 +121,7 @@ class Sequence:
                 body += [tag(_DOUBLE, FIXED64), fixed64(events.value[held])]
             else:
                 begin = number_field(_TYPE, _BEGIN if events.kind == "slices" else _INSTANT)
-                body = [begin, *body, *self._said(placed, held)]
+                body = [begin, *body, *self._fields(placed, held)]
             packet = [tag(_TIMESTAMP, VARINT), varints(time[chosen]), self._head, *nested(_TRACK_EVENT, body)]
             result[chosen] = records(nested(_PACKET, packet), len(chosen))
         joined: list[bytes] = result.tolist()
@@ -143,7 +143,7 @@ class Sequence:
     def _category(placed: Placed, held: Array) -> list[Piece]:
         return [tag(_CATEGORY, VARINT), varints(placed.events.category[held] + 1)]
 
-    def _said(self, placed: Placed, held: Array) -> list[Piece]:
+    def _fields(self, placed: Placed, held: Array) -> list[Piece]:
         """Fields of events of one shape, for the rows ``held``."""
         events, first = placed.events, int(held[0])
         pieces = [*self._category(placed, held), tag(_NAME, VARINT), varints(events.name[held] + 1)]

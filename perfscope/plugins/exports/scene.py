@@ -293,7 +293,7 @@ def memory(
 def _totals(trace: Trace, tracks: Tracks, texts: Texts, home: Callable[[], Track]) -> Iterator[Events]:
     """The allocator's own totals if it writes them, else the sum of the blocks in use."""
     rows = trace.rows["memory"]
-    told = False
+    described = False
     positions = np.stack((rows["on_device"].astype(np.int64), rows["ordinal"]))
     for on_device, ordinal in np.unique(positions, axis=1).T.tolist():
         where = (f"cuda:{ordinal}" if ordinal != MISSING else "device") if on_device else "host"
@@ -301,10 +301,10 @@ def _totals(trace: Trace, tracks: Tracks, texts: Texts, home: Callable[[], Track
         for column, title in _TOTALS:
             chosen = np.flatnonzero(mine & (rows[column] != MISSING))
             if len(chosen):
-                told = True
+                described = True
                 track = tracks.counter(home(), f"{title} ({where})", "B")
                 yield _counter(track, rows["time_ns"][chosen], rows[column][chosen], texts)
-    if told:
+    if described:
         return
     for timeline in trace.fact(event_timelines):
         if timeline.axis == "ns" or trace.source.events_only:

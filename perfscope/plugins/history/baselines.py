@@ -164,10 +164,10 @@ def _other_command(baseline: Baseline, facts: _Facts) -> bool:
 def _none(run_store: RunStore, name: str | None, program: str | None = None) -> DataError:
     names = sorted({baseline.name for baseline in run_store.baselines()})
     known = f"; there are {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}" if names else ""
-    asked = "--baseline" if name is None else f"{PREFIX}{name}"
+    option = "--baseline" if name is None else f"{PREFIX}{name}"
     of = f" of {program}" if program else ""
     return DataError(
-        f"{asked}: no such baseline{of} in {run_store.shown}{known}; `perfscope baseline set NAME RUN` keeps one"
+        f"{option}: no such baseline{of} in {run_store.shown}{known}; `perfscope baseline set NAME RUN` keeps one"
     )
 
 

@@ -61,11 +61,11 @@ def store_option(command: Decorated) -> Decorated:
     return click.option("--store", metavar="FILE|URL", help=_STORE_HELP)(command)
 
 
-def opened(asked: str | None) -> RunStore:
+def opened(given: str | None) -> RunStore:
     """The store that is meant; it is made or asked when it is first used."""
     from perfscope.plugins.history.store import RunStore, address
 
-    return RunStore(address(asked))
+    return RunStore(address(given))
 
 
 def record(path: str | Path, *, branch: str | None = None, commit: str | None = None) -> StoredRun:

@@ -8,8 +8,8 @@ from typing import Any
 
 from dash import Input, Output, State, dcc, html, no_update
 
-from perfscope.dashboards.web.pages import Asked, address
-from perfscope.dashboards.web.pages._parts import chart, mark_of, picker, progress, register_chart, said, tab
+from perfscope.dashboards.web.pages import PageRequest, address
+from perfscope.dashboards.web.pages._parts import chart, mark_of, message, picker, progress, register_chart, tab
 from perfscope.dashboards.web.server.shelf import read_view
 from perfscope.dashboards.web.ui import Fragment
 from perfscope.model.untrusted_text import sanitize
@@ -32,42 +32,42 @@ NO_STORE = (
 )
 
 
-def layout(asked: Asked, view: None) -> Any:
+def layout(request: PageRequest, view: None) -> Any:
     """The page; ``metric`` in the address selects one metric, ``store`` one of several stores."""
     page = [html.H1(TITLE, className="ps-title")]
-    held = works(asked.shelf)
+    held = works(request.shelf)
     if not held:
-        return [*page, said(NO_STORE)]
-    kept = _asked_for(asked, held)
-    state = asked.workshop.state(kept)
+        return [*page, message(NO_STORE)]
+    kept = _chosen_store(request, held)
+    state = request.workshop.state(kept)
     made = None if state.folder is None else read_view(state.folder, "history")
     if made is None:
         return [*page, progress(f"Reading {sanitize(str(kept.path))}", kept.key, state)]
-    others = [_stores(asked, held, kept)] if len(held) > 1 else []
-    return [*page, *others, *_shown(asked, kept, made["view"])]
+    others = [_stores(request, held, kept)] if len(held) > 1 else []
+    return [*page, *others, *_shown(request, kept, made["view"])]
 
 
-def mark(asked: Asked) -> str:
+def mark(request: PageRequest) -> str:
     """Changes with the stores and the progress of their reading."""
-    held = works(asked.shelf)
+    held = works(request.shelf)
     if not held:
         return "no store"
-    state = asked.workshop.state(_asked_for(asked, held))
+    state = request.workshop.state(_chosen_store(request, held))
     made = state.folder is not None and read_view(state.folder, "history") is not None
     return state.folder.name if made and state.folder is not None else mark_of(state)
 
 
-def _asked_for(asked: Asked, held: tuple[Kept, ...]) -> Kept:
-    key = asked.parameters.get("store")
+def _chosen_store(request: PageRequest, held: tuple[Kept, ...]) -> Kept:
+    key = request.parameters.get("store")
     return next((item for item in held if item.key == key), held[0])
 
 
-def _stores(asked: Asked, held: tuple[Kept, ...], kept: Kept) -> Any:
+def _stores(request: PageRequest, held: tuple[Kept, ...], kept: Kept) -> Any:
     return html.Div(
         [
             tab(
                 sanitize(str(item.path.parent)),
-                address(asked.base_path, "history", asked.whose, store=item.key),
+                address(request.base_path, "history", request.whose, store=item.key),
                 here=item == kept,
             )
             for item in held
@@ -76,22 +76,22 @@ def _stores(asked: Asked, held: tuple[Kept, ...], kept: Kept) -> Any:
     )
 
 
-def _shown(asked: Asked, kept: Kept, view: dict[str, Any]) -> list[Any]:
+def _shown(request: PageRequest, kept: Kept, view: dict[str, Any]) -> list[Any]:
     if view["runs"] < LEAST_RUNS:
         few = f"{view['runs']} run{'s' * (view['runs'] != 1)} that finished is in {kept.path}: a history needs two."
-        return [said(few, html.P("perfscope run records a run, perfscope history adds it."))]
-    metric = asked.parameters.get("metric", "")
+        return [message(few, html.P("perfscope run records a run, perfscope history adds it."))]
+    metric = request.parameters.get("metric", "")
     metric = metric if metric in view["metrics"] else ""
-    named = {} if "store" not in asked.parameters else {"store": kept.key}
+    named = {} if "store" not in request.parameters else {"store": kept.key}
     choices = [{"value": "", "label": ALL}, *({"value": item, "label": item} for item in view["metrics"])]
     links = {
         item["value"]: address(
-            asked.base_path, "history", asked.whose, **named, **({"metric": item["value"]} if item["value"] else {})
+            request.base_path, "history", request.whose, **named, **({"metric": item["value"]} if item["value"] else {})
         )
         for item in choices
     }
     choice = picker("history-metric", (), metric, data=choices, label="metric", placeholder=ALL)
-    runs = {item.path.name: item.key for item in asked.shelf.items()}
+    runs = {item.path.name: item.key for item in request.shelf.items()}
     numbers = count()
     about = (
         f"{view['runs']} runs that finished; {view['changed']} metrics with a change of level. A change of "
@@ -100,14 +100,14 @@ def _shown(asked: Asked, kept: Kept, view: dict[str, Any]) -> list[Any]:
     left = [f"{view['programs_left']:,} more programs are left out"] if view["programs_left"] else []
     return [
         html.Div([dcc.Store(id="history-links", data={"now": metric, "links": links}), choice], className="ps-card"),
-        *(card for item in view["programs"] for card in _program(asked, item, metric, runs, numbers)),
+        *(card for item in view["programs"] for card in _program(request, item, metric, runs, numbers)),
         html.P([about, " ", view.get("ordered", "")], className="ps-soft ps-note"),
         *(html.P(line, className="ps-soft ps-note") for line in (*left, *view["notes"])),
     ]
 
 
 def _program(
-    asked: Asked, item: dict[str, Any], metric: str, runs: Mapping[str, str], numbers: Iterator[int]
+    request: PageRequest, item: dict[str, Any], metric: str, runs: Mapping[str, str], numbers: Iterator[int]
 ) -> list[Any]:
     rows = [series for series in item["series"] if (series["metric"] == metric if metric else series["plain"])]
     if not rows and (metric or not item["moved"]):
@@ -120,7 +120,7 @@ def _program(
             [
                 html.H2(item["title"]),
                 *([html.P(CLICK if opened else NOT_OPEN, className="ps-soft ps-note")] if drawn else []),
-                *(part for series in rows for part in _drawn(asked, series, runs, numbers)),
+                *(part for series in rows for part in _drawn(request, series, runs, numbers)),
                 *([] if metric else [Fragment(html=item["moved"])]),
                 *([html.P(left, className="ps-soft")] if item["left"] else []),
             ],
@@ -129,7 +129,7 @@ def _program(
     ]
 
 
-def _drawn(asked: Asked, series: dict[str, Any], runs: Mapping[str, str], numbers: Iterator[int]) -> list[Any]:
+def _drawn(request: PageRequest, series: dict[str, Any], runs: Mapping[str, str], numbers: Iterator[int]) -> list[Any]:
     """The figure of a metric with its runs below; a click on a point compares its run with the one before it."""
     points, table = series["points"], Fragment(html=series["html"])
     title = html.H3(f"{series['metric']}: {points[-1]['said']}", style={"fontSize": "14.5px", "margin": "14px 0 2px"})
@@ -137,7 +137,7 @@ def _drawn(asked: Asked, series: dict[str, Any], runs: Mapping[str, str], number
         return [title, table]
     keys = [runs.get(point["run"], "") for point in points]
     links = [
-        address(asked.base_path, "compare", None, base=base, head=head) if base and head else ""
+        address(request.base_path, "compare", None, base=base, head=head) if base and head else ""
         for base, head in pairwise(["", *keys])
     ]
     figure = metric_history(series, links)

@@ -62,12 +62,12 @@ class Kept(Struct, frozen=True, kw_only=True):
 def works(shelf: Shelf) -> tuple[Kept, ...]:
     """Local run stores next to the runs of each folder that the server was started with."""
     files = dict.fromkeys(
-        folder / STORE_FILE for path in shelf.places for folder in _beside(path) if (folder / STORE_FILE).is_file()
+        folder / STORE_FILE for path in shelf.places for folder in _run_folders(path) if (folder / STORE_FILE).is_file()
     )
     return tuple(Kept(path=file) for file in files)
 
 
-def _beside(path: Path) -> tuple[Path, ...]:
+def _run_folders(path: Path) -> tuple[Path, ...]:
     """Folders of runs: the path itself, or the folder of a single run."""
     return (path, path.parent) if path.is_dir() and run_folders.is_run(path) else (path,)
 
@@ -83,13 +83,13 @@ def prepare(child: Child, arguments: Sequence[str]) -> None:
     from perfscope.plugins.history.series import history
     from perfscope.plugins.history.view import view_of
 
-    child.tell("working", "reading")
+    child.report("working", "reading")
     store = RunStore(Path(child.path))
     version = store.version()
     if version.is_older:
         raise DataError(f"{child.path}: of an older perfscope: perfscope history brings it up to date")
     runs = store.runs(last=MOST_RUNS) if version.schema else ()
-    child.tell("working", "writing")
+    child.report("working", "writing")
     if current_commit() is None:  # the server was not started in a repository, but the store may be in one
         os.chdir(Path(child.path).parent)
     order, words = _order(runs)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from perfscope.commands.options import tell
+from perfscope.commands.options import announce
 from perfscope.model.errors import DataError, PerfscopeError, UsageError
 
 if TYPE_CHECKING:
@@ -266,10 +266,10 @@ def _with_policies(
         folder = root / outcome.folder if outcome.state == "compiled" else None
         reason = "" if folder is not None else outcome.reason or "interrupted"
         result[left[number]] = PolicyProgram(folder=folder, reason=reason)
-        tell(f"--checkpoint {left[number]}: {reason or 'compiled'}", quiet=quiet)
+        announce(f"--checkpoint {left[number]}: {reason or 'compiled'}", quiet=quiet)
 
     if jobs:
-        tell(f"compiling {run.program.name} with --checkpoint {', '.join(left)}", quiet=quiet)
+        announce(f"compiling {run.program.name} with --checkpoint {', '.join(left)}", quiet=quiet)
         run_jobs(jobs, finished)
     return {word: result.get(word, PolicyProgram(folder=None, reason="interrupted")) for word in words}
 

@@ -85,8 +85,8 @@ def plans_report(
 
     ``others``: steps with a lower peak that have no plans; ``verified``: plans that were compiled.
     """
-    said = tuple(sanitize(note, TEXT_LIMIT) for note in _notes(plans, unseen, others))
-    return PlansReport(plans=plans, subject=sanitize(subject), notes=said, verified=verified)
+    notes = tuple(sanitize(note, TEXT_LIMIT) for note in _notes(plans, unseen, others))
+    return PlansReport(plans=plans, subject=sanitize(subject), notes=notes, verified=verified)
 
 
 def render_text(report: PlansReport, *, width: int = WIDTH, color: bool = False) -> str:
@@ -330,12 +330,12 @@ def _notes(plans: Plans, unseen: tuple[str, ...], others: int) -> list[str]:
 
 def _rates(plans: Plans) -> str:
     links = plans.links
-    said = []
+    notes = []
     if links.between is not None:
-        said.append(f"{links.between_name} {format_bytes(links.between)}/s between devices")
+        notes.append(f"{links.between_name} {format_bytes(links.between)}/s between devices")
     if links.to_host is not None:
-        said.append(f"{links.to_host_name} {format_bytes(links.to_host)}/s to the host")
-    return "; ".join(said) or "no bandwidth is known (--device NAME names the device)"
+        notes.append(f"{links.to_host_name} {format_bytes(links.to_host)}/s to the host")
+    return "; ".join(notes) or "no bandwidth is known (--device NAME names the device)"
 
 
 def document(report: PlansReport) -> dict[str, Any]:

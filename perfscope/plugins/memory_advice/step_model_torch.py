@@ -51,7 +51,7 @@ def workspaces(trace: Trace, graph: OpGraph, timeline: MemoryTimeline | None) ->
     if timeline is None or timeline.axis != "ns":
         return {}
     watched = timeline.of(trace)
-    beside = Trace(
+    shadow = Trace(
         source=watched.source,
         strings=watched.strings,
         rows=watched.rows,
@@ -60,7 +60,7 @@ def workspaces(trace: Trace, graph: OpGraph, timeline: MemoryTimeline | None) ->
     )
     sizes: dict[int, int] = defaultdict(int)
     slices = watched.rows["slices"]
-    for spans in beside.fact(graph_time).spans:
+    for spans in shadow.fact(graph_time).spans:
         placed = np.flatnonzero(spans != MISSING)
         rows = spans[placed]
         order = np.argsort(slices["start_ns"][rows], kind="stable")

@@ -419,7 +419,7 @@ def held_of(trace: Trace, graph: OpGraph, gradients: Collection[int]) -> StepMod
     names = [trace.text(int(code)) for code in devices["name"]]
     sizes = [int(size) for size in devices["memory_bytes"] if size > 0]
     on_host = graph.device == "cpu"
-    untold = "the program's tensors were not listed: parameters and optimizer state are taken from the ops' tensors"
+    not_listed = "the program's tensors were not listed: parameters and optimizer state are taken from the ops' tensors"
     made = sum(graph.storages[index].bytes for index in gradients) if graph.storages else 0
     return StepModel(
         label=timeline.label if timeline is not None else graph.device,
@@ -434,7 +434,7 @@ def held_of(trace: Trace, graph: OpGraph, gradients: Collection[int]) -> StepMod
         step_ns=None,
         basis="measured",
         capacity_bytes=None if on_host else (timeline and timeline.capacity_bytes) or min(sizes, default=None),
-        notes=() if listed else (untold,),
+        notes=() if listed else (not_listed,),
         device_name=next((name for name in names if name), None),
         on_host=on_host,
         measured_peak_bytes=None if timeline is None else _peak_of_steps(trace, timeline),

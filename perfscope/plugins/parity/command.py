@@ -11,10 +11,10 @@ import click
 from perfscope.commands.compare.outputs import new_folder
 from perfscope.commands.options import (
     STDOUT,
+    announce,
     output_folder_option,
     quiet_option,
     screen,
-    tell,
     verbose_option,
     write_answers,
 )
@@ -87,7 +87,7 @@ def parity(a: str, b: str, **settings: Any) -> int:
     write_answers([(settings["json_file"], lambda: dump(document).decode())], quiet=settings["quiet"])
     if settings["json_file"] != STDOUT:
         click.echo(render_text(document, **screen(sys.stdout), verbose=settings["verbose"]), nl=False, color=True)
-    tell(f"recordings and result kept in {folder}", quiet=settings["quiet"])
+    announce(f"recordings and result kept in {folder}", quiet=settings["quiet"])
     if document.verdict == "diverges" and settings["fail_on"]:
         return GATE_NOT_MET
     open_ = document.verdict == "not compared" or document.unmatched_a or document.unmatched_b

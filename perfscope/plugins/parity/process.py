@@ -39,7 +39,7 @@ class SideProcess:
 
     def describe(self) -> tuple[list[Weight], Arrays, str]:
         """Its weights, their values and its framework. ``DataError`` with one line if the user's function fails."""
-        result = self._ask({"do": "describe"})
+        result = self._request({"do": "describe"})
         weights = msgspec.convert(result["weights"], list[Weight])
         return weights, load_arrays(self.folder / "own.npz"), result["framework"]
 
@@ -57,7 +57,7 @@ class SideProcess:
         if weights is not None:
             np.savez(file, **weights)  # type: ignore[arg-type]
         given = {"weights": None if weights is None else str(file), "inputs": None if inputs is None else str(inputs)}
-        self._ask({"do": "run", "name": name, "dtype": dtype, "wide": wide, **given})
+        self._request({"do": "run", "name": name, "dtype": dtype, "wide": wide, **given})
         return load_recording(self.folder / name)
 
     def close(self) -> None:
@@ -65,7 +65,7 @@ class SideProcess:
         self._child.kill()
         self._child.wait()
 
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _request(self, request: dict[str, Any]) -> dict[str, Any]:
         stdin, stdout = _pipe(self._child.stdin), _pipe(self._child.stdout)
         try:
             stdin.write(json.dumps(request) + "\n")

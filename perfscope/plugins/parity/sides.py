@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from perfscope.commands.options import tell
+from perfscope.commands.options import announce
 from perfscope.model.errors import DataError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def compare_sides(source_a: str, source_b: str, folder: Path, settings: dict[str
         values = a.values if settings["keep_weights"] else _shared(a, weights_b, settings)
         side_a = _run_a(a, values, settings["dtype_a"], settings["quiet"])
         given = None if settings["keep_weights"] else translation.to_b(values)
-        tell("running B", quiet=settings["quiet"])
+        announce("running B", quiet=settings["quiet"])
         run_b = process_b.run(RUN, dtype=settings["dtype_b"], weights=given, inputs=a.folder / RUN)
         of_b = settings["reference"] == "b"
         reference = _reference(a, process_b if of_b else a.process, values if not of_b else given, settings)
@@ -113,7 +113,7 @@ def _run_a(a: _A, values: Arrays, dtype: str | None, quiet: bool) -> Side:
     from perfscope.plugins.parity.compare import Side
     from perfscope.plugins.parity.document import load_recording
 
-    tell("running A", quiet=quiet)
+    announce("running A", quiet=quiet)
     if a.process is None:
         recording, arrays = load_recording(a.folder / RUN)
     else:
@@ -126,7 +126,7 @@ def _reference(a: _A, process: SideProcess | None, values: Arrays | None, settin
     from perfscope.plugins.parity.document import load_recording
 
     dtype = settings["reference_dtype"]
-    tell(f"running the reference, {settings['reference'].upper()} in {dtype}", quiet=settings["quiet"])
+    announce(f"running the reference, {settings['reference'].upper()} in {dtype}", quiet=settings["quiet"])
     if process is None:
         recording, arrays = load_recording(a.folder / REFERENCE)
     else:

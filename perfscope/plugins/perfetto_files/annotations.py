@@ -187,8 +187,8 @@ class Annotations:
         """Return the stream or queue of each event; the number of its track if unknown."""
         name = words.ARGUMENTS["kernels"]["stream"]
         found = self.numbers(name, events)
-        told = self.has(name, events)
+        recorded = self.has(name, events)
         queue = self.has("queue", events)
-        found = np.where(told, found, np.where(queue, self.numbers("queue", events), MISSING))
+        found = np.where(recorded, found, np.where(queue, self.numbers("queue", events), MISSING))
         _, order = np.unique(tracks, return_inverse=True)
-        return np.where(told | queue, found, order)
+        return np.where(recorded | queue, found, order)

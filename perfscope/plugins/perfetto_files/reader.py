@@ -138,8 +138,8 @@ def build(data: Data, shown: str) -> list[Trace]:
         return [_trace(collector, rows, shown, None)]
     sequence = rows["sequence"]
     return [
-        _trace(collector, {name: values[sequence == one] for name, values in rows.items()}, shown, said)
-        for one, said in sources.items()
+        _trace(collector, {name: values[sequence == one] for name, values in rows.items()}, shown, metadata)
+        for one, metadata in sources.items()
     ]
 
 
@@ -201,17 +201,17 @@ def _sources(collector: Collector, rows: Columns) -> dict[int, Mapping[str, Any]
     codes = collector.annotations.texts("source", rows["event"][chosen])
     for sequence, code in zip(rows["sequence"][chosen].tolist(), codes.tolist(), strict=True):
         try:
-            said = json.loads(collector.strings.strings[code]) if code != MISSING else None
+            metadata = json.loads(collector.strings.strings[code]) if code != MISSING else None
         except (json.JSONDecodeError, RecursionError):
-            said = None
-        if isinstance(said, dict):
-            result.setdefault(sequence, said)
+            metadata = None
+        if isinstance(metadata, dict):
+            result.setdefault(sequence, metadata)
     return result
 
 
-def _trace(collector: Collector, rows: Columns, shown: str, said: Mapping[str, Any] | None) -> Trace:
-    unplaced: Counter[str] = Counter() if said is not None else Counter(collector.unplaced)
-    tables = Tables(collector, Events(rows), own=said is not None, unplaced=unplaced)
+def _trace(collector: Collector, rows: Columns, shown: str, metadata: Mapping[str, Any] | None) -> Trace:
+    unplaced: Counter[str] = Counter() if metadata is not None else Counter(collector.unplaced)
+    tables = Tables(collector, Events(rows), own=metadata is not None, unplaced=unplaced)
     built = tables.build()
     if not any(len(built[name]) for name in ("slices", "calls", "kernels", "copies", "memory", "counters", "steps")):
         what = ", ".join(f"{count:,} {reason}" for reason, count in collector.unplaced.most_common(3))
@@ -221,15 +221,15 @@ def _trace(collector: Collector, rows: Columns, shown: str, said: Mapping[str, A
     trace = TraceBuilder(shown, FORMAT)
     trace.strings, trace.rows, trace.unplaced = collector.strings.strings, built, unplaced
     trace.rank, trace.world_size, trace.backend = (
-        _number(said, "rank"),
-        _number(said, "world_size"),
-        _text(said, "backend"),
+        _number(metadata, "rank"),
+        _number(metadata, "world_size"),
+        _text(metadata, "backend"),
     )
-    trace.rank_source = _text(said, "rank_source") or "metadata of the export"
+    trace.rank_source = _text(metadata, "rank_source") or "metadata of the export"
     trace.events = len(rows["event"]) + sum(unplaced.values())
-    trace.events_only = bool(said and said.get("events_only") is True)
-    trace.note(*_notes(trace, tables, said))
-    declared = said.get("recorded") if said is not None else None
+    trace.events_only = bool(metadata and metadata.get("events_only") is True)
+    trace.note(*_notes(trace, tables, metadata))
+    declared = metadata.get("recorded") if metadata is not None else None
     if isinstance(declared, list):  # An export of ours has the facts of its source's reader.
         trace.record(*CARRIED.intersection(key for key in declared if isinstance(key, str)))
     else:
@@ -237,20 +237,20 @@ def _trace(collector: Collector, rows: Columns, shown: str, said: Mapping[str, A
     return trace.build()
 
 
-def _number(said: Mapping[str, Any] | None, key: str) -> int | None:
-    value = said.get(key) if said is not None else None
+def _number(metadata: Mapping[str, Any] | None, key: str) -> int | None:
+    value = metadata.get(key) if metadata is not None else None
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31 else None
 
 
-def _text(said: Mapping[str, Any] | None, key: str) -> str | None:
-    value = said.get(key) if said is not None else None
+def _text(metadata: Mapping[str, Any] | None, key: str) -> str | None:
+    value = metadata.get(key) if metadata is not None else None
     return value if isinstance(value, str) else None
 
 
-def _notes(trace: TraceBuilder, tables: Tables, said: Mapping[str, Any] | None) -> list[str]:
+def _notes(trace: TraceBuilder, tables: Tables, metadata: Mapping[str, Any] | None) -> list[str]:
     notes = []
-    if said is not None:
-        kind = said.get("format")
+    if metadata is not None:
+        kind = metadata.get("format")
         notes.append(
             "an export of perfscope"
             + (f", made of {kind}" if isinstance(kind, str) and len(kind) < 40 else "")

@@ -71,8 +71,8 @@ def collective_rows(arguments: Annotations, owners: Owners, alone: Events, guess
         if part:
             parts.append(part)
     if guessed:
-        told = np.concatenate([part["kernel"] for part in parts if "kernel" in part] or [np.empty(0, np.int64)])
-        rest = ~np.isin(guessed["kernel"], told)
+        kernels = np.concatenate([part["kernel"] for part in parts if "kernel" in part] or [np.empty(0, np.int64)])
+        rest = ~np.isin(guessed["kernel"], kernels)
         parts.append({name: values[rest] for name, values in guessed.items()})
     if len(alone):
         parts.append({**_times(alone), **arguments.of("collectives", alone["event"])})
@@ -317,9 +317,9 @@ class Tables:
         columns["flow"] = events["flow"]
         columns["op"] = self._by_op_number(self._arguments.numbers(words.OP_ARGUMENT, events["event"]))
         if table == "kernels":
-            told = self._arguments.has(words.ARGUMENTS["kernels"]["communication"], events["event"])
+            recorded = self._arguments.has(words.ARGUMENTS["kernels"]["communication"], events["event"])
             guessed = self._by_name(columns["name"], is_communication)
-            columns["communication"] = np.where(told, columns["communication"] == 1, guessed)
+            columns["communication"] = np.where(recorded, columns["communication"] == 1, guessed)
         else:
             for name, guess in (("kind", copy_kind), ("host_memory", host_memory)):
                 guessed = self._by_name(columns["name"], guess)

@@ -97,10 +97,10 @@ def profile_script(words: Sequence[str], folder: Path, level: str) -> Profiled:
     command = [sys.executable, "-m", "perfscope", "run", "--no-report", "--level", level, "-o", str(folder), *words]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment, check=False)
-    said = f"{done.stdout}\n{done.stderr}".strip()[-OUTPUT_CHARS:]
-    assert not done.returncode, f"{words[0]} ended with exit code {done.returncode}:\n{said}"
+    output = f"{done.stdout}\n{done.stderr}".strip()[-OUTPUT_CHARS:]
+    assert not done.returncode, f"{words[0]} ended with exit code {done.returncode}:\n{output}"
     runs = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
-    assert runs, f"nothing was captured of {words[0]}:\n{said}"
+    assert runs, f"nothing was captured of {words[0]}:\n{output}"
     return Profiled(directory=runs[0], analysis=analysis_of_run(runs[0]))
 
 

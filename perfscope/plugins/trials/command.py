@@ -15,11 +15,11 @@ from perfscope.commands.compare.commits import SEEDS, AbCommand, launch_options
 from perfscope.commands.compare.outputs import new_folder
 from perfscope.commands.options import (
     STDOUT,
+    announce,
     output_folder_option,
     parse_time,
     quiet_option,
     screen,
-    tell,
     verbose_option,
     write_answers,
 )
@@ -133,7 +133,7 @@ def _profiled(target: Target, folder: Path, settings: dict[str, Any]) -> tuple[d
     from perfscope.plugins.trials.launches import profile
 
     configuration = find_configuration()  # its errors come before a long run
-    tell("profiling the unchanged program", quiet=settings["quiet"])
+    announce("profiling the unchanged program", quiet=settings["quiet"])
     launch = profile(target, folder, timeout_s=settings["timeout_s"], step_annotation=settings["step_annotation"])
     if launch.code:
         raise DataError(f"{target.name()}: {launch.problem}")
@@ -158,7 +158,7 @@ def _measure(
 
     plan = _plan(target, folder, deadline, settings)
     judge = TrialJudge(pairs=settings["pairs"], least=settings["least"], tolerance=settings["tolerance"])
-    trials = Trials(plan, judge, tell=partial(tell, quiet=settings["quiet"]))
+    trials = Trials(plan, judge, announce=partial(announce, quiet=settings["quiet"]))
     trials.baseline()
     known = [load_intervention(name) for name in intervention_names()] if chosen is None else chosen
     promised |= signs(trials.unchanged, trials.evident(known))
@@ -282,7 +282,7 @@ def _show(document: Try, folder: Path, settings: dict[str, Any]) -> None:
     try:
         keep(document, folder.name)
     except OSError as error:
-        tell(f"not kept for `perfscope rules --calibration`: {error.strerror or error}", quiet=settings["quiet"])
+        announce(f"not kept for `perfscope rules --calibration`: {error.strerror or error}", quiet=settings["quiet"])
     answers = (
         (settings["json_file"], lambda: dump(document).decode()),
         (settings["markdown_file"], lambda: render_markdown(document)),
@@ -291,4 +291,4 @@ def _show(document: Try, folder: Path, settings: dict[str, Any]) -> None:
     if STDOUT not in (settings["json_file"], settings["markdown_file"]):
         text = render_text(document, **screen(sys.stdout), verbose=settings["verbose"])
         click.echo(text, nl=False, color=True)
-    tell(f"launches and result kept in {folder}", quiet=settings["quiet"])
+    announce(f"launches and result kept in {folder}", quiet=settings["quiet"])

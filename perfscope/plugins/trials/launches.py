@@ -155,9 +155,9 @@ class Timed:
 class Trials:
     """Launches one program, unchanged and with interventions."""
 
-    def __init__(self, plan: TrialPlan, judge: TrialJudge, *, tell: Callable[[str], None]) -> None:
-        """Progress goes to ``tell``."""
-        self._plan, self._judge, self._tell = plan, judge, tell
+    def __init__(self, plan: TrialPlan, judge: TrialJudge, *, announce: Callable[[str], None]) -> None:
+        """Progress goes to ``announce``."""
+        self._plan, self._judge, self._announce = plan, judge, announce
         self._gpus = Gpus()
         self._here = machine_facts(self._gpus)
         self._facts: Facts | None = None
@@ -186,7 +186,7 @@ class Trials:
             state = self._state(BASELINE, pairs=0)
             recorded = []
             for slot, what in enumerate(("the unchanged program", "the same again, for what it does not repeat")):
-                self._tell(f"recording values: {what}")
+                self._announce(f"recording values: {what}")
                 launch = self._launch((), "base", "warm", 0, slot, state, record=True)
                 if launch.problem is not None:
                     raise DataError(f"{self._plan.target.name()}: {launch.problem} (its output: {state.log})")
@@ -194,7 +194,7 @@ class Trials:
                 recorded.append(launch)
             self._facts = facts_of(recorded[0])
             self._seconds = recorded[1].seconds
-            calibration = calibrate(state, self._run(state, (), ()), self._judge.of(None), tell=self._tell)
+            calibration = calibrate(state, self._run(state, (), ()), self._judge.of(None), announce=self._announce)
             self._unchanged = Unchanged(first=recorded[0], second=recorded[1], calibration=calibration)
         return self._unchanged
 
@@ -208,7 +208,7 @@ class Trials:
         if not names:
             return ()
         with terminated_by_signals():
-            self._tell("looking for settings that cost")
+            self._announce("looking for settings that cost")
             state = self._state(SETTINGS)
             launch = self._launch(names, "head", "warm", 0, 1, state, record=False)
         return tuple(name for name in names if any(trial.applied.get(name) for trial in launch.reports))
@@ -221,7 +221,7 @@ class Trials:
                 base = kept if self._plan.ladder else ()
                 candidate = self._describe(intervention, base)
                 others = tuple(name for name in base if load_intervention(name).family != candidate.family)
-                self._tell(f"{number} of {len(interventions)}: {candidate.name} ({candidate.title})")
+                self._announce(f"{number} of {len(interventions)}: {candidate.name} ({candidate.title})")
                 until = self._until(len(interventions) - number + 2)  # and all that helped
                 folder = f"{number:02d}-{candidate.name}"
                 attempt = self._attempt(folder, candidate, base, (*others, candidate.name), until)
@@ -253,7 +253,7 @@ class Trials:
             name=TOGETHER, title="all that helped", family="", answers=(), may_change="", code="", by_mean=by_mean
         )
         with terminated_by_signals():
-            self._tell(f"all that helped together: {', '.join(names)}")
+            self._announce(f"all that helped together: {', '.join(names)}")
             return self._attempt(TOGETHER, candidate, (), tuple(names), self._until(1))
 
     def _attempt(
@@ -282,7 +282,7 @@ class Trials:
         try:
             run = self._run(state, base, head)
             judge = Timed(self._judge.of(candidate), until)
-            return replace(made, pairs=run_pairs(state, run, judge, tell=self._tell))
+            return replace(made, pairs=run_pairs(state, run, judge, announce=self._announce))
         except DataError as error:
             return replace(made, stop="failed", reason=str(error))
 

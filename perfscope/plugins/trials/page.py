@@ -10,8 +10,8 @@ from dash import html
 
 from perfscope.dashboards.figures.drawing import graph_objects, laid_out, plain
 from perfscope.dashboards.report.renderers.html import blocks_html
-from perfscope.dashboards.web.pages import Asked, address
-from perfscope.dashboards.web.pages._parts import chart, said, tab
+from perfscope.dashboards.web.pages import PageRequest, address
+from perfscope.dashboards.web.pages._parts import chart, message, tab
 from perfscope.dashboards.web.server.shelf import Shelf, key_of
 from perfscope.dashboards.web.server.works import documents
 from perfscope.dashboards.web.ui import Fragment
@@ -36,17 +36,17 @@ ROOM = "\u2007"
 """Space before a label: plotly measures labels a little narrower than the page draws them."""
 
 
-def layout(asked: Asked, view: None) -> Any:
+def layout(request: PageRequest, view: None) -> Any:
     """The page; ``try`` in the address selects one of several documents."""
     title = html.H1(TITLE, className="ps-title")
-    files = _tries(asked.shelf)
+    files = _tries(request.shelf)
     if not files:
-        return [title, said(NOTHING)]
-    file = next((path for path in files if _key(path) == asked.parameters.get("try")), files[0])
+        return [title, message(NOTHING)]
+    file = next((path for path in files if _key(path) == request.parameters.get("try")), files[0])
     chooser = [
         tab(
             sanitize(_title(path)),
-            address(asked.base_path, "tries", asked.whose, **{"try": _key(path)}),
+            address(request.base_path, "tries", request.whose, **{"try": _key(path)}),
             here=path == file,
         )
         for path in files
@@ -54,7 +54,7 @@ def layout(asked: Asked, view: None) -> Any:
     try:
         document = _load(file, file.stat().st_mtime_ns)
     except (DataError, OSError) as error:
-        return [title, *_tabs(chooser), said(sanitize(str(error)))]
+        return [title, *_tabs(chooser), message(sanitize(str(error)))]
     report = report_of(document, bars=False)
     drawn = _picture(document)
     return [
@@ -78,9 +78,9 @@ def _tries(shelf: Shelf) -> tuple[Path, ...]:
     return documents(shelf, "try", FILE, "try-*")
 
 
-def mark(asked: Asked) -> str:
+def mark(request: PageRequest) -> str:
     """Changes with the documents."""
-    return " ".join(f"{_key(path)}{_changed(path)}" for path in _tries(asked.shelf))
+    return " ".join(f"{_key(path)}{_changed(path)}" for path in _tries(request.shelf))
 
 
 def _changed(path: Path) -> int:
@@ -95,8 +95,10 @@ def _load(path: Path, _changed_ns: int) -> Try:
     return load(path)
 
 
-def _tab(asked: Asked, path: Path, *, here: bool) -> Any:
-    return tab(sanitize(_title(path)), address(asked.base_path, "tries", asked.whose, **{"try": _key(path)}), here=here)
+def _tab(request: PageRequest, path: Path, *, here: bool) -> Any:
+    return tab(
+        sanitize(_title(path)), address(request.base_path, "tries", request.whose, **{"try": _key(path)}), here=here
+    )
 
 
 def _title(path: Path) -> str:

@@ -373,14 +373,14 @@ def log_tail(log: Path) -> str:
 
 
 def run_build(
-    command: str, folders: Mapping[Arm, ArmFolder], *, logs: Path, checkout: Path, tell: Callable[[str], None]
+    command: str, folders: Mapping[Arm, ArmFolder], *, logs: Path, checkout: Path, announce: Callable[[str], None]
 ) -> None:
     """Run ``command`` in a shell in the folder of each arm, as it would be typed in the checkout.
 
     Its output is kept in ``logs``. ``DataError`` if it fails: a partly built arm must not be measured.
     """
     for arm, arm_folder in folders.items():
-        tell(f"building {arm}")
+        announce(f"building {arm}")
         log = logs / f"build-{arm}.log"
         code = run_and_wait(
             [SHELL, "-c", command], arm_folder, {"PYTHONPATH": python_path(arm_folder, checkout)}, log, None

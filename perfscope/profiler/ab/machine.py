@@ -24,7 +24,7 @@ from typing import Self
 from msgspec import Struct, field
 
 from perfscope.model import environment
-from perfscope.model.environment import ask
+from perfscope.model.environment import tool_output
 from perfscope.profiler.launch.program import end_with_us
 
 # Clocks, temperature, power and slowdowns of the NVIDIA devices a launch may use, from nvidia-smi.
@@ -71,7 +71,7 @@ class Gpus:
     def look(self) -> tuple[GpuState, ...]:
         """The current state of the devices that programs see here."""
         for reasons in self._reasons if self._present else ():
-            text = ask(*_query(reasons))
+            text = tool_output(*_query(reasons))
             if text is not None:
                 self._reasons = (reasons,)
                 return visible_gpus(parse_nvidia_smi(text), self._visible)

@@ -96,9 +96,9 @@ class Judge(Protocol):
 
 
 def compare(
-    state: AbState, repository: Checkout, judge: Judge, *, tell: Callable[[str], None] = lambda line: None
+    state: AbState, repository: Checkout, judge: Judge, *, announce: Callable[[str], None] = lambda line: None
 ) -> Pairs:
-    """Run the rest of the comparison in ``state``, in worktrees of ``repository``; progress goes to ``tell``.
+    """Run the rest of the comparison in ``state``, in worktrees of ``repository``; progress goes to ``announce``.
 
     ``DataError`` if an arm fails repeatedly, or imports from the checkout; ``KeyboardInterrupt`` on a request to end:
     then everything up to the last complete launch is kept and the worktrees are removed.
@@ -107,41 +107,41 @@ def compare(
     target = Target(arguments=plan.command, module=plan.kind == "module", command=plan.kind == "command")
     with terminated_by_signals():
         remove_left(repository)
-        tell(f"base {plan.base_ref} ({plan.base[:12]}), head {plan.head_ref} ({plan.head[:12]}), seed {plan.seed}")
+        announce(f"base {plan.base_ref} ({plan.base[:12]}), head {plan.head_ref} ({plan.head[:12]}), seed {plan.seed}")
         with worktrees(repository, {"base": plan.base, "head": plan.head}, links=plan.links) as folders:
-            run = _runner(state, target, folders, repository, tell)
-            return run_pairs(state, run, judge, tell=tell)
+            run = _runner(state, target, folders, repository, announce)
+            return run_pairs(state, run, judge, announce=announce)
 
 
-def run_pairs(state: AbState, run: Run, judge: Judge, *, tell: Callable[[str], None]) -> Pairs:
+def run_pairs(state: AbState, run: Run, judge: Judge, *, announce: Callable[[str], None]) -> Pairs:
     """The order of the launches. ``run`` starts one; each finished launch is stored in ``state``."""
     plan = state.plan
     for arm in ARMS:
-        _warm(state, run, arm, tell)
-    calibration = calibrate(state, run, judge, tell=tell)
+        _warm(state, run, arm, announce)
+    calibration = calibrate(state, run, judge, announce=announce)
     decision: Decision = "go on"
     done = 0
     while done < plan.pairs and decision == "go on":
-        _pair(state, run, "measure", done, tell)
+        _pair(state, run, "measure", done, announce)
         done += 1
         decision = judge.look(calibration, pairs_of(state.launches, "measure")[:done])
     if decision == "confirm" and plan.confirm:
-        tell(f"a change was found in {done} pairs; {max(done, LEAST_CONFIRMING)} more are to confirm it")
+        announce(f"a change was found in {done} pairs; {max(done, LEAST_CONFIRMING)} more are to confirm it")
         for pair in range(max(done, LEAST_CONFIRMING)):
-            _pair(state, run, "confirm", pair, tell)
+            _pair(state, run, "confirm", pair, announce)
     for pair in range(plan.profile):
-        _profile(state, run, pair, tell)
+        _profile(state, run, pair, announce)
     return pairs_by_phase(state)
 
 
-def calibrate(state: AbState, run: Run, judge: Judge, *, tell: Callable[[str], None]) -> tuple[Pair, ...]:
+def calibrate(state: AbState, run: Run, judge: Judge, *, announce: Callable[[str], None]) -> tuple[Pair, ...]:
     """The pairs of the base against itself, including earlier ones."""
     known = len(pairs_of(state.launches, "calibrate"))
     for pair in range(state.plan.calibration):
-        _pair(state, run, "calibrate", pair, tell)
+        _pair(state, run, "calibrate", pair, announce)
     calibration = pairs_of(state.launches, "calibrate")
     if known < state.plan.calibration:
-        tell(judge.calibrated(calibration))
+        announce(judge.calibrated(calibration))
     return calibration
 
 
@@ -165,7 +165,11 @@ def first_is_head(seed: int, phase: Phase, pair: int, attempt: int) -> bool:
 
 
 def _runner(
-    state: AbState, target: Target, folders: Mapping[Arm, ArmFolder], repository: Checkout, tell: Callable[[str], None]
+    state: AbState,
+    target: Target,
+    folders: Mapping[Arm, ArmFolder],
+    repository: Checkout,
+    announce: Callable[[str], None],
 ) -> Run:
     plan = state.plan
     changed = repository.changed(plan.base, plan.head)
@@ -176,7 +180,7 @@ def _runner(
     def run(arm: Arm, phase: Phase, pair: int, slot: int) -> Launch:
         nonlocal to_build
         if to_build is not None:  # not for a complete comparison
-            run_build(to_build, folders, logs=state.directory, checkout=repository.top, tell=tell)
+            run_build(to_build, folders, logs=state.directory, checkout=repository.top, announce=announce)
             to_build = None
         if phase == "profile":
             return profile_once(
@@ -217,7 +221,7 @@ def _runner(
     return run
 
 
-def _warm(state: AbState, run: Run, arm: Arm, tell: Callable[[str], None]) -> None:
+def _warm(state: AbState, run: Run, arm: Arm, announce: Callable[[str], None]) -> None:
     """One launch of an arm for its caches; a program that cannot run is reported before an hour of launches."""
     slot = 0 if arm == "base" else 1
     warm_launches = [
@@ -225,20 +229,20 @@ def _warm(state: AbState, run: Run, arm: Arm, tell: Callable[[str], None]) -> No
     ]
     if warm_launches:
         return
-    tell(f"warming up {arm}")
+    announce(f"warming up {arm}")
     launch = run(arm, "warm", 0, slot)
     if launch.problem is not None:
         raise DataError(f"{_named(state.plan, arm)}: {launch.problem} (its output: {state.log})")
     state.add(launch)
 
 
-def _pair(state: AbState, run: Run, phase: Phase, pair: int, tell: Callable[[str], None]) -> None:
+def _pair(state: AbState, run: Run, phase: Phase, pair: int, announce: Callable[[str], None]) -> None:
     """Both launches of a pair, repeated if one fails."""
     if any(launch.pair == pair for launch, _ in pairs_of(state.launches, phase)):
         return
     while True:
         attempt = _attempt(state, phase, pair)
-        tell(progress(state, phase, pair))
+        announce(progress(state, phase, pair))
         for slot, arm in enumerate(_order(state, phase, pair, attempt)):
             launch = replace(run(arm, phase, pair, slot), attempt=attempt)
             state.add(launch)
@@ -253,23 +257,23 @@ def _pair(state: AbState, run: Run, phase: Phase, pair: int, tell: Callable[[str
                         f"{_named(state.plan, arm)}: {len(failed)} launches failed: {launch.problem} "
                         f"(its output: {state.log})"
                     )
-                tell(f"{arm} failed, and its pair is run again: {launch.problem}")
+                announce(f"{arm} failed, and its pair is run again: {launch.problem}")
                 break
         else:
             return
 
 
-def _profile(state: AbState, run: Run, pair: int, tell: Callable[[str], None]) -> None:
+def _profile(state: AbState, run: Run, pair: int, announce: Callable[[str], None]) -> None:
     """Both launches of a pair under capture; if one fails, there is no second try before the next resumption."""
     if any(launch.pair == pair for launch, _ in pairs_of(state.launches, "profile")):
         return
     attempt = _attempt(state, "profile", pair)
-    tell(progress(state, "profile", pair))
+    announce(progress(state, "profile", pair))
     for slot, arm in enumerate(_order(state, "profile", pair, attempt)):
         launch = replace(run(arm, "profile", pair, slot), attempt=attempt)
         state.add(launch)
         if launch.problem is not None:
-            tell(f"{arm} gave no profile, so its cause is not known from this pair: {launch.problem}")
+            announce(f"{arm} gave no profile, so its cause is not known from this pair: {launch.problem}")
             return
 
 

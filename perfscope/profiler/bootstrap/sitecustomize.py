@@ -187,18 +187,18 @@ class _WaitForFramework:
     def __init__(self, text: str, framework: Any) -> None:
         self._text = text
         self.framework = framework
-        self._asking: set[int] = set()
+        self._searching: set[int] = set()
         """Threads in which the other finders are being called."""
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> Any:
         thread = get_ident()
-        if name != self.framework or thread in self._asking:
+        if name != self.framework or thread in self._searching:
             return None
-        self._asking.add(thread)
+        self._searching.add(thread)
         try:
             spec = importlib.util.find_spec(name)
         finally:
-            self._asking.discard(thread)
+            self._searching.discard(thread)
         loader: Any = None if spec is None else spec.loader
         if loader is None or "exec_module" in vars(loader):  # the latter: of a loader that is watched already
             return spec

@@ -62,7 +62,7 @@ class CalledFunctions:
         self.eager = ""
         """The function that a loop of single operations calls, if the program jits none; else empty."""
         files = SourceFiles(Path.cwd(), compat.package_folders())
-        self.beside = SingleOperations(lambda path: files.is_user(path) and not files.is_installed(path))
+        self.outside = SingleOperations(lambda path: files.is_user(path) and not files.is_installed(path))
         """Operations outside the followed function."""
         self._eager = EagerLoop(
             lambda path: files.is_user(path) and not files.is_installed(path),
@@ -93,7 +93,7 @@ class CalledFunctions:
             return
         if known is None:
             if not compat.is_tracing():
-                (self._eager if self._followed is None else self.beside).operation(sys._getframe(1))
+                (self._eager if self._followed is None else self.outside).operation(sys._getframe(1))
             return
         key, name = known
         calls = self._calls[key] = self._calls.get(key, 0) + 1
@@ -105,14 +105,14 @@ class CalledFunctions:
                 self._finder.mistaken(Source.JITTED)
         if key == self._followed:
             self._others = 0
-            self.beside.step(sys._getframe(1))
+            self.outside.step(sys._getframe(1))
             self._finder.called(Source.JITTED, name, before)
         elif self._followed is not None:
             self._others = self._others + 1 if key == self._other else 1
             self._other = key
             if self._others >= LEFT_BEHIND and self._calls[self._followed] <= FEW_CALLS:
                 self._followed, self._others = key, 0
-                self.beside.start_over()
+                self.outside.start_over()
                 self._finder.mistaken(Source.JITTED)
                 self._finder.called(Source.JITTED, name, calls - 1)
 
@@ -150,9 +150,9 @@ class JaxHooks:
         return None if self._calls is None else self._calls.unjitted
 
     @property
-    def beside(self) -> SingleOperations | None:
+    def outside(self) -> SingleOperations | None:
         """Operations outside the jitted function that makes the steps; ``None``: nothing was hooked."""
-        return None if self._calls is None else self._calls.beside
+        return None if self._calls is None else self._calls.outside
 
     @property
     def called(self) -> bool:
@@ -206,14 +206,14 @@ class _NoSteps:
         """Nothing follows."""
 
 
-def _once(tell: Callable[[], None], then: Callable[[Any], None]) -> Callable[[Any], None]:
-    told = False
+def _once(first: Callable[[], None], then: Callable[[Any], None]) -> Callable[[Any], None]:
+    called_before = False
 
     def called(function: Any) -> None:
-        nonlocal told
-        if not told:
-            told = True
-            tell()
+        nonlocal called_before
+        if not called_before:
+            called_before = True
+            first()
         then(function)
 
     return called

@@ -53,10 +53,10 @@ class JaxFacts:
         while self._undo:
             self._undo.pop()()
 
-    def noted(self, unjitted: EagerLoop | None, beside: SingleOperations | None) -> tuple[ProgramFact, ...]:
+    def noted(self, unjitted: EagerLoop | None, outside: SingleOperations | None) -> tuple[ProgramFact, ...]:
         """All facts of now.
 
-        ``unjitted``: the loop of single operations whose turns are the steps; ``beside``: those outside a jitted step.
+        ``unjitted``: the loop of single operations whose turns are the steps; ``outside``: those outside a jitted step.
         """
         facts = []
         if unjitted is not None and unjitted.function is not None:
@@ -67,11 +67,11 @@ class JaxFacts:
                     file=self._sites.name(code.co_filename), line=unjitted.line, count=unjitted.operations,
                 )
             )  # fmt: skip
-        if beside is not None and beside.per_step:
-            function, path, line = beside.place()
+        if outside is not None and outside.per_step:
+            function, path, line = outside.place()
             file = None if path is None else self._sites.name(path)
             facts.append(
-                ProgramFact(name="single_operations", value=function, file=file, line=line, count=beside.per_step)
+                ProgramFact(name="single_operations", value=function, file=file, line=line, count=outside.per_step)
             )
         for name in (*SWITCHES, X64):
             left = name == DISABLE_JIT and unjitted is not None and name in self._set_at  # `with jax.disable_jit()`

@@ -138,7 +138,7 @@ class JaxSession:
 
     def facts(self) -> tuple[ProgramFact, ...]:
         """Settings of the program that cost time, and kernels that are interpreted."""
-        return self._facts.noted(self.hooks.unjitted, self.hooks.beside)
+        return self._facts.noted(self.hooks.unjitted, self.hooks.outside)
 
     @property
     def compilations(self) -> int:

@@ -72,9 +72,9 @@ def join(root: Path, task: Task) -> JobDirectory:
                 directory.mkdir()
                 run_folders.point_latest(root, directory.name)
             except FileExistsError:
-                if not directory.is_dir() or _is_over(directory, LATE_S if task.told else 0.0):
+                if not directory.is_dir() or _is_over(directory, LATE_S if task.given else 0.0):
                     continue
-            for number in (task.number,) if task.told else range(MOST_RANKS):
+            for number in (task.number,) if task.given else range(MOST_RANKS):
                 if _take(directory, number):
                     return JobDirectory(directory=directory, number=number, earlier=attempt > 1)
     except OSError as error:
@@ -180,7 +180,7 @@ def record(
             ended = launch(target if nsys is None else nsys.around(target), message)
             run = replace(run, machine_load=_load_since(before) if joined is None else {})
             if nsys is not None:
-                ended = nsys.told(ended)
+                ended = nsys.program_result(ended)
                 run = replace(run, notes=nsys.collect())
             leads = is_lead_task(directory, run.task)
             done = ended_as(run, ended, directory, options, leads=leads)

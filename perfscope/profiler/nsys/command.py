@@ -43,7 +43,7 @@ REPORT = "report"
 EXPORT = "export.sqlite"
 LOG = "nsys.log"
 EXPORT_SECONDS = 3600.0
-MOST_SAID = 300
+MESSAGE_LIMIT = 300
 """Characters of a message of ``nsys`` in a note."""
 
 KEPT = re.compile(
@@ -73,7 +73,7 @@ def _export(folder: Path, nsys: str, *, steps_chosen: bool) -> str | None:
             )
         if steps_chosen:
             return "nsys recorded nothing: the first of the chosen steps never began"
-        return f"nsys recorded nothing: {_said((folder / LOG).read_text(errors='replace'))}"
+        return f"nsys recorded nothing: {_last_message((folder / LOG).read_text(errors='replace'))}"
     raw = folder / ".raw.sqlite"
     try:
         done = subprocess.run(
@@ -85,7 +85,7 @@ def _export(folder: Path, nsys: str, *, steps_chosen: bool) -> str | None:
         )
         if done.returncode or not raw.is_file():
             output = (done.stderr or done.stdout).decode("utf-8", "replace")
-            return f"`nsys export` failed (exit {done.returncode}): {_said(output)}"
+            return f"`nsys export` failed (exit {done.returncode}): {_last_message(output)}"
         _copy_clean(raw, folder / EXPORT)
     except subprocess.TimeoutExpired:
         return f"`nsys export` took more than {EXPORT_SECONDS / 60:.0f} minutes"
@@ -154,7 +154,7 @@ def _copy_clean(raw: Path, export: Path) -> None:
     draft.replace(export)
 
 
-def _tell(directory: Path, artifact: str, reason: str | None, task: int) -> None:
+def _note_result(directory: Path, artifact: str, reason: str | None, task: int) -> None:
     """Note the result of the recording in the manifests of the processes, or in a new one for other programs."""
     known = False
     for process in run_folders.read_processes(directory)[0]:
@@ -181,9 +181,9 @@ def _write(directory: Path, process: Process) -> None:
     write_atomically(directory / process.directory / PROCESS_FILE, dump(process))
 
 
-def _said(text: str) -> str:
+def _last_message(text: str) -> str:
     lines = [line.strip() for line in re.split(r"[\r\n]", text) if line.strip() and "%" not in line]
-    return (lines[-1] if lines else "it said nothing")[:MOST_SAID]
+    return (lines[-1] if lines else "it said nothing")[:MESSAGE_LIMIT]
 
 
 SECONDS = 60.0
@@ -231,12 +231,12 @@ def probe(*, counters: bool = True) -> Installed | str:
     path = shutil.which("nsys")
     if path is None:
         return "nsys is not on PATH; it is part of the CUDA toolkit, and a separate package (Nsight Systems)"
-    output = _ask(path, "--version")
+    output = _nsys_output(path, "--version")
     if output is None:
         return f"{path} does not answer"
     match = _VERSION.search(output)
     version = match[1] if match else None
-    text = _ask(path, "profile", "--help") or ""
+    text = _nsys_output(path, "profile", "--help") or ""
     options = frozenset(_OPTION.findall(text)) | ({"nvtx-capture"} if "--nvtx-capture" in text else frozenset())
     lacking = [f"--{name}" for name in NEEDED if name not in options]
     if lacking:
@@ -293,7 +293,7 @@ def _gpu_metrics(path: str, options: frozenset[str]) -> str | None:
     """The option's name changed in 2024. Asked for its values, ``nsys`` lists the GPUs that this user may sample."""
     for name in ("gpu-metrics-devices", "gpu-metrics-device"):
         if name in options:
-            output = _ask(path, "profile", f"--{name}=help") or ""
+            output = _nsys_output(path, "profile", f"--{name}=help") or ""
             return (
                 f"--{name}"
                 if _GPU.search(output) and "rivilege" not in output and "ERR_NVGPUCTRPERM" not in output
@@ -302,7 +302,7 @@ def _gpu_metrics(path: str, options: frozenset[str]) -> str | None:
     return None
 
 
-def _ask(*command: str) -> str | None:
+def _nsys_output(*command: str) -> str | None:
     """Output of ``nsys``, on either stream, or ``None`` if it fails or hangs."""
     try:
         done = subprocess.run(command, capture_output=True, timeout=SECONDS, stdin=subprocess.DEVNULL, check=False)
@@ -343,7 +343,7 @@ class NsysRun:
         command = wrapped_command(line, target.command_line(), self._folder / LOG)
         return Target(arguments=tuple(command), command=True)
 
-    def told(self, ended: Ended) -> Ended:
+    def program_result(self, ended: Ended) -> Ended:
         """Result of the program as far as ``nsys`` reports it.
 
         It returns the program's code, but 0 for many programs that Ctrl-C ended, because it stops waiting for them.
@@ -364,7 +364,7 @@ class NsysRun:
             reason = "interrupted while nsys exported its report"
         except (OSError, sqlite3.Error) as error:
             reason = f"what nsys left cannot be exported: {error}"
-        _tell(self._directory, self._artifact(), reason, self._task)
+        _note_result(self._directory, self._artifact(), reason, self._task)
         reports = [file for file in self._folder.glob(f"{REPORT}.*") if file.suffix in (".nsys-rep", ".qdstrm")]
         for report in reports:
             report.chmod(0o600)

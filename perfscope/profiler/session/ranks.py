@@ -91,7 +91,7 @@ class Task:
     """
 
     number: int = 0
-    told: bool = False
+    given: bool = False
     """Whether the launcher gave the number; else it is 0, or the next free one."""
     count: int | None = None
     key: str | None = None
@@ -124,7 +124,7 @@ def task_from_environment(environment: Mapping[str, str], run_id: str | None = N
     count = _world(environment, launcher, number)
     if named is None and count != 1:
         named = _key(environment, launcher)
-    return Task(number=number, told=True, count=count, key=named)
+    return Task(number=number, given=True, count=count, key=named)
 
 
 def _launcher(environment: Mapping[str, str]) -> Launcher | None:
@@ -152,13 +152,13 @@ def _world(environment: Mapping[str, str], launcher: Launcher, rank: int) -> int
 
 def _key(environment: Mapping[str, str], launcher: Launcher) -> str | None:
     """A name of the job that all its tasks come to, without asking each other."""
-    for told in (launcher, SLURM) if _in_slurm_step(environment) else (launcher,):
-        for names in told.jobs:
+    for given in (launcher, SLURM) if _in_slurm_step(environment) else (launcher,):
+        for names in given.jobs:
             values = [environment.get(name, "") for name in names]
             if all(values) and values != ["none"]:  # torchrun writes "none" if no id was given
-                restarts = _number(environment, told.restarts) if told.restarts is not None else None
+                restarts = _number(environment, given.restarts) if given.restarts is not None else None
                 again = f"-r{restarts}" if restarts else ""
-                return f"{told.name}-{'.'.join(values) if told is SLURM else _hashed(*values)}{again}"
+                return f"{given.name}-{'.'.join(values) if given is SLURM else _hashed(*values)}{again}"
     if launcher.name == "torchrun" and "TORCHELASTIC_RUN_ID" in environment and environment.get("MASTER_PORT"):
         return f"torchrun-{_hashed(environment.get('MASTER_ADDR', ''), environment['MASTER_PORT'])}"
     if environment.get("MPI_LOCALNRANKS") and environment["MPI_LOCALNRANKS"] == environment.get("PMI_SIZE"):

@@ -187,7 +187,7 @@ def hook_scheduler(refused: Callable[[Any, Any, str, tuple[Any, ...]], None], de
         init(reasons, first, second)
         pairs[id(reasons)] = (first, second)
 
-    def said(reasons: Any, reason: str, *arguments: Any) -> Any:
+    def noted(reasons: Any, reason: str, *arguments: Any) -> Any:
         pair = pairs.get(id(reasons))
         if pair is not None:
             refused(*pair, reason, arguments)
@@ -198,7 +198,7 @@ def hook_scheduler(refused: Callable[[Any, Any, str, tuple[Any, ...]], None], de
         decided(chosen)
         return codegen(chosen, *arguments, **named)
 
-    ours = ((WhyNoFuse, "__init__", made), (WhyNoFuse, "__call__", said), (Scheduler, "codegen", generate))
+    ours = ((WhyNoFuse, "__init__", made), (WhyNoFuse, "__call__", noted), (Scheduler, "codegen", generate))
     return undo_all([replace(owner, name, function) for owner, name, function in ours])
 
 
@@ -294,7 +294,7 @@ def profiler_config(*, device_syncs: bool, all_threads: bool) -> Any:
     """
     torch: Any = sys.modules["torch"]
     wanted = {"enable_cuda_sync_events": device_syncs, "profile_all_threads": all_threads}
-    chosen = {name: True for name, asked in wanted.items() if asked}
+    chosen = {name: True for name, is_on in wanted.items() if is_on}
     return torch._C._profiler._ExperimentalConfig(**chosen) if chosen else None
 
 

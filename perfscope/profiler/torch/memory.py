@@ -68,7 +68,7 @@ class TorchMemoryCapture:
             try:
                 compat.watch_out_of_memory(self._out_of_memory)
             except Exception as error:
-                self._say(FAILED_PASS, reason=f"it cannot be watched for: {type(error).__name__}: {error}")
+                self._missing(FAILED_PASS, reason=f"it cannot be watched for: {type(error).__name__}: {error}")
 
     def begin(self, step: int) -> None:
         """A pass begins with ``step``; record, if its times are not used."""
@@ -77,7 +77,7 @@ class TorchMemoryCapture:
         try:
             self._undo, self._first = compat.record_memory_history(MOST_ENTRIES), step
         except Exception as error:
-            self._say(PASS, reason=f"no memory history: {type(error).__name__}: {error}")
+            self._missing(PASS, reason=f"no memory history: {type(error).__name__}: {error}")
 
     def end(self, directory: Path, step: int) -> None:
         """The pass ended with ``step``: write its snapshot."""
@@ -86,7 +86,7 @@ class TorchMemoryCapture:
         try:
             self._dump(directory / FILE, PASS, (self._first, step + 1))
         except Exception as error:  # the pass itself is whole
-            self._say(PASS, reason=f"no memory snapshot: {type(error).__name__}: {error}")
+            self._missing(PASS, reason=f"no memory snapshot: {type(error).__name__}: {error}")
         finally:
             self.stop()
 
@@ -108,7 +108,7 @@ class TorchMemoryCapture:
         try:
             self._dump(self._directory / FAILED_FILE, FAILED_PASS, None)
         except Exception as error:  # becomes the reason of a missing capture
-            self._say(FAILED_PASS, reason=f"no snapshot of it: {type(error).__name__}: {error}")
+            self._missing(FAILED_PASS, reason=f"no snapshot of it: {type(error).__name__}: {error}")
 
     def _dump(self, path: Path, pass_name: str, steps: tuple[int, int] | None) -> None:
         snapshot = compat.memory_snapshot()
@@ -125,7 +125,7 @@ class TorchMemoryCapture:
             artifact=f"{path.parent.name}/{path.name}",
         )
 
-    def _say(self, pass_name: str, *, reason: str) -> None:
+    def _missing(self, pass_name: str, *, reason: str) -> None:
         self._saved.setdefault(pass_name, Capture(pass_name=pass_name, tool=TOOL, state="missing", reason=reason))
 
 

@@ -43,7 +43,7 @@ class ModuleCalls:
     def __init__(self, finder: StepFinder, called: Callable[[Any, Any, FrameType], None] | None = None) -> None:
         """``finder``: gets the steps. ``called``: gets module, output and frame of calls from outside all modules."""
         self._finder = finder
-        self._tell = called
+        self._report = called
         self._inside = threading.local()
         self._calls: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._all: list[Any] = []
@@ -123,8 +123,8 @@ class ModuleCalls:
             return
         self._inside.depth = max(0, getattr(self._inside, "depth", 0) - 1)
         if self._inside.depth == 0:
-            if self._tell is not None:
-                self._tell(module, output, sys._getframe(1))
+            if self._report is not None:
+                self._report(module, output, sys._getframe(1))
             self._called(module, sys._getframe(1), trains=torch.is_grad_enabled())
 
     def _called_alone(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -155,8 +155,8 @@ class ModuleCalls:
             self.tokens = _tokens_of(named.get("input_ids"), *arguments[:1])
             self._called_again()
         elif (model := _outermost_model(frame)) is None:
-            if self._tell is not None and output is not None and not isinstance(called, FunctionType):
-                self._tell(called, output, frame)
+            if self._report is not None and output is not None and not isinstance(called, FunctionType):
+                self._report(called, output, frame)
             self._called(called, frame, trains=_trains(output))
         elif self._watching and id(model) not in self._single_ids:
             self._single_ids.add(id(model))

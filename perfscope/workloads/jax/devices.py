@@ -78,5 +78,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--defect", choices=DEFECTS, help=help_of(DEFECTS))
     parser.add_argument("--steps", type=int, default=14)
-    asked = parser.parse_args()
-    train(asked.defect, asked.steps)
+    arguments = parser.parse_args()
+    train(arguments.defect, arguments.steps)

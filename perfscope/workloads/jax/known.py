@@ -68,20 +68,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("truth", type=Path, help="file for what was done")
     parser.add_argument("--twin", action="store_true", help="without the planted defects")
-    asked = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     device = jax.default_backend()
     dim = DIM.get(device, DIM["gpu"])
-    truth: dict[str, Any] = {"framework": "jax", "device": device, "file": __file__, "twin": asked.twin}
-    truth["moments"] = work(dim, asked.twin)
+    truth: dict[str, Any] = {"framework": "jax", "device": device, "file": __file__, "twin": options.twin}
+    truth["moments"] = work(dim, options.twin)
     truth |= {
         "matmuls": MATMULS,
         "module": "jit_known_product",
-        "reads": 0 if asked.twin else READS,
+        "reads": 0 if options.twin else READS,
         "read_bytes": 4,
-        "sleep_ns": 0 if asked.twin else round(SLEEP_S * 1e9),
+        "sleep_ns": 0 if options.twin else round(SLEEP_S * 1e9),
         "program_bytes": 2 * dim * dim * 4,
     }
-    asked.truth.write_text(json.dumps(truth))
+    options.truth.write_text(json.dumps(truth))
 
 
 if __name__ == "__main__":

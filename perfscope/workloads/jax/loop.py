@@ -94,12 +94,12 @@ def parsed(argv: Sequence[str] | None = None) -> tuple[Options, HostWork, str | 
     defects = {**HOST_DEFECTS, **SHAPE_DEFECTS, **CALLBACK_DEFECTS}
     parser = parser_of(__doc__ or "", VARIANTS, SIZES, defects)
     parser.add_argument("--twin", choices=defects, help="the same work out of the loop's way")
-    asked = parser.parse_args(argv)
-    defect = next(iter(asked.defect), None)
+    options = parser.parse_args(argv)
+    defect = next(iter(options.defect), None)
     shapes, callback = (
-        "defect" if defect == name else "twin" if asked.twin == name else None for name in ("shapes", "callback")
+        "defect" if defect == name else "twin" if options.twin == name else None for name in ("shapes", "callback")
     )
-    return options_of(asked, SIZES), HostWork(defect, asked.twin), shapes, callback
+    return options_of(options, SIZES), HostWork(defect, options.twin), shapes, callback
 
 
 if __name__ == "__main__":

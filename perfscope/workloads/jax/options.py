@@ -47,13 +47,13 @@ def parser_of(
     return parser
 
 
-def options_of(asked: argparse.Namespace, sizes: Mapping[str, Size]) -> Options:
+def options_of(arguments: argparse.Namespace, sizes: Mapping[str, Size]) -> Options:
     """Options from the flags of ``parser_of``, as parsed."""
     return replace(
-        shared.options_of(asked, sizes, accelerator="gpu"),
-        kernel_defect=asked.kernel_defect,
-        kernel_twin=asked.kernel_twin,
-        policy=asked.policy or ("full" if "checkpoint" in asked.defect else "none"),
+        shared.options_of(arguments, sizes, accelerator="gpu"),
+        kernel_defect=arguments.kernel_defect,
+        kernel_twin=arguments.kernel_twin,
+        policy=arguments.policy or ("full" if "checkpoint" in arguments.defect else "none"),
     )
 
 

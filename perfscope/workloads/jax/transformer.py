@@ -147,9 +147,9 @@ def parse(argv: Sequence[str] | None = None) -> tuple[Options, tuple[int, ...], 
     for axis in AXES:
         parser.add_argument(f"--{axis}", type=int, default=2, help="devices along this axis of the mesh")
     parser.add_argument("--devices", type=int, help="devices that the CPU is to look like")
-    asked = parser.parse_args(argv)
-    shape = tuple(getattr(asked, axis) for axis in AXES)
-    return options_of(asked, SIZES), shape, asked.devices or int(np.prod(shape))
+    arguments = parser.parse_args(argv)
+    shape = tuple(getattr(arguments, axis) for axis in AXES)
+    return options_of(arguments, SIZES), shape, arguments.devices or int(np.prod(shape))
 
 
 def main() -> None:

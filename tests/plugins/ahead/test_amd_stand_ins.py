@@ -22,7 +22,7 @@ from perfscope.plugins.ahead.targets.amd_stand_ins.elf import (
     ElfRequirements,
     RequiredSymbol,
     StubFunction,
-    asked_by,
+    elf_requirements,
     shared_object,
 )
 
@@ -70,7 +70,7 @@ def test_an_object_is_found_by_its_name_afterwards(tmp_path: Path) -> None:
 @only_x86
 def test_what_a_real_object_asks_for() -> None:
     path = next(Path(np.__file__).parent.rglob("_multiarray_umath*.so"))
-    found = asked_by(path)
+    found = elf_requirements(path)
     assert "libc.so.6" in found.libraries
     names = {one.name: one for one in found.symbols}
     assert names["PyErr_SetString"] == RequiredSymbol(name="PyErr_SetString")
@@ -84,7 +84,7 @@ def test_what_is_no_object_is_one_line(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "library.so"
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"^library\.so: not a readable 64-bit shared object"):
-        asked_by(path)
+        elf_requirements(path)
 
 
 @only_x86
@@ -94,7 +94,7 @@ def test_every_cut_of_an_object_is_one_line(tmp_path: Path) -> None:
     for at in range(0, len(real) // 2, len(real) // 40):
         path.write_bytes(real[:at])
         with suppress(DataError):  # any other error fails
-            asked_by(path)
+            elf_requirements(path)
 
 
 @only_x86
@@ -123,7 +123,7 @@ def test_a_stand_in_has_what_is_looked_for_in_it(tmp_path: Path) -> None:
 
 def test_a_library_that_nobody_knows_is_not_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = ElfRequirements(libraries=("libc.so.6", "libsecret.so.1"), symbols=())
-    monkeypatch.setattr(amd_stand_ins, "asked_by", lambda path: asked)
+    monkeypatch.setattr(amd_stand_ins, "elf_requirements", lambda path: asked)
     with pytest.raises(DataError, match=r"plugin\.so needs libsecret\.so\.1, which this machine lacks"):
         load_stand_ins(Path("plugin.so"))
 

@@ -135,7 +135,7 @@ def test_a_name_that_is_no_target(data: Path, capfd: pytest.CaptureFixture[str])
 def test_a_framework_that_is_missing_is_not_installed(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "distribution", _absent)
     with pytest.raises(DataError, match=r"jax is not installed.*pip install 'perfscope\[jax\]'"):
-        plugins.install("tpu", tell=print)
+        plugins.install("tpu", announce=print)
 
 
 def _absent(name: str) -> importlib.metadata.Distribution:
@@ -158,7 +158,7 @@ def test_compile_offers_it_and_does_it(
     (tmp_path / "train.py").write_text("import jax\njax.jit(lambda x: x + 1)(1.0)\n")
     asked: list[plugins.Kind] = []
 
-    def stop(kind: plugins.Kind, *, tell: object) -> plugins.Plugin:
+    def stop(kind: plugins.Kind, *, announce: object) -> plugins.Plugin:
         asked.append(kind)
         raise DataError("stop here")
 

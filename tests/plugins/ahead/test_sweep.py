@@ -128,7 +128,7 @@ def test_every_limit_is_found_within_the_tries_that_are_said(count: int) -> None
         line, tried = Bisection(count), []
         while (place := line.next()) is not None:
             tried.append(place)
-            line.tell(place, place < limit)
+            line.record(place, place < limit)
         assert len(tried) == len(set(tried)) <= max_compilations(count)
         assert max((place for place in tried if place < limit), default=-1) == limit - 1
         assert min((place for place in tried if place >= limit), default=count) == limit
@@ -138,7 +138,7 @@ def test_what_is_not_known_ends_the_search() -> None:
     line = Bisection(8)
     place = line.next()
     assert place is not None
-    line.tell(place, None)
+    line.record(place, None)
     assert line.next() is None
 
 

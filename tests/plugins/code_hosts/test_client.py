@@ -75,7 +75,7 @@ def test_a_redirect_is_told_and_not_followed(fake: Fake) -> None:
         for method in ("GET", "POST"):
             fake.broken = [always(307, Location=f"{elsewhere.base}/caught")]
             with pytest.raises(HostError, match=r"307 \(moved to .*not followed"):
-                client(fake).ask(method, "/graphql", payload=None if method == "GET" else {}, again=True)
+                client(fake).request(method, "/graphql", payload=None if method == "GET" else {}, again=True)
         assert elsewhere.seen == []
     assert len(fake.seen) == 2
 
@@ -83,18 +83,18 @@ def test_a_redirect_is_told_and_not_followed(fake: Fake) -> None:
 def test_what_broke_is_repeated_only_where_that_does_no_harm(fake: Fake) -> None:
     slept: list[float] = []
     fake.broken = [always(502), always(500)]
-    reply = client(fake, slept).ask("POST", "/graphql", payload={"query": "query { viewer { login } }"}, again=True)
+    reply = client(fake, slept).request("POST", "/graphql", payload={"query": "query { viewer { login } }"}, again=True)
     assert reply.value["data"]
     assert (len(fake.seen), slept) == (3, [1.0, 2.0])
 
     fake.broken = [always(502)]
     with pytest.raises(HostTroubleError, match=r"GitHub: POST /graphql: 502 \(no luck\)"):
-        client(fake, slept).ask("POST", "/graphql", payload={}, again=False)
+        client(fake, slept).request("POST", "/graphql", payload={}, again=False)
     assert len(fake.seen) == 4
 
     fake.broken = [always(503)] * 9
     with pytest.raises(HostTroubleError, match="503"):
-        client(fake, slept).ask("GET", "/user", again=True)
+        client(fake, slept).request("GET", "/user", again=True)
     assert len(fake.broken) == 9 - client_module.MOST_TRIES
 
 
@@ -102,20 +102,20 @@ def test_a_limit_of_requests_is_waited_for_within_bounds(fake: Fake) -> None:
     slept: list[float] = []
     fake.broken = [always(403, Retry_After="7"), always(429)]
     with pytest.raises(HostError, match="404"):  # what it answers in the end
-        client(fake, slept).ask("POST", "/nowhere", payload={}, again=False)
+        client(fake, slept).request("POST", "/nowhere", payload={}, again=False)
     assert slept == [7.0, 60.0]
 
     slept.clear()
     fake.broken = [always(403, X_RateLimit_Remaining="0", X_RateLimit_Reset="99999999999")]
     with pytest.raises(HostError, match="too many requests; wait"):
-        client(fake, slept).ask("GET", "/user", again=True)
+        client(fake, slept).request("GET", "/user", again=True)
     assert slept == []
 
 
 def test_a_refusal_says_what_is_missing(fake: Fake) -> None:
     fake.broken = [always(403)]
     with pytest.raises(HostError, match=r"GitHub: GET /user: 403 \(no luck\): a permission") as raised:
-        client(fake).ask("GET", "/user", again=True)
+        client(fake).request("GET", "/user", again=True)
     assert len(fake.seen) == 1
     assert TOKEN not in str(raised.value)
     assert TOKEN not in repr(client(fake))
@@ -125,7 +125,7 @@ def test_a_refusal_says_what_is_missing(fake: Fake) -> None:
 def test_an_answer_that_is_no_json(fake: Fake, answer: bytes) -> None:
     fake.broken = [lambda _: (200, answer, {})]
     with pytest.raises(HostError, match="not JSON"):
-        client(fake).ask("GET", "/user", again=True)
+        client(fake).request("GET", "/user", again=True)
 
 
 @pytest.mark.parametrize("answer", [{"message": "hello"}, ["a"], 3, None])
@@ -139,13 +139,13 @@ def test_a_huge_answer_is_not_read(fake: Fake, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(client_module, "MOST_BYTES", 1000)
     fake.broken = [lambda _: (200, b"1" * 1001, {})]
     with pytest.raises(HostError, match="larger than"):
-        client(fake).ask("GET", "/user", again=True)
+        client(fake).request("GET", "/user", again=True)
 
 
 def test_a_slow_answer_is_given_up(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "ANSWER_SECONDS", -1.0)
     with pytest.raises(HostTroubleError, match="took longer"):
-        client(fake).ask("POST", "/graphql", payload={"query": "query { viewer { login } }"}, again=False)
+        client(fake).request("POST", "/graphql", payload={"query": "query { viewer { login } }"}, again=False)
 
 
 def test_pages_are_counted_without_the_link_header_too(fake: Fake) -> None:
@@ -173,14 +173,14 @@ def test_no_server_at_all() -> None:
     with serve_fake() as gone:
         base = gone.base
     with pytest.raises(HostTroubleError, match="no answer"):
-        Client(host="GitHub", base=base, headers={}, sleep=lambda _: None).ask("GET", "/user", again=True)
+        Client(host="GitHub", base=base, headers={}, sleep=lambda _: None).request("GET", "/user", again=True)
 
 
 def test_this_machine_is_not_asked_through_a_proxy(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     with serve_fake() as proxy:
         monkeypatch.setenv("http_proxy", proxy.base)
         monkeypatch.delenv("no_proxy", raising=False)
-        client(fake).ask("POST", "/graphql", payload={"query": "query { viewer { login } }"}, again=True)
+        client(fake).request("POST", "/graphql", payload={"query": "query { viewer { login } }"}, again=True)
         assert proxy.seen == []
 
 

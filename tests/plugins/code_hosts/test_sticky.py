@@ -8,7 +8,7 @@ import pytest
 
 from perfscope.model.errors import UsageError
 from perfscope.plugins.code_hosts.client import HostError, HostTroubleError
-from perfscope.plugins.code_hosts.github import GitHub, graphql_beside
+from perfscope.plugins.code_hosts.github import GitHub, graphql_address
 from perfscope.plugins.code_hosts.gitlab import GitLab
 from perfscope.plugins.code_hosts.sticky import compose, marker, post
 from tests.plugins.code_hosts.fake_api import (
@@ -153,8 +153,8 @@ def test_a_repository_has_an_owner_and_a_name(repository: str) -> None:
 
 
 def test_graphql_lies_beside_rest() -> None:
-    assert graphql_beside("https://api.github.com") == "https://api.github.com/graphql"
-    assert graphql_beside("https://git.example/api/v3") == "https://git.example/api/graphql"
+    assert graphql_address("https://api.github.com") == "https://api.github.com/graphql"
+    assert graphql_address("https://git.example/api/v3") == "https://git.example/api/graphql"
 
 
 class TestPullOf:

@@ -183,5 +183,5 @@ def test_a_damaged_store_is_one_line(tmp_path: Path, workshop: Workshop) -> None
     (tmp_path / "store.sqlite").write_bytes(b"no database" * 100)
     state = ended(workshop, Kept(path=tmp_path / "store.sqlite"))
     assert state.stage == "failed"
-    assert "store.sqlite" in state.told
-    assert "\n" not in state.told
+    assert "store.sqlite" in state.words
+    assert "\n" not in state.words

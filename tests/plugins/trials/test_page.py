@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from perfscope.dashboards.web.pages import Asked
+from perfscope.dashboards.web.pages import PageRequest
 from perfscope.dashboards.web.server.shelf import Shelf
 from perfscope.dashboards.web.server.workshop import Workshop
 from perfscope.plugins.trials import page as tries
@@ -19,12 +19,12 @@ from tests.plugins.trials.launches import attempt, document, left, rejected
 pytest.importorskip("dash")
 
 
-def asked(*places: Path, **parameters: str) -> Asked:
+def asked(*places: Path, **parameters: str) -> PageRequest:
     workshop = cast(Workshop, None)  # items are requested, but there are none
-    return Asked(page="tries", parameters=parameters, base_path="/", shelf=Shelf(places), workshop=workshop)
+    return PageRequest(page="tries", parameters=parameters, base_path="/", shelf=Shelf(places), workshop=workshop)
 
 
-def shown(request: Asked) -> str:
+def shown(request: PageRequest) -> str:
     return json.dumps(tries.layout(request, None), default=lambda part: part.to_plotly_json())
 
 

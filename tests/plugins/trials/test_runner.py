@@ -63,7 +63,7 @@ class Program:
 
 def trials(folder: Path, **more: object) -> Trials:
     plan = TrialPlan(target=Target(arguments=("train.py",)), directory=folder, ab=PLAN, record_steps=2)
-    return Trials(replace(plan, **more), TrialJudge(pairs=6, least=0.02), tell=lambda line: None)  # type: ignore[arg-type]
+    return Trials(replace(plan, **more), TrialJudge(pairs=6, least=0.02), announce=lambda line: None)  # type: ignore[arg-type]
 
 
 def tried(made: Trials, *names: str) -> dict[str, str | None]:
@@ -188,7 +188,7 @@ def test_pairs_grow_until_the_answer_is_clear_or_they_would_not_give_one(
         record_steps=2,
     )
     judge = TrialJudge(pairs=45, least=0.02)
-    made = Trials(plan, judge, tell=lambda line: None)
+    made = Trials(plan, judge, announce=lambda line: None)
     tried(made, "zero-grad-none", "gc-off")
     pairs = {attempt.candidate.name: len(attempt.pairs.measured) for attempt in made.attempts if attempt.pairs}
     assert judge.helped(made.attempts[0])
@@ -215,7 +215,7 @@ def test_each_has_its_share_of_the_budget(tmp_path: Path, monkeypatch: pytest.Mo
         record_steps=2,
         deadline=1000.0 + 110,
     )
-    made = Trials(plan, TrialJudge(pairs=45, least=0.02), tell=lambda line: None)
+    made = Trials(plan, TrialJudge(pairs=45, least=0.02), announce=lambda line: None)
     made.baseline()
     made.try_all([load_intervention(name) for name in ("gc-freeze", "gc-off")])
     pairs = [len(attempt.pairs.measured) for attempt in made.attempts if attempt.pairs]

@@ -39,4 +39,4 @@ def twin_against(program: str, folder: Path, *, pairs: int, estimator: str) -> M
         return launch_once(target, where, arm=arm, phase=phase, pair=pair, slot=slot, log=state.log)
 
     judge = AbJudge(pairs=pairs, least=plan.least, confirm=False, give_up=True, estimator=estimator)
-    return judge.result(run_pairs(state, run, judge, tell=lambda line: None)).step
+    return judge.result(run_pairs(state, run, judge, announce=lambda line: None)).step

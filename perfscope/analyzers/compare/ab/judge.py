@@ -43,11 +43,11 @@ EXACT_UNITS = {
 class AbResult(Struct, frozen=True, kw_only=True):
     """Result of an A/B.
 
-    ``gating``: metrics that may fail a build; ``beside``: shown metrics that never fail a build.
+    ``gating``: metrics that may fail a build; ``secondary``: shown metrics that never fail a build.
     """
 
     gating: tuple[MetricResult, ...]
-    beside: tuple[MetricResult, ...]
+    secondary: tuple[MetricResult, ...]
     estimator: Chosen
     pairs: int
     confirming: int
@@ -124,7 +124,7 @@ class AbJudge:
         gating = (environment.apply(step), *_exact(both))
         return AbResult(
             gating=gating,
-            beside=tuple(self._beside(both, chosen.name)),
+            secondary=tuple(self._secondary(both, chosen.name)),
             estimator=chosen,
             pairs=len(pairs.measured),
             confirming=len(pairs.confirming),
@@ -166,7 +166,7 @@ class AbJudge:
             return replace(step, verdict="inconclusive", p=None, remarks=remarks)
         return replace(step, remarks=remarks)
 
-    def _beside(self, pairs: Sequence[Pair], chosen: str) -> list[MetricResult]:
+    def _secondary(self, pairs: Sequence[Pair], chosen: str) -> list[MetricResult]:
         """Yield mean and tails of the steps: the estimator does not see effects in a few steps."""
         rows = []
         for name in TAILS:

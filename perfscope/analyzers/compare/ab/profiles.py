@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from perfscope.analyzers.compare.runs.change import time_change
 from perfscope.analyzers.compare.runs.comparison import Comparison, compare
-from perfscope.analyzers.compare.runs.structure import Said, said_by, structure_of
+from perfscope.analyzers.compare.runs.structure import ExactValues, exact_values, structure_of
 from perfscope.analyzers.compare.statistics.verdict import LEAST_PAIRS, judge_many
 from perfscope.analyzers.readers import load_all
 from perfscope.model.documents.comparison import Kernel
@@ -44,7 +44,7 @@ class _Numbers(Struct, frozen=True, kw_only=True):
     """Numbers of a pair, kept after its traces are freed."""
 
     runs: RunPair
-    said: tuple[Said, Said]
+    exact: tuple[ExactValues, ExactValues]
     step: tuple[float, float]
     parts: Mapping[str, tuple[float, float]]
 
@@ -67,8 +67,8 @@ def compare_profiles(pairs: Sequence[RunPair], lost: Sequence[str] = (), *, read
     comparison = compare(*map(read, numbers[middle].runs))
     if len(numbers) > 1:
         built = structure_of(
-            [pair.said[0] for pair in numbers],
-            [pair.said[1] for pair in numbers],
+            [pair.exact[0] for pair in numbers],
+            [pair.exact[1] for pair in numbers],
             middle=(middle, middle),
             lines={program.base_fingerprint: program.lines for program in comparison.programs},
         )
@@ -86,7 +86,7 @@ def _numbers(runs: RunPair, read: Read) -> _Numbers:
             total = parts.get(name, (0.0, 0.0))
             parts[name] = (total[0] + part.base.ns, total[1] + part.head.ns)
     step = (0.0, 0.0) if time is None else (float(time.median.base_ns), float(time.median.head_ns))
-    return _Numbers(runs=runs, said=(said_by(base), said_by(head)), step=step, parts=parts)
+    return _Numbers(runs=runs, exact=(exact_values(base), exact_values(head)), step=step, parts=parts)
 
 
 def _without_folder(text: str, runs: RunPair) -> str:

@@ -379,11 +379,11 @@ def _without_shapes(counts: Counter[OpKey]) -> Counter[OpKey]:
 def _spread(ops: list[_Op], changed: Counter[OpKey], near: dict[Near, tuple[int, str]]) -> None:
     """Extend from the changed ops to their consumers and producers."""
     keys = {(computation, instruction.name): key for key, computation, instruction in ops}
-    beside: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
+    neighbours: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
     for _, computation, instruction in ops:
         for operand in instruction.operands:
-            beside[computation, instruction.name].append((computation, operand))
-            beside[computation, operand].append((computation, instruction.name))
+            neighbours[computation, instruction.name].append((computation, operand))
+            neighbours[computation, operand].append((computation, instruction.name))
     for key, computation, instruction in ops:
         if not changed[key] or not key.file:
             continue
@@ -393,7 +393,7 @@ def _spread(ops: list[_Op], changed: Counter[OpKey], near: dict[Near, tuple[int,
                 if node in keys:
                     mark = near_of(keys[node])
                     near[mark] = min(near.get(mark, (hops, location)), (hops, location))
-            edge = [other for node in edge for other in beside.get(node, ()) if other not in seen]
+            edge = [other for node in edge for other in neighbours.get(node, ()) if other not in seen]
             seen.update(edge)
 
 

@@ -18,7 +18,7 @@ from perfscope.analyzers.compare.programs.keys import NO_LINES, LineMap
 from perfscope.analyzers.compare.programs.row import (
     BLOCKING,
     COLLECTIVE_GONE,
-    MOST_SAID,
+    MOST_SENTENCES,
     NEW_COLLECTIVE,
     NO_LONGER,
     ProgramRow,
@@ -26,7 +26,7 @@ from perfscope.analyzers.compare.programs.row import (
 )
 from perfscope.analyzers.compare.programs.units import PLAN_BLOCKED, PLAN_BLOCKED_WIRE, PLAN_COLLECTIVES, PLAN_WIRE
 from perfscope.analyzers.hlo import sent_bytes
-from perfscope.analyzers.plans import XLA_KINDS, StepExchanges, kernels_beside, launches, planned_asked
+from perfscope.analyzers.plans import XLA_KINDS, StepExchanges, launches, overlapping_kernels, planned_collectives
 from perfscope.analyzers.predict import NO_TIME, Range
 from perfscope.model.documents.torch_plan import PlannedCollective
 from perfscope.model.op_graph import OpGraph
@@ -50,7 +50,7 @@ class PlanExchange(Struct, frozen=True, kw_only=True, eq=False):
     collective: PlannedCollective
     ranks: tuple[int, ...]
     """Ranks that take part; for ``send`` and ``recv``, two."""
-    beside: int
+    overlapping: int
     """Number of kernels that may run at the same time."""
 
     @property
@@ -63,7 +63,7 @@ class PlanExchange(Struct, frozen=True, kw_only=True, eq=False):
     @property
     def blocks(self) -> str | None:
         """Reason that the device waits; ``None`` if kernels may run meanwhile or the group has one rank."""
-        if self.beside or len(set(self.ranks)) < 2:
+        if self.overlapping or len(set(self.ranks)) < 2:
             return None
         return WHY_LAST if self.collective.until is None else WHY_WAITED
 
@@ -103,16 +103,16 @@ def plan_exchanges(loaded: LoadedPlan) -> tuple[PlanExchange, ...] | None:
             [NO_TIME if kernel.kind == "collective" else _ONE for kernel in graph.kernels]
             for graph in loaded.plan.graphs
         ]
-        kernels, asked = planned_asked(processes, _launched(loaded.outside), graphs)
+        kernels, placed = planned_collectives(processes, _launched(loaded.outside), graphs)
     else:
         if processes.eager is None or loaded.eager is None:
             return None
-        kernels, asked = _launched(loaded.eager), processes.eager
-    besides = kernels_beside([kernel.high > 0 for kernel in kernels], asked)
+        kernels, placed = _launched(loaded.eager), processes.eager
+    counts = overlapping_kernels([kernel.high > 0 for kernel in kernels], placed)
     exchanges = []
-    for collective, beside in zip(asked, besides, strict=True):
+    for collective, overlapping in zip(placed, counts, strict=True):
         group = processes.groups[collective.group] if collective.group < len(processes.groups) else ()
-        exchanges.append(PlanExchange(collective=collective, ranks=collective.pairs or group, beside=beside))
+        exchanges.append(PlanExchange(collective=collective, ranks=collective.pairs or group, overlapping=overlapping))
     return tuple(exchanges)
 
 
@@ -255,9 +255,9 @@ def _row(
         phase="" if shown.collective.phase in ("forward", "other") else shown.collective.phase,
         amounts={name: (sums[0][name], sums[1][name]) for name in sums[0] if sums[0][name] != sums[1][name]},
         blocking=blocking,
-        base_names=tuple(exchange.collective.op for exchange in base[:MOST_SAID]),
-        head_names=tuple(exchange.collective.op for exchange in head[:MOST_SAID]),
-        said=tuple(_said(base, head, blocking, waits)),
+        base_names=tuple(exchange.collective.op for exchange in base[:MOST_SENTENCES]),
+        head_names=tuple(exchange.collective.op for exchange in head[:MOST_SENTENCES]),
+        said=tuple(_sentences(base, head, blocking, waits)),
     )
 
 
@@ -292,7 +292,7 @@ def _change(
     return "changed"
 
 
-def _said(
+def _sentences(
     base: list[PlanExchange], head: list[PlanExchange], blocking: int, waits: tuple[Range | None, Range | None]
 ) -> Iterator[str]:
     if blocking:

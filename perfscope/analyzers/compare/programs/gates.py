@@ -90,12 +90,12 @@ def program_gate(text: str) -> tuple[ProgramGate, ...]:
 def gates_not_met(changes: Sequence[ProgramChange], gates: Iterable[ProgramGate]) -> Iterator[str]:
     """Yield a line for each gate that a program fails, with the source lines that cause it."""
     several = len(changes) > 1
-    asked = list(dict.fromkeys(gates))
-    for change in changes if asked else ():
+    wanted = list(dict.fromkeys(gates))
+    for change in changes if wanted else ():
         if change.failed == "head":
             lead = f"{change.name}: " if several else ""
             yield f"{lead}programs: planning of head failed, planning of base did not: the program was not judged"
-    for gate in asked:
+    for gate in wanted:
         for change in changes:
             lead = f"{change.name}: " if several else ""
             if gate.name == LOST_FUSIONS:

@@ -157,11 +157,11 @@ def _shared(
                 side[key].append(index)
     result: dict[tuple[int, int], float] = defaultdict(float)
     shared = ((key, rows, holders[1].get(key, [])) for key, rows in holders[0].items())
-    telling = (
+    distinctive = (
         shared_op for shared_op in shared if shared_op[2] and max(len(shared_op[1]), len(shared_op[2])) <= MOST_HOLDERS
     )
     room = MOST_PAIRS
-    for key, rows, others in sorted(telling, key=lambda shared_op: len(shared_op[1]) * len(shared_op[2])):
+    for key, rows, others in sorted(distinctive, key=lambda shared_op: len(shared_op[1]) * len(shared_op[2])):
         room -= len(rows) * len(others)
         if room < 0:
             break

@@ -201,8 +201,8 @@ def _row(group: Group[PlanUnit], lines: LineMap) -> ProgramRow:
     shown = theirs or mine
     # The largest new kernel is first, because its line is the one that was changed.
     known = {op for unit in mine for op in unit.kernel.ops}
-    telling = sorted(shown, key=lambda unit: len(known & {*unit.kernel.ops}) / max(1, len(unit.kernel.ops)))
-    places = [line for unit in telling for line in unit.kernel.places]
+    by_share = sorted(shown, key=lambda unit: len(known & {*unit.kernel.ops}) / max(1, len(unit.kernel.ops)))
+    places = [line for unit in by_share for line in unit.kernel.places]
     change, texts = _change(mine, theirs, amounts)
     more = amounts.get(PLAN_BYTES, (0, 0))
     return ProgramRow(

@@ -43,7 +43,7 @@ LOST: What = "moved out of a fusion"
 
 MOST_OPS = 4
 """Maximum number of ops that a row names."""
-MOST_SAID = 6
+MOST_SENTENCES = 6
 """Maximum number of sentences of a row, and of launch names per side."""
 
 NEW_BREAK: What = "new graph break"
@@ -137,9 +137,9 @@ def _one(rows: Sequence[ProgramRow]) -> ProgramRow:
         weight=sum(row.weight for row in rows),
         lost=sum(row.lost for row in rows),
         blocking=sum(row.blocking for row in rows),
-        base_names=tuple(name for row in rows for name in row.base_names)[:MOST_SAID],
-        head_names=tuple(name for row in rows for name in row.head_names)[:MOST_SAID],
-        said=first.said[:MOST_SAID],
+        base_names=tuple(name for row in rows for name in row.base_names)[:MOST_SENTENCES],
+        head_names=tuple(name for row in rows for name in row.head_names)[:MOST_SENTENCES],
+        said=first.said[:MOST_SENTENCES],
     )
 
 

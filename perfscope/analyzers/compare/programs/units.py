@@ -206,16 +206,16 @@ def _digest(computation: Computation, made: Mapping[str, str]) -> str:
     digest = hashlib.sha256()
     for instruction in computation.instructions:
         operands = [position_of.get(name, -1) for name in instruction.operands]
-        digest.update(repr((_said(instruction, made), operands, instruction.is_root)).encode())
+        digest.update(repr((_content(instruction, made), operands, instruction.is_root)).encode())
     return digest.hexdigest()
 
 
 def instruction_digest(instruction: Instruction, made: Mapping[str, str]) -> str:
     """Return the digest of an instruction, independent of operand names. ``made``: digests of computations."""
-    return hashlib.sha256(repr(_said(instruction, made)).encode()).hexdigest()
+    return hashlib.sha256(repr(_content(instruction, made)).encode()).hexdigest()
 
 
-def _said(instruction: Instruction, made: Mapping[str, str]) -> tuple[object, ...]:
+def _content(instruction: Instruction, made: Mapping[str, str]) -> tuple[object, ...]:
     called = [made.get(name, "") for name in instruction.called]
     attributes = sorted((key, value) for key, value in instruction.attributes.items() if "%" not in value)
     return (

@@ -259,9 +259,9 @@ class Comparison(Sides, frozen=True, kw_only=True):
         wanted = list(dict.fromkeys(fail_on))
         lines: list[str] = []
         for gate in wanted:
-            asked = program_gate(gate)
-            if asked:
-                lines += gates_not_met(self.programs, asked) if not self.targets.differ else []
+            parsed = program_gate(gate)
+            if parsed:
+                lines += gates_not_met(self.programs, parsed) if not self.targets.differ else []
             elif gate == "regression":
                 lines += [
                     f"{metric.name}: regression" for metric in self.metrics if metric.gates and metric.verdict == gate

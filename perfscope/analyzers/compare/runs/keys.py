@@ -358,7 +358,7 @@ class Naming:
         self._slices = trace.rows["slices"]
         self._sites: dict[int, CallSite] = {}
         self._texts: dict[int, str] = {}
-        self._told = _tells_sites(trace)
+        self._has_callers = _records_callers(trace)
         self.with_lines = self._few_spans(window)
         self.notes = () if self.with_lines else (_TOO_MANY,)
         self._phase = _phases(trace)
@@ -367,7 +367,7 @@ class Naming:
 
     def site(self, row: int) -> CallSite:
         """Return the call site of a row of ``slices``."""
-        if not self._told:
+        if not self._has_callers:
             return UNKNOWN_SITE
         if row not in self._sites:
             self._sites[row] = call_site(self.trace, row)
@@ -430,16 +430,16 @@ class Naming:
         return self._texts[code]
 
     def _few_spans(self, window: Window) -> bool:
-        asked = [self.trace.rows[table]["op"] for table in ("kernels", "copies")]
+        launching = [self.trace.rows[table]["op"] for table in ("kernels", "copies")]
         ops = (
-            np.unique(np.concatenate(asked))
-            if any(map(len, asked))
+            np.unique(np.concatenate(launching))
+            if any(map(len, launching))
             else np.flatnonzero(window.began_inside(self._slices["start_ns"]))
         )
         return len(ops) <= MOST_SITES
 
 
-def _tells_sites(trace: Trace) -> bool:
+def _records_callers(trace: Trace) -> bool:
     """Return whether the trace has data about the callers of ops."""
     if trace.detail is not None or trace.op_graph is not None or trace.compile_log is not None:
         return True

@@ -19,7 +19,7 @@ from perfscope.analyzers.compare.runs.account import Account, in_parts
 from perfscope.analyzers.compare.runs.change import middle_trace
 from perfscope.analyzers.compare.runs.comparison import side_summary
 from perfscope.analyzers.compare.runs.keys import Key
-from perfscope.analyzers.compare.runs.structure import Said, said_by
+from perfscope.analyzers.compare.runs.structure import ExactValues, exact_values
 from perfscope.analyzers.compare.statistics.estimators import location
 from perfscope.analyzers.compare.statistics.warm_up import steady_part
 from perfscope.analyzers.engine import Analysis, analyze
@@ -52,7 +52,7 @@ class Launch(Struct, frozen=True, kw_only=True):
     environment: Mapping[str, str]
     """Known values by the names of ``MACHINE`` and ``SOFTWARE``."""
     summary: Side
-    said: Said
+    exact: ExactValues
     outcomes: tuple[Outcome, ...]
     times: Mapping[str, float]
     """Step time by the way of timing: ``window``, ``untraced``, ``traced``. With several ranks that of the slowest,
@@ -175,7 +175,7 @@ def launch_of(run: Path, manifest: Run, traces: Sequence[Trace]) -> Launch:
         commit=f"{commit}{', changed' if git.get('dirty') is True else ''}" if isinstance(commit, str) else None,
         environment=environment_of(manifest),
         summary=side_summary(traces),
-        said=said_by(traces),
+        exact=exact_values(traces),
         outcomes=analysis.outcomes,
         times=times,
         unsteady=unsteady,

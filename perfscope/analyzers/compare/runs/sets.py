@@ -284,7 +284,7 @@ def compare_sets(base: RunSet, head: RunSet, *, read: Callable[[Path], Sequence[
     step, times = _step(sides, turns, no_gate)
     median, notes = (None, ()) if time is None else (time.median, time.notes)
     kernels = _kernels(sides, turns, median)
-    built = structure_of([launch.said for launch in sides[0]], [launch.said for launch in sides[1]], middle=middle)
+    built = structure_of([launch.exact for launch in sides[0]], [launch.exact for launch in sides[1]], middle=middle)
     step_ns = None if median is None or median.per != "step" else float(median.head_ns)
     outcomes = [of_most([launch.outcomes for launch in side]) for side in sides]
     findings = corroborated(findings_change(outcomes[0], outcomes[1], step_ns=step_ns), median, built)

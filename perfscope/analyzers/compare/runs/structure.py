@@ -60,7 +60,7 @@ class Structure(Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-class Said(Struct, frozen=True, kw_only=True):
+class ExactValues(Struct, frozen=True, kw_only=True):
     """Exact values of one run; for several ranks, the values of the rank with most of a metric."""
 
     found: Mapping[str, Measure]
@@ -72,7 +72,7 @@ class Said(Struct, frozen=True, kw_only=True):
     """Host ops by name, calls per step, of the first rank; ``None`` if none was recorded."""
 
 
-def said_by(traces: Sequence[Trace]) -> Said:
+def exact_values(traces: Sequence[Trace]) -> ExactValues:
     """Return the exact values in the traces of a run."""
     ranks = [trace.fact(measures) for trace in traces]
     by_name, blind = {}, {}
@@ -84,7 +84,7 @@ def said_by(traces: Sequence[Trace]) -> Said:
     ops = host_ops(traces[0]) if traces else None
     # The ranks of a job run the same programs.
     programs = next((trace.fact(program_sides) for trace in traces if trace.hlo or trace.torch_plans), None)
-    return Said(found=by_name, blind=blind, programs=programs, host_ops=ops)
+    return ExactValues(found=by_name, blind=blind, programs=programs, host_ops=ops)
 
 
 def structure(base: Sequence[Trace], head: Sequence[Trace], lines: Mapping[str, LineMap] | None = None) -> Structure:
@@ -92,12 +92,12 @@ def structure(base: Sequence[Trace], head: Sequence[Trace], lines: Mapping[str, 
 
     ``lines``: by fingerprint of a program of the base, the positions of its lines in the head.
     """
-    return structure_of((said_by(base),), (said_by(head),), lines=lines)
+    return structure_of((exact_values(base),), (exact_values(head),), lines=lines)
 
 
 def structure_of(
-    base: Sequence[Said],
-    head: Sequence[Said],
+    base: Sequence[ExactValues],
+    head: Sequence[ExactValues],
     *,
     middle: tuple[int, int] = (0, 0),
     lines: Mapping[str, LineMap] | None = None,
@@ -128,7 +128,7 @@ def _ops_of_one_side(base: Mapping[str, float] | None, head: Mapping[str, float]
 
 
 def _of_traces(
-    base: Sequence[Said], head: Sequence[Said], middle: tuple[int, int]
+    base: Sequence[ExactValues], head: Sequence[ExactValues], middle: tuple[int, int]
 ) -> tuple[list[ExactMetric], list[NotLooked]]:
     names = dict.fromkeys(name for run in (*base, *head) for name in (*run.found, *run.blind))
     by_name: dict[str, ExactMetric] = {}
@@ -242,7 +242,7 @@ def _line_of(change: Place) -> int:
 
 
 def _of_programs(
-    base: Sequence[Said], head: Sequence[Said], middle: tuple[int, int], lines: Mapping[str, LineMap]
+    base: Sequence[ExactValues], head: Sequence[ExactValues], middle: tuple[int, int], lines: Mapping[str, LineMap]
 ) -> tuple[list[ExactMetric], list[NotLooked], tuple[str, ...]]:
     left, right = base[middle[0]].programs, head[middle[1]].programs
     if not left or not right:
@@ -295,7 +295,7 @@ def _moved(measure: Measure, lines: LineMap | None) -> Measure:
     return replace(measure, places=places)
 
 
-def _of_launches(programs: Sequence[ProgramSide], launches: Sequence[Said]) -> dict[int, list[ProgramSide]]:
+def _of_launches(programs: Sequence[ProgramSide], launches: Sequence[ExactValues]) -> dict[int, list[ProgramSide]]:
     """Return, by ``id`` of a program, the same program of every launch."""
     result: dict[int, list[ProgramSide]] = {id(program): [] for program in programs}
     for launch in launches:

@@ -47,13 +47,13 @@ simulated comparisons of t tests at ``LOOKS``, rounded down. Pocock's own consta
 values and equal steps; with t and these looks, 0.0158 has 5.4% false alarms.
 """
 
-ASK_LEVEL = 0.1
+SECOND_BATCH_LEVEL = 0.1
 """Level of a look from which a possible change needs a second batch, which decides."""
 
 CONFIRM_LEVEL = 0.0125
 """Level of both batches together. A simulation over recorded launches (``benchmarks/compare_power.py``,
-docs/compare.md) chose it with ``ASK_LEVEL``: at most 2% false alarms. The second batch need not be significant by
-itself; that condition cost half of the power if pairs differ by a third.
+docs/compare.md) chose it with ``SECOND_BATCH_LEVEL``: at most 2% false alarms. The second batch need not be significant
+by itself; that condition cost half of the power if pairs differ by a third.
 """
 
 LEAST_CONFIRMING = 6
@@ -286,8 +286,10 @@ def could_settle(effect: Effect, *, pairs: int, alpha: float, least: float) -> b
 
 
 def is_promising(effect: float | None, p: float | None, *, least: float) -> bool:
-    """Return whether a look justifies a second batch: ``p`` below ``ASK_LEVEL``, and the effect at least ``least``."""
-    return effect is not None and p is not None and p < ASK_LEVEL and abs(math.log1p(effect)) >= math.log1p(least)
+    """Return whether a look needs a second batch: ``p`` below ``SECOND_BATCH_LEVEL``, the effect at least ``least``."""
+    return (
+        effect is not None and p is not None and p < SECOND_BATCH_LEVEL and abs(math.log1p(effect)) >= math.log1p(least)
+    )
 
 
 def agrees(first: float, second: float, pooled_p: float, *, least: float) -> bool:

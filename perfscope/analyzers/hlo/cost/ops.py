@@ -333,8 +333,8 @@ def _precision(config: Mapping[str, Any]) -> str:
     algorithm = str(precision.get("algorithm", "ALG_UNSET")).lower()
     if algorithm != "alg_unset":
         return algorithm.removeprefix("alg_")
-    asked = precision.get("operand_precision", ())
-    words = [str(word).lower() for word in asked] if isinstance(asked, list) else []
+    requested = precision.get("operand_precision", ())
+    words = [str(word).lower() for word in requested] if isinstance(requested, list) else []
     order = ("default", "high", "highest")
     return max((word for word in words if word in order), key=order.index, default="default")
 

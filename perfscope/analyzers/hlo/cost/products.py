@@ -117,8 +117,8 @@ def precision_of(instruction: Instruction) -> str:
     algorithm = instruction.attributes.get("algorithm", "")
     if algorithm:
         return algorithm.lower()
-    asked = instruction.attributes.get("operand_precision", "").strip("{}").lower().split(",")
-    return max((word for word in asked if word in _ORDER), key=_ORDER.index, default="default")
+    requested = instruction.attributes.get("operand_precision", "").strip("{}").lower().split(",")
+    return max((word for word in requested if word in _ORDER), key=_ORDER.index, default="default")
 
 
 def wider(lhs: Shape, rhs: Shape) -> str:

@@ -51,7 +51,7 @@ from perfscope.analyzers.memory.holders import (
     where_of,
     worst_of_devices,
 )
-from perfscope.analyzers.memory.phases import asking_op
+from perfscope.analyzers.memory.phases import allocating_op
 from perfscope.analyzers.ops import spans_at
 from perfscope.model.finding import MOST_ROWS, NOWHERE, AbstainError, Cell, Finding
 from perfscope.model.memory import MemoryTimeline
@@ -115,12 +115,12 @@ def check(trace: Trace) -> Iterable[Finding]:
 def _failed(trace: Trace, fragmentation: Fragmentation) -> Finding | None:
     """Return an allocation that failed although more than its size was free."""
     for moment in fragmentation.failures:
-        asked, unused = moment.failed_bytes, moment.unused_bytes
+        failed, unused = moment.failed_bytes, moment.unused_bytes
         # before it fails, the allocator returns whole free segments: only pieces remain
-        least = max(MINIMUM_BYTES, round(MINIMUM_SHARE * moment.reserved_bytes)) if asked is None else asked
+        least = max(MINIMUM_BYTES, round(MINIMUM_SHARE * moment.reserved_bytes)) if failed is None else failed
         if unused < least:
             continue
-        wanted = "" if asked is None else f" for {format_bytes(asked)}"
+        wanted = "" if failed is None else f" for {format_bytes(failed)}"
         label = fragmentation.timeline.label
         return Finding(
             subject="fragmented device memory",
@@ -185,7 +185,7 @@ def _finding(
     where = NOWHERE
     if unneeded:
         first = unneeded[0].block
-        op = asking_op(timeline.of(trace), int(timeline.blocks["op"][first]))
+        op = allocating_op(timeline.of(trace), int(timeline.blocks["op"][first]))
         where = where_of(line_of(timeline, first), op=op)
     return Finding(
         subject="fragmented device memory",
@@ -200,7 +200,7 @@ def _finding(
         evidence=tuple(
             {
                 "asked_by": short_line(line_of(timeline, reserve.block)) or "unknown",
-                "asked_bytes": reserve.asked_bytes,
+                "asked_bytes": reserve.block_bytes,
                 "reserved_bytes": reserve.reserved_bytes,
                 "free_bytes": reserve.cached_bytes,
             }
@@ -218,7 +218,7 @@ def _causes(timeline: MemoryTimeline, unneeded: Sequence[UnneededReserve]) -> li
     lines = Counter(line for reserve in unneeded if (line := line_of(timeline, reserve.block)) is not None)
     if lines:
         line, _ = lines.most_common(1)[0]
-        sizes = {reserve.asked_bytes for reserve in unneeded if line_of(timeline, reserve.block) == line}
+        sizes = {reserve.block_bytes for reserve in unneeded if line_of(timeline, reserve.block) == line}
         if len(sizes) >= MANY_SIZES:
             causes.append(
                 f"{short_line(line)} allocates {len(sizes)} different sizes: allocate the largest once, or pad to a few"

@@ -173,13 +173,13 @@ def _ran_out(trace: Trace, timeline: MemoryTimeline) -> Finding:
     position = timeline.out_of_memory[-1]
     fragmentation = fragmentation_of(trace, timeline)
     moment = None if fragmentation is None else fragmentation.failures[-1]
-    holders = replace(_holders(trace, timeline, position), op=None, line=_asked_at(trace, timeline))
-    asked = None if moment is None else moment.failed_bytes
-    wanted = "an allocation" if asked is None else f"an allocation of {format_bytes(asked)}"
+    holders = replace(_holders(trace, timeline, position), op=None, line=_failed_at(trace, timeline))
+    failed = None if moment is None else moment.failed_bytes
+    wanted = "an allocation" if failed is None else f"an allocation of {format_bytes(failed)}"
     reserved = "" if moment is None else f", {format_bytes(moment.reserved_bytes)} reserved"
     cached = None if moment is None else moment.unused_bytes
     times = f" ({len(timeline.out_of_memory)} times)" if len(timeline.out_of_memory) > 1 else ""
-    fits = asked is not None and cached is not None and cached >= asked
+    fits = failed is not None and cached is not None and cached >= failed
     return _finding(
         trace,
         timeline,
@@ -188,7 +188,7 @@ def _ran_out(trace: Trace, timeline: MemoryTimeline) -> Finding:
         title=f"{timeline.label} ran out of memory{times}: {wanted} failed",
         detail=f"{format_bytes(holders.bytes)} were in use{reserved}.",
         severity="high",
-        cost=asked,
+        cost=failed,
         advice=(
             "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True first. "
             f"{format_bytes(cached or 0)} were reserved but unused, more than the request, but no free block was large "
@@ -307,7 +307,7 @@ def _holders(trace: Trace, timeline: MemoryTimeline, position: int) -> PeakHolde
     return replace(peak_holders, line=peak_holders.line or next((line for line in largest if line is not None), None))
 
 
-def _asked_at(trace: Trace, timeline: MemoryTimeline) -> SourceLine | None:
+def _failed_at(trace: Trace, timeline: MemoryTimeline) -> SourceLine | None:
     """Return the user's line of the last failed allocation, if stacks were recorded."""
     recorded = timeline.of(trace)
     events = recorded.rows["memory"]

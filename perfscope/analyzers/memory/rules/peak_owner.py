@@ -56,7 +56,7 @@ from perfscope.analyzers.memory.holders import (
     where_of,
     worst_of_devices,
 )
-from perfscope.analyzers.memory.phases import asking_op
+from perfscope.analyzers.memory.phases import allocating_op
 from perfscope.analyzers.ops import spans_of_peak
 from perfscope.model.finding import AbstainError, Finding
 from perfscope.model.memory import MemoryTimeline
@@ -189,7 +189,7 @@ def _finding(trace: Trace, timeline: MemoryTimeline, judged: Replayed) -> Findin
         memory_bytes=judged.peak_bytes,
         where=where_of(
             line,
-            op=asking_op(recorded, int(timeline.blocks["op"][first])),
+            op=allocating_op(recorded, int(timeline.blocks["op"][first])),
             module=timeline.text(int(timeline.blocks["module"][first])) or None,
         ),
         evidence=block_rows(recorded, timeline, judged.blocks),

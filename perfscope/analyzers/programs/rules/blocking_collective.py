@@ -139,7 +139,7 @@ def _finding(trace: Trace, where: Where, kind: str, members: list[Collective], w
         title=f"{count:,} {kind}{'s' if several else ''} overlap{'' if several else 's'} with no work"
         + (f": {least}{format_bytes(moved)} per device" if saved is None else ""),
         detail=f"{least}{times:,} per run move {least}{format_bytes(moved)} per device while nothing computes, "
-        f"{format_share(moved, whole)} of what the collectives move; {_beside(could, count)}{_times(waits, saved)}.",
+        f"{format_share(moved, whole)} of what the collectives move; {_nearby(could, count)}{_times(waits, saved)}.",
         severity=_severity(waits, moved, whole),
         basis="structural",
         cost_bytes=moved,
@@ -171,7 +171,7 @@ def _severity(waits: Price | None, moved: int, whole: int) -> Severity:
     return "medium" if moved >= MEDIUM_BYTES_SHARE * whole else "low"
 
 
-def _beside(could: int, count: int) -> str:
+def _nearby(could: int, count: int) -> str:
     if not could:
         return "nothing near it is independent of it" if count == 1 else "none has independent work near it"
     if could == count:
@@ -183,13 +183,13 @@ def _rows(
     trace: Trace, members: list[Collective], free: dict[int, tuple[Instruction, ...]]
 ) -> Iterator[dict[str, Cell]]:
     for member in members[:MAX_ROWS]:
-        beside = free.get(id(member), ())
+        independent = free.get(id(member), ())
         time, work = collective_time(trace, member), overlap_parts(trace, [member], free)
         yield {
             "collective": member.start.name,
             "program": member.module.name,
             "because": member.blocks,
-            "cause": cause_of(trace, member, beside) if id(member) in free else None,
+            "cause": cause_of(trace, member, independent) if id(member) in free else None,
             "from": member.op.op_name[-120:] or member.start.op_name[-120:] or None,
             "moved_bytes": member.bytes,
             "times": member.runs.times,
@@ -198,8 +198,8 @@ def _rows(
             "transfer_ns": time.transfer_ns,
             "measured_ns": time.measured_ns,
             "could_hide_ns": work[0].modelled_ns if work else None,
-            "independent": len(beside),
-            "could_overlap": ", ".join(work.name for work in beside[:3]) or None,
+            "independent": len(independent),
+            "could_overlap": ", ".join(work.name for work in independent[:3]) or None,
         }
 
 

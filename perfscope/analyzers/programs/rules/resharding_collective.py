@@ -69,7 +69,7 @@ MEDIUM_BYTES_SHARE = 0.25
 
 MAX_ROWS = 20
 
-_ASKED = frozenset(
+_EXPLICIT = frozenset(
     {
         "all_gather", "all_to_all", "device_put", "pbroadcast", "pgather", "ppermute", "psum", "psum2",
         "psum_scatter", "ragged_all_to_all", "reduce_scatter", "reshard", "shard_map", "sharding_constraint",
@@ -106,7 +106,7 @@ def check(trace: Trace) -> Iterable[Finding]:
     whole = sum(collective.bytes_a_run for collective in every)
     places: dict[tuple[Where, str], list[Collective]] = {}
     for collective in every:
-        if _is_unasked(collective):
+        if _is_implicit(collective):
             places.setdefault((_where(collective), collective.kind), []).append(collective)
     for (where, kind), members in places.items():
         if sum(member.bytes_a_run for member in members) >= max(MIN_BYTES, MIN_BYTES_SHARE * whole):
@@ -145,10 +145,10 @@ def _path(collective: Collective) -> str:
     return collective.op.op_name or collective.start.op_name
 
 
-def _is_unasked(collective: Collective) -> bool:
+def _is_implicit(collective: Collective) -> bool:
     path = _path(collective)
     name = primitive(path)
-    if not path or name in _ASKED or "shard_map" in path:
+    if not path or name in _EXPLICIT or "shard_map" in path:
         return False
     return collective.kind == "all-to-all" or (collective.kind == "collective-permute" and name in _ELEMENTWISE)
 

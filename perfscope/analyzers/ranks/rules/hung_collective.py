@@ -240,16 +240,16 @@ def _ring(ring: Sequence[Waiting]) -> Finding:
 
 def _mismatch(mismatch: Mismatch) -> Finding:
     labels = _labels_apart(mismatch.sides)
-    said = Counter(labels.values())
-    usual = said.most_common(1)[0][0]
+    counts = Counter(labels.values())
+    usual = counts.most_common(1)[0][0]
     others = sorted(rank for rank, label in labels.items() if label != usual)
     odd = mismatch.sides[others[0]]
-    call, calls = ("call" if len(others) > 1 else "calls"), ("calls" if said[usual] == 1 else "call")
+    call, calls = ("call" if len(others) > 1 else "calls"), ("calls" if counts[usual] == 1 else "call")
     return _hang(
         subject=f"members of a group call another {mismatch.what}",
-        title=f"{named_ranks(others)} {call} another {mismatch.what} than {said[usual]:,} others",
+        title=f"{named_ranks(others)} {call} another {mismatch.what} than {counts[usual]:,} others",
         detail=f"{named_ranks(others).capitalize()} {call} {labels[others[0]]} as number {mismatch.sequence} of "
-        f"{_group(mismatch.group, odd)}, where {said[usual]:,} {calls} {usual}.",
+        f"{_group(mismatch.group, odd)}, where {counts[usual]:,} {calls} {usual}.",
         call=odd,
         ranks=others,
         evidence=(
@@ -433,14 +433,14 @@ def _by_group(records: Mapping[int, FlightRecord]) -> Calls:
 
 def _enqueued(record: FlightRecord, group: str, calls: Sequence[RecordedCall]) -> int:
     """Return the number of the last collective that the rank enqueued in a group; -1 if unknown."""
-    said = record.progress[group].enqueued if group in record.progress else -1
-    return max([said, *(call.sequence for call in calls if call.peer is None)])
+    recorded = record.progress[group].enqueued if group in record.progress else -1
+    return max([recorded, *(call.sequence for call in calls if call.peer is None)])
 
 
 def _ended(record: FlightRecord, group: str, calls: Sequence[RecordedCall]) -> int:
     """Return the number of the last collective that the rank ended in a group; -1 if unknown."""
-    said = record.progress[group].completed if group in record.progress else -1
-    return max([said, *(call.sequence for call in calls if call.peer is None and not call.pending)])
+    recorded = record.progress[group].completed if group in record.progress else -1
+    return max([recorded, *(call.sequence for call in calls if call.peer is None and not call.pending)])
 
 
 def _stuck_ranks(records: Mapping[int, FlightRecord], calls: Calls) -> list[Stuck]:

@@ -68,7 +68,7 @@ COST_SHARE = 0.02
 """Smallest saving as a share of the steps, above the usual 1 % variation between launches."""
 
 
-BESIDE = 0.5
+SHARED_SHARE = 0.5
 """Share of a collective that overlaps another one from which it counts as sharing the links; collectives with a smaller
 overlap are in neither group.
 """
@@ -210,19 +210,19 @@ def compared_kinds(ranks: RankSet) -> tuple[Compared, ...]:
             continue
         member = members[collective.last]
         computing = member.trace.fact(compute_intervals)
-        beside = int(covered(computing, [side.start_ns], [side.end_ns])[0]) / side.duration_ns
-        if LITTLE <= beside <= MOSTLY:
+        computing_share = int(covered(computing, [side.start_ns], [side.end_ns])[0]) / side.duration_ns
+        if LITTLE <= computing_share <= MOSTLY:
             continue
         if (collective.last, side.lane) not in others:
             others[collective.last, side.lane] = _other_lanes(member, side.lane)
         share = int(covered(others[collective.last, side.lane], [side.start_ns], [side.end_ns])[0]) / side.duration_ns
-        kind = collective.operation, collective.group, size, side.algorithm, side.protocol, beside > MOSTLY
+        kind = collective.operation, collective.group, size, side.algorithm, side.protocol, computing_share > MOSTLY
         if share == 0:
             alone[kind].append(collective.core_ns)
-        elif share >= BESIDE:
+        elif share >= SHARED_SHARE:
             exposed = int(member.trace.fact(exposed_communication)[side.kernel])
             shared[kind].append(
-                Shared(collective=collective, share=share, other=_beside_what(side, member), exposed_ns=exposed)
+                Shared(collective=collective, share=share, other=_largest_overlap(side, member), exposed_ns=exposed)
             )
     return tuple(Compared(shared=tuple(shared[kind]), alone_ns=tuple(alone[kind])) for kind in {**shared, **alone})
 
@@ -260,7 +260,7 @@ def _other_lanes(member: Member, lane: int) -> Intervals:
     return union([local.start_ns for local in results], [local.end_ns for local in results])
 
 
-def _beside_what(side: Local, member: Member) -> str:
+def _largest_overlap(side: Local, member: Member) -> str:
     """Return the collective on another stream with the largest overlap.
 
     None begins earlier than the longest one takes.

@@ -43,9 +43,9 @@ _ARCHITECTURE = re.compile(r"\.(?:(gfx\d\w*?)|sm_(\d+)\.(\d+))_(?:gpu_)?after_op
 # ``module_0012.jit_step.sm_9.0_gpu_after_optimizations.txt``.
 
 
-def refusals_beside(path: Path) -> tuple[dict[str, str], str | None]:
+def refusals_of(path: Path) -> tuple[dict[str, str], str | None]:
     """Return kernel -> XLA's reason, and a note if a dump exists but cannot be read."""
-    dump = dump_beside(path, FUSION_DUMP_SUFFIX)
+    dump = dump_of(path, FUSION_DUMP_SUFFIX)
     if dump is None:
         return {}, None
     try:
@@ -56,7 +56,7 @@ def refusals_beside(path: Path) -> tuple[dict[str, str], str | None]:
         return {}, f"XLA's reasons are left out: {error}"
 
 
-def dump_beside(path: Path, ending: str) -> Path | None:
+def dump_of(path: Path, ending: str) -> Path | None:
     """Return the dump with an ending whose name shares the longest prefix with the program's."""
     parts = path.name.split(".")
     for count in range(len(parts) - 1, 0, -1):
@@ -73,9 +73,9 @@ def dump_beside(path: Path, ending: str) -> Path | None:
 # ``module_0012.jit_step.sm_9.0_gpu_after_optimizations.txt``.
 
 
-def thunks_beside(path: Path) -> tuple[Thunks | None, str | None]:
+def thunks_of(path: Path) -> tuple[Thunks | None, str | None]:
     """Return the launches, and a note if the file exists but is unreadable or empty."""
-    dump = dump_beside(path, THUNK_SEQUENCE_SUFFIX)
+    dump = dump_of(path, THUNK_SEQUENCE_SUFFIX)
     if dump is None:
         return None, None
     try:
@@ -91,8 +91,8 @@ def thunks_beside(path: Path) -> tuple[Thunks | None, str | None]:
 
 def program_trace(path: str, format_name: str, modules: Sequence[HloModule]) -> Trace:
     """Return the trace of modules without a recording; its source has a note that nothing was measured."""
-    refused, problem = refusals_beside(Path(path))
-    thunks, trouble = thunks_beside(Path(path))
+    refused, problem = refusals_of(Path(path))
+    thunks, trouble = thunks_of(Path(path))
     if len(modules) == 1 and (refused or thunks):
         modules = [replace(modules[0], fusion_refusals=refused, thunks=thunks)]
     return _trace(path, format_name, modules, [note for note in (problem, trouble) if note is not None])

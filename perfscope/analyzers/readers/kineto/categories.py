@@ -167,10 +167,10 @@ def host_memory(name: str) -> HostMemory:
         return HostMemory.PAGEABLE
     if "Pinned" in name:
         return HostMemory.PINNED
-    return unsaid_host_memory(copy_kind(name))
+    return default_host_memory(copy_kind(name))
 
 
-def unsaid_host_memory(kind: CopyKind) -> HostMemory:
+def default_host_memory(kind: CopyKind) -> HostMemory:
     """Return the host side of a copy whose source lacks pinned or pageable."""
     sided = kind in (CopyKind.HOST_TO_DEVICE, CopyKind.DEVICE_TO_HOST, CopyKind.HOST_TO_HOST)
     return HostMemory.UNKNOWN if sided else HostMemory.NONE

@@ -55,10 +55,10 @@ def peer_in_group(concrete: bytes) -> int:
     """Return the rank in the group from an op's concrete inputs as written, or ``MISSING``."""
     try:
         inputs = msgspec.json.decode(concrete, type=list[msgspec.Raw])
-        told = msgspec.json.decode(inputs[_PLACE], type=int, strict=False)
+        place = msgspec.json.decode(inputs[_PLACE], type=int, strict=False)
     except (ValueError, IndexError, RecursionError):  # Not recorded, or not as torch writes it.
         return MISSING
-    return told if 0 <= told < MOST_RANKS else MISSING
+    return place if 0 <= place < MOST_RANKS else MISSING
 
 
 def peers_of_spans(spans: Mapping[str, Array], names: list[str], ops: Mapping[str, Array]) -> Array:
@@ -172,8 +172,8 @@ def complete_groups(collectives: Rows, head: Head, builder: TraceBuilder) -> Row
         if group is None:
             continue
         mine = columns["group"] == code
-        told = mine & on_host & (collectives["peer"] >= 0) & (collectives["peer"] < len(group.by_place))
-        columns["peer"][told] = np.array(group.by_place, np.int64)[collectives["peer"][told]]
+        with_peer = mine & on_host & (collectives["peer"] >= 0) & (collectives["peer"] < len(group.by_place))
+        columns["peer"][with_peer] = np.array(group.by_place, np.int64)[collectives["peer"][with_peer]]
         if group.ranks:
             lacking = mine & ~_whole(columns["ranks"], strings)
             if lacking.any():

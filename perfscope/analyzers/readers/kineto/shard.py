@@ -271,9 +271,9 @@ class Shard:
     def _messages(self, columns: Columns, members: list[Any]) -> None:
         codes = [code for name in OPERATION_OF if (code := self.strings.get(name)) is not None]
         positions = np.flatnonzero(np.isin(columns["name"], codes)).tolist() if codes else []
-        told = [(index, members[index].name, members[index].args) for index in positions if members[index].args]
-        if told:
-            self.tables["messages"].append(table_of(columns, told))
+        rows = [(index, members[index].name, members[index].args) for index in positions if members[index].args]
+        if rows:
+            self.tables["messages"].append(table_of(columns, rows))
 
     def _kernel(self, columns: Columns, args: list[Args]) -> None:
         columns["blocks"] = _ids(lambda a: _product(a.grid), args)

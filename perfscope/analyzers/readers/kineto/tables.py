@@ -116,7 +116,7 @@ class Tables:
             if table == "copy":
                 part["kind"] = direction[chosen]
                 part["host_memory"] = np.array(
-                    [categories.unsaid_host_memory(CopyKind(kind)) for kind in part["kind"].tolist()], np.uint8
+                    [categories.default_host_memory(CopyKind(kind)) for kind in part["kind"].tolist()], np.uint8
                 )
             else:
                 part.pop("bytes")

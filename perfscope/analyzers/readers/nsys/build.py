@@ -204,11 +204,11 @@ def _communicators(slices: Columns, strings: list[str], fields: list[Fields]) ->
     """Return NCCL communicator -> (ranks, rank of this process), if its creation was recorded."""
     result = {}
     for row in np.flatnonzero(slices["payload"] != MISSING).tolist():
-        told = fields[slices["payload"][row]]
-        if strings[slices["name"][row]].startswith("nccl") and {"communicator", "ranks", "rank"} <= set(told):
-            size, rank = told["ranks"], told["rank"]
+        payload = fields[slices["payload"][row]]
+        if strings[slices["name"][row]].startswith("nccl") and {"communicator", "ranks", "rank"} <= set(payload):
+            size, rank = payload["ranks"], payload["rank"]
             if 0 <= rank < size < 1 << 24:
-                result[told["communicator"]] = (size, rank)
+                result[payload["communicator"]] = (size, rank)
     return result
 
 

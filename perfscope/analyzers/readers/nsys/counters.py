@@ -62,8 +62,8 @@ def _gpu_names(session: Session) -> Callable[[int], str]:
     pairs: set[tuple[int, int]] = set()
     for table, gpu, cuda in (("TARGET_INFO_CUDA_DEVICE", "gpuId", "cudaId"), ("TARGET_INFO_GPU", "id", "cuDevice")):
         columns = session.database.integers(table, gpu, cuda)
-        told = zip(columns[gpu].tolist(), columns[cuda].tolist(), strict=True)
-        pairs = pairs or {pair for pair in told if NULL not in pair}
+        numbered = zip(columns[gpu].tolist(), columns[cuda].tolist(), strict=True)
+        pairs = pairs or {pair for pair in numbered if NULL not in pair}
     by_gpu = dict(pairs)
     if not pairs:
         return lambda number: f"GPU {number}"

@@ -36,7 +36,7 @@ _STEPS_PER_CALL = 1_000_000
 _STEPS_PER_BYTE = 1_000
 _STEPS_AT_LEAST = 2_000_000_000
 """Minimum step limit of SQLite's machine; a row of 20 columns takes 100 steps, a file of a few MB 10^8."""
-_SAID_LETTERS = 200
+MESSAGE_LETTERS = 200
 _PLAIN_FUNCTIONS = frozenset({"coalesce", "ifnull", "substr", "count"})
 _PRAGMAS = frozenset({"table_info"})
 
@@ -109,20 +109,20 @@ class Database:
         """
         held = self.columns(table)
         present = [name for name in names if name in held]
-        beside = [name for name in others if name in held]
+        optional = [name for name in others if name in held]
         grown = ColumnBuffer()
         values: list[list[object]] = [[] for _ in others]
         if present:
             wanted = [f"COALESCE({_quoted(name)}, {NULL})" for name in present]
-            wanted += [f"SUBSTR({_quoted(name)}, 1, {TEXT_BYTES})" for name in beside]
+            wanted += [f"SUBSTR({_quoted(name)}, 1, {TEXT_BYTES})" for name in optional]
             keeps = [keep.get(name, _whole) for name in others]
             query = f"SELECT {', '.join(wanted)} FROM {_quoted(table)}"  # noqa: S608 (quoted names)
             for batch in self._batches(query, table):
-                split = [row[: len(present)] for row in batch] if beside else batch
+                split = [row[: len(present)] for row in batch] if optional else batch
                 block = self._integers(split, table)
                 grown.append({name: np.ascontiguousarray(block[:, index]) for index, name in enumerate(present)})
                 for index, name in enumerate(others):
-                    at = len(present) + beside.index(name) if name in beside else None
+                    at = len(present) + optional.index(name) if name in optional else None
                     values[index].extend(
                         [None] * len(batch) if at is None else [keeps[index](row[at]) for row in batch]
                     )
@@ -174,7 +174,7 @@ class Database:
                     raise DataError(f"{self._shown}: corrupt: table {table} has more rows than the file has bytes")
                 yield batch
         except (sqlite3.Error, UnicodeDecodeError) as error:  # The message itself may quote corrupt text.
-            reason = " ".join(str(error).split())[:_SAID_LETTERS]
+            reason = " ".join(str(error).split())[:MESSAGE_LETTERS]
             raise DataError(f"{self._shown}: cannot be read as SQLite ({table}): {reason}") from error
 
 

@@ -114,10 +114,10 @@ def _copies(session: Session) -> Columns:
     columns = ("bytes", "copyKind", "srcKind", "dstKind", "srcDeviceId", "dstDeviceId")
     rows = session.events("CUPTI_ACTIVITY_KIND_MEMCPY", *_WHERE, *columns)
     _placed(rows)
-    told = [rows.pop(name) for name in columns[1:]]
-    each, inverse = distinct_rows(*told)
+    details = [rows.pop(name) for name in columns[1:]]
+    each, inverse = distinct_rows(*details)
     kinds, texts, hosts = [], [], []
-    for kind, source, target, first, second in zip(*(values[each].tolist() for values in told), strict=True):
+    for kind, source, target, first, second in zip(*(values[each].tolist() for values in details), strict=True):
         direction = names.COPY_KINDS.get(kind, CopyKind.UNKNOWN)
         devices = None if NULL in (first, second) else (first, second)
         kinds.append(int(direction))
@@ -180,7 +180,7 @@ def products(session: Session, process: int, ordinals: list[int]) -> list[Produc
     (``cuDevice``), and the oldest none: then the number in the machine is used.
     """
     columns, (texts,) = session.database.mixed("TARGET_INFO_GPU", ("id", "cuDevice", "smCount", "totalMemory"), "name")
-    told = {
+    by_number = {
         number: Product(
             name=text if isinstance(text, str) and text else None,
             cores=cores if 0 < cores < 1 << 20 else None,
@@ -191,9 +191,9 @@ def products(session: Session, process: int, ordinals: list[int]) -> list[Produc
         )
     }
     numbers = dict(zip(columns["cuDevice"].tolist(), columns["id"].tolist(), strict=True))
-    if NULL in numbers or len(numbers) < len(told):
-        numbers = {number: number for number in told}
+    if NULL in numbers or len(numbers) < len(by_number):
+        numbers = {number: number for number in by_number}
     own = session.database.integers("TARGET_INFO_CUDA_DEVICE", "gpuId", "cudaId", "pid")
     mine = own["pid"] == pid_of(process)
     numbers |= dict(zip(own["cudaId"][mine].tolist(), own["gpuId"][mine].tolist(), strict=True))
-    return [told.get(numbers.get(ordinal, NULL)) for ordinal in ordinals]
+    return [by_number.get(numbers.get(ordinal, NULL)) for ordinal in ordinals]

@@ -285,20 +285,20 @@ def _together(calls: Sequence[Call], size_of: dict[int, int]) -> Message | None:
             bytes_out=_sum([call for call in calls if call.name == "ncclRecv"]),
         )
     operation = operations.pop()
-    told = _sum(calls)
-    spread = None if told is None or ranks is None else told * ranks
+    size = _sum(calls)
+    spread = None if size is None or ranks is None else size * ranks
     return Message(
         operation=operation,
         communicator=communicator,
-        bytes_in=spread if operation == "reduce_scatter" else told,
-        bytes_out=told if operation == "reduce_scatter" else spread if operation == "all_gather" else told,
+        bytes_in=spread if operation == "reduce_scatter" else size,
+        bytes_out=size if operation == "reduce_scatter" else spread if operation == "all_gather" else size,
     )
 
 
 def _sum(calls: Sequence[Call]) -> int | None:
     sizes = [call.fields.get("bytes") for call in calls]
-    told = [size for size in sizes if size is not None and 0 <= size < 1 << 56]
-    return sum(told) if told and len(told) == len(sizes) else None
+    known = [size for size in sizes if size is not None and 0 <= size < 1 << 56]
+    return sum(known) if known and len(known) == len(sizes) else None
 
 
 class Host(Struct, kw_only=True):
@@ -382,13 +382,13 @@ def _ranges(session: Session) -> tuple[Columns, list[Fields]]:
     spans = {name: values[span] for name, values in columns.items()}
     spans["globalPid"] = np.full(int(span.sum()), NULL)
     ranges = session.timed(spans, _NVTX)
-    told = [binaries[row] for row in ranges.pop("row").tolist()]
-    carries = np.array([isinstance(fields, dict) for fields in told], bool)
+    decoded = [binaries[row] for row in ranges.pop("row").tolist()]
+    carries = np.array([isinstance(fields, dict) for fields in decoded], bool)
     ranges["payload"] = np.where(carries, np.cumsum(carries) - 1, MISSING)
     ranges["lane"] = (ranges.pop("eventType") == names.NVTX_START_END).astype(np.int64)
     del ranges["domainId"]
     _describe(session, ranges)
-    return ranges, [fields for fields in told if isinstance(fields, dict)]
+    return ranges, [fields for fields in decoded if isinstance(fields, dict)]
 
 
 def _domain_names(columns: Columns, codes: Array) -> dict[tuple[int, int], int]:

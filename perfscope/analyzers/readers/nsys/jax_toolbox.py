@@ -186,21 +186,21 @@ def _trace(path: Path, ranges: pd.DataFrame, modules: list[HloModule], problems:
         raise DataError(f"{path}: no instruction of a compiled program in {TRACE}")
     parents = _parents(times)
     roots = [_root(row, parents, names) for row in chosen.tolist()]
-    told = [_MODULE.fullmatch(names[root]) if root >= 0 else None for root in roots]
+    matches = [_MODULE.fullmatch(names[root]) if root >= 0 else None for root in roots]
     starts = _started(modules)
-    for row, one in zip(chosen.tolist(), told, strict=True):
+    for row, one in zip(chosen.tolist(), matches, strict=True):
         if one is not None:
             instructions[row] = starts.get((int(one[2]), instructions[row]), instructions[row])
     threads = times["TID"][chosen]
     launchers = _launchers(path)
-    workers = launchers.devices(threads) if launchers else _workers(threads, told)
+    workers = launchers.devices(threads) if launchers else _workers(threads, matches)
     ops: Columns = {
         "start_ns": times["Projected Start"][chosen].astype(np.int64),
         "end_ns": (times["Projected Start"][chosen] + times["Projected Duration"][chosen]).astype(np.int64),
         "name": np.array([pool.code(instructions[row]) for row in chosen.tolist()], np.int32),
-        "module": np.array([pool.code(match[1]) if match else MISSING for match in told], np.int32),
-        "program_id": np.array([int(match[2]) if match else MISSING for match in told], np.int64),
-        "run_id": _runs(roots, threads, told, times["Projected Start"]),
+        "module": np.array([pool.code(match[1]) if match else MISSING for match in matches], np.int32),
+        "program_id": np.array([int(match[2]) if match else MISSING for match in matches], np.int64),
+        "run_id": _runs(roots, threads, matches, times["Projected Start"]),
         "ordinal": np.array([workers.get(thread, 0) for thread in threads.tolist()], np.int64),
         "encloses": np.isin(chosen, parents[chosen]),
     }
@@ -282,10 +282,10 @@ def _launchers(path: Path) -> _Launchers | None:
     )
 
 
-def _workers(threads: Array, told: list[re.Match[str] | None]) -> dict[float, int]:
+def _workers(threads: Array, matches: list[re.Match[str] | None]) -> dict[float, int]:
     """Return thread -> device. The caller's thread launches programs for one device: that is the first device."""
     ran: dict[float, set[str]] = {}
-    for thread, match in zip(threads.tolist(), told, strict=True):
+    for thread, match in zip(threads.tolist(), matches, strict=True):
         ran.setdefault(thread, set()).add(match[2] if match else "")
     shared = {
         thread
@@ -295,10 +295,12 @@ def _workers(threads: Array, told: list[re.Match[str] | None]) -> dict[float, in
     return {thread: index for index, thread in enumerate(sorted(shared or ran))}
 
 
-def _runs(roots: list[int], threads: Array, told: list[re.Match[str] | None], start: Array) -> Array:
+def _runs(roots: list[int], threads: Array, matches: list[re.Match[str] | None], start: Array) -> Array:
     """Return the index of the program's execution on its thread, from 0, equal on all devices of one execution."""
     by_program: dict[tuple[str, float], set[int]] = {}
-    keys = [None if match is None else (match[2], thread) for match, thread in zip(told, threads.tolist(), strict=True)]
+    keys = [
+        None if match is None else (match[2], thread) for match, thread in zip(matches, threads.tolist(), strict=True)
+    ]
     for key, root in zip(keys, roots, strict=True):
         if key is not None:
             by_program.setdefault(key, set()).add(root)

@@ -29,7 +29,7 @@ from perfscope.model.trace.columns import MISSING, Array
 
 _CORRELATIONS = 40
 """Bits of a correlation id; CUPTI's have 32."""
-_ASKED = re.compile(r"nccl:(\w+)")
+_ANNOTATION = re.compile(r"nccl:(\w+)")
 """PyTorch's annotation around a collective: the operation that the program called."""
 BYTE = "uint8"
 """Type of the elements if only bytes are known."""
@@ -73,13 +73,13 @@ class Tables:
         """Fill the table of collectives; ``fields``: values of the payload in each row of ``payload``."""
         kernels = self.rows["kernels"]
         rows = np.flatnonzero(kernels["communication"])
-        told = self._messages(rows, fields)
-        asked = self._asked(rows)
+        messages = self._messages(rows, fields)
+        operations = self._annotated(rows)
         names, sizes = [], defaultdict(list)
         for row in rows.tolist():
-            message = told.get(row)
+            message = messages.get(row)
             kernel = communication.collective_name(self._pool.strings[kernels["name"][row]])
-            name = asked.get(row) or (message.operation if message else kernel)
+            name = operations.get(row) or (message.operation if message else kernel)
             names.append(self._pool.code(name))
             communicator = message.communicator if message else None
             sizes["group"].append(
@@ -170,24 +170,24 @@ class Tables:
         seen = np.concatenate([parts[name]["device"] for name in ("kernels", "copies", "waits")])
         ordinals = np.unique(seen)
         owners = np.concatenate([parts[name]["process"] for name in ("kernels", "copies", "waits")])
-        told = []
+        found = []
         for ordinal in ordinals.tolist():
             owner = int(owners[seen == ordinal][0])
-            told.append(products(self._session, owner, [ordinal])[0])
+            found.append(products(self._session, owner, [ordinal])[0])
         self._ordinals = ordinals
         self._table(
             "devices",
             {
                 "ordinal": ordinals,
                 "name": np.array(
-                    [self._pool.code(product.name) if product and product.name else MISSING for product in told],
+                    [self._pool.code(product.name) if product and product.name else MISSING for product in found],
                     np.int32,
                 ),
                 "cores": np.array(
-                    [product.cores if product and product.cores else MISSING for product in told], np.int64
+                    [product.cores if product and product.cores else MISSING for product in found], np.int64
                 ),
                 "memory_bytes": np.array(
-                    [product.memory_bytes if product and product.memory_bytes else MISSING for product in told],
+                    [product.memory_bytes if product and product.memory_bytes else MISSING for product in found],
                     np.int64,
                 ),
             },
@@ -246,7 +246,7 @@ class Tables:
         threads = calls["thread"][kernels["call"][linked]]
         for thread in np.unique(threads).tolist():
             own = ranges[slices["thread"][ranges] == thread].tolist()
-            told = [
+            marks = [
                 host.Call(
                     name=self._pool.strings[slices["name"][row]],
                     start_ns=int(slices["start_ns"][row]),
@@ -257,16 +257,16 @@ class Tables:
             ]
             launched = linked[threads == thread]
             begun = calls["start_ns"][kernels["call"][launched]]
-            result |= host.messages(told, zip(begun.tolist(), launched.tolist(), strict=True), self._ranks)
+            result |= host.messages(marks, zip(begun.tolist(), launched.tolist(), strict=True), self._ranks)
         return result
 
-    def _asked(self, rows: Array) -> dict[int, str]:
+    def _annotated(self, rows: Array) -> dict[int, str]:
         """Return communication kernel -> the operation in PyTorch's annotation around its launch."""
         kernels, calls, slices = self.rows["kernels"], self.rows["calls"], self.rows["slices"]
         named = {
             code: match[1]
             for code in np.unique(slices["name"]).tolist()
-            if (match := _ASKED.match(self._pool.strings[code])) is not None
+            if (match := _ANNOTATION.match(self._pool.strings[code])) is not None
         }
         found_in: dict[int, str] = {}
         for row in rows[kernels["call"][rows] != MISSING].tolist() if named else ():

@@ -65,11 +65,11 @@ def _complete(trace: Trace, process: Process) -> Trace:
     The steps in a process's manifest are up to some seconds old if it was killed; later steps except the last are
     complete.
     """
-    told = [capture.steps for capture in process.captures if capture.tool == NSYS]
+    recorded = [capture.steps for capture in process.captures if capture.tool == NSYS]
     steps = trace.rows["steps"]
-    if process.step_source is None or not told or not len(steps):
+    if process.step_source is None or not recorded or not len(steps):
         return trace
     last = int(steps["number"].max())
-    if told[0] is None or last >= told[0][1]:
+    if recorded[0] is None or last >= recorded[0][1]:
         return replace(trace, rows={**trace.rows, "steps": steps.take(steps["number"] != last)})
     return trace

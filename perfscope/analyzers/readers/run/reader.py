@@ -468,10 +468,10 @@ def _rank(main: Trace | None, part: RunPart, process: Process) -> tuple[int | No
     """
     if part.several or (process.world_size or 1) > 1:
         return process.rank, "launcher's environment", process.world_size
-    told = None if main is None else main.source
-    if told is None or told.rank is None or (told.world_size or 1) < 2:
+    source = None if main is None else main.source
+    if source is None or source.rank is None or (source.world_size or 1) < 2:
         return None, None, process.world_size
-    return told.rank, told.rank_source, told.world_size
+    return source.rank, source.rank_source, source.world_size
 
 
 def _counters(process: Process) -> AllocatorCounters | None:

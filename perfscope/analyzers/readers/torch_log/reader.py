@@ -273,7 +273,7 @@ def _log(collector: Collector, path: str, records: int, corrupt: int) -> Compile
     executed = tuple(number for number in collector.executed if number is not None)
     if len(executed) < len(collector.executed):
         left_out[NO_COMPILE_ID], executed = len(collector.executed), ()
-    unsaid = [graph_break for unit in units if (graph_break := breaks.failure_break(unit)) is not None]
+    failures = [graph_break for unit in units if (graph_break := breaks.failure_break(unit)) is not None]
     made = [kernel for unit in units for section in unit.sections for kernel in kernels.build(unit, section)]
     if len(made) > MAX_KERNELS:
         left_out["kernels beyond the limit"] = len(made) - MAX_KERNELS
@@ -283,7 +283,7 @@ def _log(collector: Collector, path: str, records: int, corrupt: int) -> Compile
         torch_version=collector.version,
         compiles=tuple(unit.compilation for unit in units),
         executed=executed,
-        breaks=(*_with_skips(collector.breaks), *unsaid),
+        breaks=(*_with_skips(collector.breaks), *failures),
         recompiles=tuple(
             LoggedRecompile(
                 compile_id=unit.compilation.compile_id,

@@ -203,7 +203,7 @@ def _before(columns: Mapping[str, npt.NDArray[Any]], rows: Rows) -> tuple[dict[s
 
     in_use = np.flatnonzero((rows["state"] != HeldState.FREE) & (rows["address"] != 0))
     at_end = rows["address"][in_use].astype(np.int64)
-    asked = np.where(rows["requested_bytes"] != MISSING, rows["requested_bytes"], rows["bytes"])[in_use]
+    requested = np.where(rows["requested_bytes"] != MISSING, rows["requested_bytes"], rows["bytes"])[in_use]
     positions = np.searchsorted(address[last], at_end)
     heard = np.zeros(len(at_end), bool)
     inside = positions < int(last.sum())
@@ -213,13 +213,13 @@ def _before(columns: Mapping[str, npt.NDArray[Any]], rows: Rows) -> tuple[dict[s
     if agree and len(at_end):
         by_address = np.argsort(at_end[heard], kind="stable")
         agree = bool(
-            (address[still] == at_end[heard][by_address]).all() and (size[still] == asked[heard][by_address]).all()
+            (address[still] == at_end[heard][by_address]).all() and (size[still] == requested[heard][by_address]).all()
         )
     early, unheard = events[first & frees], in_use[~heard]
     freed = -columns["bytes"][early]
     return {
         "address": np.concatenate((columns["address"][early], at_end[~heard])),
-        "bytes": np.concatenate((freed, asked[~heard])),
+        "bytes": np.concatenate((freed, requested[~heard])),
         "stream": np.concatenate((columns["stream"][early], np.full(len(unheard), MISSING))),
         "frame": np.concatenate((np.full(len(early), MISSING), rows["frame"][unheard])),
     }, agree
@@ -228,8 +228,8 @@ def _before(columns: Mapping[str, npt.NDArray[Any]], rows: Rows) -> tuple[dict[s
 def _allocated(columns: Mapping[str, npt.NDArray[Any]], rows: Rows) -> Int64:
     """Return the requested bytes of blocks in use after each entry: (n,)."""
     in_use = rows["state"] != HeldState.FREE
-    asked = np.where(rows["requested_bytes"] != MISSING, rows["requested_bytes"], rows["bytes"])
-    return _back_from(int(asked[in_use].sum()), columns, (MemoryAction.ALLOCATE, MemoryAction.FREE))
+    requested = np.where(rows["requested_bytes"] != MISSING, rows["requested_bytes"], rows["bytes"])
+    return _back_from(int(requested[in_use].sum()), columns, (MemoryAction.ALLOCATE, MemoryAction.FREE))
 
 
 def _reserved(columns: Mapping[str, npt.NDArray[Any]], at_end: int) -> Int64 | None:

@@ -122,10 +122,10 @@ def _rows(ranges: list[tuple[int, int, int, str]], strings: TraceBuilder) -> dic
 
 def sniff(path: Path, head: bytes) -> bool:
     """Return whether the file is a pickle that begins with the segments, or the history, of an allocator."""
-    return head[:1] == b"\x80" and any(key in head for key in _KEYS[:2]) and _tells_apart(head)
+    return head[:1] == b"\x80" and any(key in head for key in _KEYS[:2]) and _has_snapshot_keys(head)
 
 
-def _tells_apart(head: bytes) -> bool:
+def _has_snapshot_keys(head: bytes) -> bool:
     return not any(key in head for key in _OTHERS) and sum(key in head for key in _KEYS) >= 2
 
 

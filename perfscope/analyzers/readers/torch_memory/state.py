@@ -170,18 +170,18 @@ def _blocks(segment: Row, stacks: Stacks, unplaced: dict[str, int]) -> Iterator[
         address += size
 
 
-def pool_of(said: object) -> str | None:
+def pool_of(value: object) -> str | None:
     """Return the name of a memory pool, ``None`` for the default one: ``(0, 0)``."""
-    text = str(said) if type(said) in (tuple, str) else ""
+    text = str(value) if type(value) in (tuple, str) else ""
     return None if text in DEFAULT_POOL else text
 
 
-def _number(said: object, other: int) -> int:
-    if type(said) is not int:
+def _number(value: object, other: int) -> int:
+    if type(value) is not int:
         return other
-    if not 0 <= said < 2**60:
-        raise DataError(f"a number of {said:,} in a snapshot: refused")
-    return said
+    if not 0 <= value < 2**60:
+        raise DataError(f"a number of {value:,} in a snapshot: refused")
+    return value
 
 
 def _size(row: Row, name: str) -> int:

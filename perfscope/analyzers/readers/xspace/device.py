@@ -271,7 +271,9 @@ class Devices:
             names.copy_details(self._pool.strings[code]) if code != MISSING else (None, int(HostMemory.UNKNOWN))
             for code in codes.tolist()
         ]
-        amount = np.array([MISSING if told is None else told for told, _ in details], np.int64)[index]
+        amount = np.array([MISSING if amount_bytes is None else amount_bytes for amount_bytes, _ in details], np.int64)[
+            index
+        ]
         side = np.array([side for _, side in details], np.int64)[index]
         size = np.where(size == MISSING, amount, size)
         crosses = np.isin(kind, (CopyKind.HOST_TO_DEVICE, CopyKind.DEVICE_TO_HOST, CopyKind.HOST_TO_HOST))

@@ -88,12 +88,14 @@ def with_sizes(columns: Columns) -> tuple[Columns, int]:
     total: dict[tuple[bool, int], int] = {}
     names = ("on_device", "ordinal", "address", "bytes", "allocated_bytes")
     rows = zip(freed.tolist(), *(columns[name].tolist() for name in names), strict=True)
-    for row, (gone, on_device, ordinal, address, told, allocated) in enumerate(rows if (size == MISSING).any() else ()):
+    for row, (gone, on_device, ordinal, address, requested, allocated) in enumerate(
+        rows if (size == MISSING).any() else ()
+    ):
         memory = (on_device, ordinal)
         if not gone:
-            held[*memory, address] = told
-            unknown[row] = told == MISSING
-        elif told == MISSING:
+            held[*memory, address] = requested
+            unknown[row] = requested == MISSING
+        elif requested == MISSING:
             fell = total[memory] - allocated if memory in total and allocated != MISSING else 0
             size[row] = held.pop((*memory, address), fell)
             unknown[row] = size[row] <= 0

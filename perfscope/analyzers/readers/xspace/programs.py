@@ -44,7 +44,7 @@ class Placement:
     """Collector of the facts of launches; ``place`` writes the column ``place`` of ``hlo_ops``."""
 
     def __init__(self) -> None:
-        self._told: set[tuple[int, int]] = set()
+        self._devices: set[tuple[int, int]] = set()
         """(Local device, global device)."""
         self._own: set[int] = set()
         """Devices of this process."""
@@ -58,7 +58,7 @@ class Placement:
         for event, number in np.unique(np.stack([line.metadata, device])[:, launches], axis=1).T.tolist():
             local = _LOCAL.match(plane.names.get(event, ""))
             if local is not None:
-                self._told.add((int(local[1]), number))
+                self._devices.add((int(local[1]), number))
 
     def place(self, ops: Rows, assignments: Assignments) -> tuple[int, int] | None:
         """Fill the known values of ``place``; return (index of the process, processes) if programs run on several.
@@ -69,7 +69,7 @@ class Placement:
             return None
         at = {key: {device: index for index, device in enumerate(ids)} for key, ids in assignments.items()}
         local: dict[int, set[int]] = {}
-        for number, device in self._told:
+        for number, device in self._devices:
             local.setdefault(number, set()).add(device)
         known = {number: devices.pop() for number, devices in local.items() if len(devices) == 1}
         hosted = ops["slice"] != MISSING

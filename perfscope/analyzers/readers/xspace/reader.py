@@ -50,7 +50,7 @@ _HOST_PLANE = "/host:CPU"
 _TIMES = ("start_ns", "end_ns", "time_ns", "launch_end_ns")
 _LATEST_NS = 1 << 61
 """Latest start of a recording; times of events of a later one would not fit 64 bits."""
-_NOT_TOLD = ("op_links", "shapes", "autograd", "collectives", "sync_records")
+_UNPROVEN = ("op_links", "shapes", "autograd", "collectives", "sync_records")
 """Keys that rows of this format do not prove."""
 
 MAX_BYTES = 2 << 30
@@ -108,7 +108,7 @@ def build_from_planes(pool: TraceBuilder, read: Iterable[tuple[Plane, Iterable[L
         _shift(rows, epoch_ns)
     pool.rank, pool.world_size = (None, None) if process is None else process
     pool.rank_source = "device assignment"
-    pool.record_tables(without=_NOT_TOLD)
+    pool.record_tables(without=_UNPROVEN)
     if not calls_that_wait(rows):
         pool.recorded.discard("waiting_calls")
     if programs.modules:

@@ -157,11 +157,11 @@ def _line(
     offset, duration = (np.array([time[index] for time in times], np.int64) for index in (0, 1))
     stats: dict[str, Array] = {}
     for stat in (*NUMBERS, *TEXTS):
-        told = [(row, event.args[stat]) for row, event in enumerate(events) if stat in event.args]
-        if told:
+        given = [(row, event.args[stat]) for row, event in enumerate(events) if stat in event.args]
+        if given:
             stats[stat] = np.full(len(events), MISSING, np.int64)
-            stats[stat][[row for row, _ in told]] = [
-                code(str(value)) if stat in TEXTS else _whole(value) for _, value in told
+            stats[stat][[row for row, _ in given]] = [
+                code(str(value)) if stat in TEXTS else _whole(value) for _, value in given
             ]
     program = np.full(len(events), MISSING, np.int64)
     if name in (names.OPS_LINE, names.ASYNC_LINE):

@@ -81,7 +81,7 @@ def check(trace: Trace) -> Iterator[Finding]:
     if cost < MIN_SHARE * worked or not cost:
         return
     covers: dict[str, int] = {cause: account.total_ns[cause] for cause in _DISPATCH}
-    make = _unjitted if found.steps == "unjitted" else _beside_jitted
+    make = _unjitted if found.steps == "unjitted" else _outside_jitted
     finding = replace(make(trace, found.fact), covers_ns=covers, **timed_cost(trace, cost, account.whole_ns))
     bare = trace_step_time(trace)
     if bare is not None and bare.of != "profiled":  # a profiler lengthens all of it equally
@@ -132,7 +132,7 @@ def _unjitted(trace: Trace, fact: ProgramFact) -> Finding:
     )
 
 
-def _beside_jitted(trace: Trace, fact: ProgramFact) -> Finding:
+def _outside_jitted(trace: Trace, fact: ProgramFact) -> Finding:
     """Return a finding about operations next to a jitted function that makes the steps."""
     inside = f", most in {fact.value}" if fact.value else ""
     what = f"the operations of {fact.value}" if fact.value else "the operations of this line"

@@ -26,7 +26,7 @@ from perfscope.analyzers.compare import (
     Side,
     StepChange,
 )
-from perfscope.dashboards.report.compare.words import said_of, said_of_metrics
+from perfscope.dashboards.report.compare.words import metrics_line, summary_line
 from perfscope.dashboards.report.renderers.records import Shape, Shapes, plain
 from perfscope.dashboards.report.renderers.values import percent
 from perfscope.model.documents import comparison as types
@@ -93,7 +93,7 @@ def document(comparison: Comparison, *, failed: Sequence[str] = (), gates: Seque
     parts = {
         "schema": SCHEMA,
         "headline": comparison.headline,
-        "summary": f"{comparison.headline}: {said_of(comparison)}",
+        "summary": f"{comparison.headline}: {summary_line(comparison)}",
         **{name: getattr(comparison, name) for name in types.Sides.__struct_fields__},
         "failed": failed,
         "gates": gates,
@@ -287,11 +287,11 @@ def ab_document(
     headline = verdict_over(judged)
     values |= {
         "headline": headline,
-        "summary": f"{headline}: {said_of_metrics(judged)}",
+        "summary": f"{headline}: {metrics_line(judged)}",
         "failed": list(failed),
         "gates": list(gates),
         "metrics": [*gating, *exact],
-        "beside": [*(_plain(metric) | {"gates": False} for metric in result.beside), *map(_profiled, single)],
+        "beside": [*(_plain(metric) | {"gates": False} for metric in result.secondary), *map(_profiled, single)],
         "kernels": _plain(profiles.kernels[:MOST_KERNELS]),
         "not_looked": [*values["not_looked"], *_lost(plan, profiles)],
         "notes": [*values["notes"], *two_changes(result.step, comparison)],

@@ -46,7 +46,7 @@ def render(document: Document) -> str:
     skipped = sum(case.find("skipped") is not None for case in cases)
     suite = ET.SubElement(whole, "testsuite", {"name": title(document), **counts, "skipped": str(skipped)})
     suite.extend(cases)
-    ET.SubElement(suite, "system-out").text = "\n".join(_said(document))
+    ET.SubElement(suite, "system-out").text = "\n".join(_output_lines(document))
     ET.indent(whole)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(whole, encoding="unicode") + "\n"
 
@@ -81,8 +81,8 @@ def _gate(document: Document, severity: str) -> ET.Element:
         return case
     lines = "\n".join(map(_finding, changes[:MOST_LINES]))
     least = SEVERITIES.index(severity)
-    asked = {f"finding:{severity}" for severity in SEVERITIES[least:]} & set(document.gates)
-    if asked:
+    gated = {f"finding:{severity}" for severity in SEVERITIES[least:]} & set(document.gates)
+    if gated:
         message = f"{len(changes)} new or worse"
         ET.SubElement(case, "failure", {"type": "finding", "message": message}).text = lines
     else:
@@ -94,9 +94,9 @@ def _gate(document: Document, severity: str) -> ET.Element:
 
 def _program_gates(document: Document) -> list[ET.Element]:
     """One case per gate on compiled programs given with ``--fail-on``."""
-    asked = dict.fromkeys(gate.name for text in document.gates for gate in _asked(text))
+    names = dict.fromkeys(gate.name for text in document.gates for gate in _gates_of(text))
     cases = []
-    for name in asked if document.programs else ():
+    for name in names if document.programs else ():
         case = _case("program", name)
         failed = [sanitize(line, TEXT_LIMIT) for line in document.failed if f"{name}: " in f"{line}"]
         if failed:
@@ -106,7 +106,7 @@ def _program_gates(document: Document) -> list[ET.Element]:
     return cases
 
 
-def _asked(text: str) -> tuple[ProgramGate, ...]:
+def _gates_of(text: str) -> tuple[ProgramGate, ...]:
     """Parse a gate named in a document; gates of other kinds give ``()``."""
     try:
         return program_gate(text)
@@ -120,7 +120,7 @@ def _finding(change: FindingChange) -> str:
     return f"{change.change}: {sanitize(change.rule)}{shown_at}: {sanitize(change.shown.title, 320)}"
 
 
-def _said(document: Document) -> list[str]:
+def _output_lines(document: Document) -> list[str]:
     """The verdict, its method, and what was not compared."""
     lines = [headline(document), *(f"gate not met: {sanitize(line)}" for line in document.failed[:MOST_LINES])]
     lines += [sanitize(line, TEXT_LIMIT) for line in method_lines(document)]

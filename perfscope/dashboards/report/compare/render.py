@@ -24,8 +24,8 @@ from perfscope.dashboards.report.compare.words import (
     headline,
     is_quiet,
     pair_words,
-    said_of,
     short_titles,
+    summary_line,
     title,
 )
 from perfscope.dashboards.report.renderers.html import sections_html
@@ -125,7 +125,7 @@ def _mark(document: Document) -> str:
 
 
 def _quiet(document: Document) -> str:
-    texts = [said_of(document)]
+    texts = [summary_line(document)]
     by_time = sum(finding.change != "unchanged" for finding in document.findings)
     if by_time:
         texts.append(f"{by_time} finding{'' if by_time == 1 else 's'} changed ({BY_TIME})")
@@ -136,7 +136,7 @@ def _quiet(document: Document) -> str:
 
 
 def _markdown(document: Document, rows: int) -> Iterator[str]:
-    yield f"### perfscope: {_mark(document)} {document.headline}: {inline(said_of(document))}"
+    yield f"### perfscope: {_mark(document)} {document.headline}: {inline(summary_line(document))}"
     facts = [" → ".join(code(name) for name in short_titles(document))]
     if document.method.pairs:
         facts.append(pair_words(document.method))

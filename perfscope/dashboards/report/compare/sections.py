@@ -24,6 +24,7 @@ from perfscope.dashboards.report.compare.words import (
     FINDING_WORDS,
     TONES,
     cause_lines,
+    cause_part,
     change_value,
     changed_kernels,
     environment,
@@ -38,11 +39,10 @@ from perfscope.dashboards.report.compare.words import (
     program_title,
     row_amounts,
     row_title,
-    said_of,
     side_text,
     side_title,
     side_value,
-    told,
+    summary_line,
     verdict,
     written_line,
 )
@@ -89,7 +89,7 @@ MOST_FALLS = 12
 NAME_LIMIT = 90
 """Characters of a name or a place: enough to recognise a mangled name."""
 
-BESIDE = "Also measured, never gating"
+SECONDARY = "Also measured, never gating"
 CHANCE = "one launch each: part of them is chance"
 
 T = TypeVar("T")
@@ -132,7 +132,7 @@ def verdict_section(document: Document) -> Section:
     gates = tuple(f"gate not met: {line}" for line in document.failed[:MOST_LINES])
     return Section(
         title=document.headline.capitalize(),
-        summary=said_of(document),
+        summary=summary_line(document),
         tone=TONES.get(document.headline, "plain"),
         blocks=(Listing(items=gates),) if gates else (),
     )
@@ -179,7 +179,7 @@ def _metrics(document: Document) -> Iterator[Section]:
     blocks: tuple[Block, ...] = (
         *tables(_table(METRIC_COLUMNS, rows, rest="metrics", bar="effects")),
         *notes(*reasons[:MOST_LINES]),
-        *tables(_table(METRIC_COLUMNS, document.beside, title=BESIDE, detail=True, bar="effects")),
+        *tables(_table(METRIC_COLUMNS, document.beside, title=SECONDARY, detail=True, bar="effects")),
     )
     if blocks:
         yield Section(title="Metrics", blocks=blocks)
@@ -348,7 +348,7 @@ def _parts(step: Step, moved: Sequence[Part]) -> Table:
         Column("by calls", lambda part: part.count_ns, "signed_ns", drop=1),
         Column("by each call", lambda part: part.each_ns, "signed_ns", drop=1),
         Column("where", lambda part: part.place, "place", limit=NAME_LIMIT),
-        Column("what", lambda part: part_words(told(part), step.per)),
+        Column("what", lambda part: part_words(cause_part(part), step.per)),
     )
     return _table(columns, moved, rest="parts", left=step.other_parts.count)
 

@@ -115,10 +115,10 @@ _BLOCKED = ("blocking collectives per run", "planned blocking collectives per st
 
 def headline(document: Document) -> str:
     """The verdict and what it rests on, one line."""
-    return f"{document.headline}: {said_of(document)}"
+    return f"{document.headline}: {summary_line(document)}"
 
 
-def said_of(comparison: Document | Comparison) -> str:
+def summary_line(comparison: Document | Comparison) -> str:
     """Summarise a comparison in one line: a likely change of step time, then worse or better metrics, then notes."""
     metrics = comparison.metrics
     single = next((metric for metric in metrics if metric.known in (SINGLE, SETS) and not metric.gates), None)
@@ -135,7 +135,7 @@ def said_of(comparison: Document | Comparison) -> str:
     return "; ".join([time, *texts, *_settle(single, comparison.settle)])
 
 
-def said_of_metrics(metrics: Sequence[Judged]) -> str:
+def metrics_line(metrics: Sequence[Judged]) -> str:
     """Summarise judged metrics in one line."""
     return "; ".join(list(_judged_words(metrics)) or [NOTHING_EXACT])
 
@@ -351,7 +351,7 @@ def _names(names: Sequence[str]) -> str:
     return ", ".join(texts[:MOST_NAMED]) + more
 
 
-def told(part: Part) -> CausePart:
+def cause_part(part: Part) -> CausePart:
     """Turn a part of the step into its record in a cause."""
     keys = part.head.keys or part.base.keys
     first = next((key for key in keys if key.file), keys[0] if keys else None)

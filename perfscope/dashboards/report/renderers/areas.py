@@ -59,16 +59,16 @@ def areas_html(picture: Areas) -> str:
 def legend(picture: Areas) -> str:
     """The colours in words, in the order of the areas from top to bottom, then those of the strip below."""
     least = picture.peak_bytes / PLOT_LEAST
-    said = [(area.color, area.name) for area in reversed(picture.areas) if max(area.bytes) >= least]
+    keys = [(area.color, area.name) for area in reversed(picture.areas) if max(area.bytes) >= least]
     if picture.reserved is not None:
-        said.insert(0, (RESERVED_COLOR, "reserved (line)"))
+        keys.insert(0, (RESERVED_COLOR, "reserved (line)"))
     phases = list(dict.fromkeys((phase.color, phase.name) for phase in picture.phases))
     below = f"<span>below:</span>{_keys(phases)}" if phases else ""
-    return f"{_keys(said)}{below}"
+    return f"{_keys(keys)}{below}"
 
 
-def _keys(said: Sequence[tuple[str, str]]) -> str:
-    return "".join(f"<span>{swatch(color)} {_text(words)}</span>" for color, words in said)
+def _keys(keys: Sequence[tuple[str, str]]) -> str:
+    return "".join(f"<span>{swatch(color)} {_text(words)}</span>" for color, words in keys)
 
 
 def ceiling(picture: Areas) -> float:

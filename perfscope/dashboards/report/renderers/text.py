@@ -279,13 +279,13 @@ def finding_text(
     known = "; ".join(filter(None, (words.basis, words.on_ranks.strip(" ()"))))
     fitting = (text for text in (f" ({known})", f" ({words.basis})") if len(head) + len(text) <= width)
     head.append(next(fitting, ""))
-    beside = len(head) + INDENT + len(words.where) <= width
+    fits = len(head) + INDENT + len(words.where) <= width
     place, line = Style(color="cyan", link=(words.link or None) if links else None), words.code if code else ""
-    if words.where and beside:
+    if words.where and fits:
         head.append("  ").append(words.where, place)
     yield head
     yield indented(words.title)
-    if words.where and not beside:
+    if words.where and not fits:
         text, room = RichText(words.where, place, overflow="fold"), width - MARGIN - len(words.where) - 4
         if line and room >= LEAST_CODE:
             text.append(f"  > {shorten_end(line, room)}", "italic")

@@ -119,7 +119,9 @@ def _memory(entry: MemoryEntry, *, small: bool, pictures: bool) -> Section:
     memory = entry.worst
     picture = memory.picture if pictures and memory.picture is not None and not _is_flat(memory.picture) else None
     title, summary = f"Memory of {_whole_name(entry)}", headline(memory)
-    facts = notes("; ".join((*_facts(memory), *_beside(entry), _basis(memory))), *memory.notes, *_unmatched(memory))
+    facts = notes(
+        "; ".join((*_facts(memory), *_other_memory(entry), _basis(memory))), *memory.notes, *_unmatched(memory)
+    )
     return Section(
         title=title,
         summary=summary,
@@ -213,8 +215,8 @@ def _facts(memory: Memory) -> Iterator[str]:
     """Failed allocations, reserved and remaining memory, growth."""
     if memory.out_of_memory:
         many = "an allocation" if memory.out_of_memory == 1 else f"{memory.out_of_memory:,} allocations"
-        asked = "" if memory.failed_bytes is None else f", {format_bytes(memory.failed_bytes)} was requested"
-        yield f"{many} failed: out of memory{asked}"
+        requested = "" if memory.failed_bytes is None else f", {format_bytes(memory.failed_bytes)} was requested"
+        yield f"{many} failed: out of memory{requested}"
     rounded = None if memory.rounded_peak_bytes is None else format_bytes(memory.rounded_peak_bytes)
     if rounded is not None and rounded != format_bytes(memory.peak_bytes):
         yield (
@@ -258,7 +260,7 @@ def _reserved(memory: Memory, reserved: Reserved) -> Iterator[str]:
         )
 
 
-def _beside(entry: MemoryEntry) -> Iterator[str]:
+def _other_memory(entry: MemoryEntry) -> Iterator[str]:
     if entry.others and not entry.others_left:
         least = entry.others[-1]
         yield (

@@ -1,8 +1,8 @@
 """Pages of the dashboard in the order of the menu: name -> module. One module per page; plug-ins add theirs.
 
 A page's module has ``TITLE``, ``VIEW`` (name in ``views.VIEWS`` of the data it shows, or ``None`` for a page without an
-item), ``layout(asked, view)``, and optionally ``GRIDS`` (names of its grids), ``CHART`` (name of its chart) and
-``register(app)`` for its own callbacks. A page without an item may have ``mark(asked)``: a text that changes when the
+item), ``layout(request, view)``, and optionally ``GRIDS`` (names of its grids), ``CHART`` (name of its chart) and
+``register(app)`` for its own callbacks. A page without an item may have ``mark(request)``: a text that changes when the
 page must be redrawn; without it the page is drawn once. The page of a plug-in may have ``KEY``, a letter as in
 ``PAGE_KEYS``.
 """
@@ -55,7 +55,7 @@ PAGE_KEYS: dict[str, str] = {
 """Page -> the key that opens it after ``g``; `assets/keys.js` reads these from the menu."""
 
 
-class Asked(Struct, frozen=True, kw_only=True):
+class PageRequest(Struct, frozen=True, kw_only=True):
     """A parsed address. ``parameters`` are untrusted; ``item`` and ``folder``: for a page with a view.
 
     ``came_from``: on a page without an item, the item shown before; the menu leads back to it.

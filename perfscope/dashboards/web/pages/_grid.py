@@ -7,7 +7,7 @@ from typing import Any
 import dash_ag_grid as dag
 from dash import ClientsideFunction, Input, Output, dcc, html
 
-from perfscope.dashboards.web.pages import Asked
+from perfscope.dashboards.web.pages import PageRequest
 
 _NUMBERS = {
     "ns": "psNs",
@@ -31,7 +31,7 @@ HEAD_ROOM_PX, LETTER_PX = 52, 8
 def grid(
     name: str,
     held: dict[str, Any],
-    asked: Asked,
+    request: PageRequest,
     *,
     table: str,
     links: dict[str, tuple[str, str, str]] | None = None,
@@ -51,7 +51,7 @@ def grid(
     row are hidden and named below the grid.
     """
     columns = [
-        _column(column, asked, (links or {}).get(column["key"]), (by or {}).get(column["key"]))
+        _column(column, request, (links or {}).get(column["key"]), (by or {}).get(column["key"]))
         for column in held["columns"]
     ]
     keys = [column["key"] for column in held["columns"]]
@@ -60,8 +60,8 @@ def grid(
     for column in columns:
         if column["field"] in {item["key"] for item in empty}:
             column |= {"hide": True}
-    whose = key if key is not None else "" if asked.item is None else asked.item.key
-    csv = f"{asked.base_path}api/table/{whose}/{view or name}/{table}.csv"
+    whose = key if key is not None else "" if request.item is None else request.item.key
+    csv = f"{request.base_path}api/table/{whose}/{view or name}/{table}.csv"
     label = html.Label("search in the table", htmlFor=f"{name}-search", className="ps-hidden")
     search = dcc.Input(id=f"{name}-search", type="search", placeholder="search", className="ps-tl-find")
     file = [] if picks else [html.A("CSV", href=csv, className="ps-button", download=f"{name}-{table}.csv")]
@@ -124,7 +124,7 @@ def _is_empty(rows: list[list[Any]], keys: list[str], key: str) -> bool:
 
 
 def _column(
-    column: dict[str, Any], asked: Asked, link: tuple[str, str, str] | None, by: tuple[str, str, str] | None
+    column: dict[str, Any], request: PageRequest, link: tuple[str, str, str] | None, by: tuple[str, str, str] | None
 ) -> dict[str, Any]:
     unit, key = column["unit"], column["key"]
     made: dict[str, Any] = {"field": key, "headerName": column["title"], "minWidth": 70}
@@ -149,7 +149,7 @@ def _column(
         made |= {"cellClass": "ps-code"}
     if link is not None:
         page, parameter, pattern = link
-        base = page if page.startswith("/") else asked.link(page)
+        base = page if page.startswith("/") else request.link(page)
         made |= {
             "cellRenderer": "PsLink",
             "cellRendererParams": {
@@ -162,6 +162,6 @@ def _column(
         page, parameter, source = by
         made |= {
             "cellRenderer": "PsLink",
-            "cellRendererParams": {"base": asked.link(page), "parameter": parameter, "source": source},
+            "cellRendererParams": {"base": request.link(page), "parameter": parameter, "source": source},
         }
     return made

@@ -8,7 +8,7 @@ from typing import Any
 import dash_mantine_components as dmc
 from dash import Input, Output, State, dcc, html
 
-from perfscope.dashboards.web.pages import Asked
+from perfscope.dashboards.web.pages import PageRequest
 from perfscope.dashboards.web.server.shelf import read_view
 from perfscope.dashboards.web.server.workshop import State as Readiness
 from perfscope.dashboards.web.ui import Fragment
@@ -33,15 +33,21 @@ CLICKED = """function(click, figure) {
 
 
 def tabs(
-    asked: Asked, parameter: str, words: Mapping[str, str], here: str, *, label: str, without: Sequence[str] = ()
+    request: PageRequest,
+    parameter: str,
+    words: Mapping[str, str],
+    here: str,
+    *,
+    label: str,
+    without: Sequence[str] = (),
 ) -> Any:
     """Links to the same page with another value of ``parameter``; ``words``: value -> text of its tab.
 
     ``without``: parameters of the address that have no meaning on another tab.
     """
-    kept = {key: value for key, value in asked.parameters.items() if key not in without}
+    kept = {key: value for key, value in request.parameters.items() if key not in without}
     links = [
-        tab(name, asked.link(asked.page, **{**kept, parameter: value}), here=value == here)
+        tab(name, request.link(request.page, **{**kept, parameter: value}), here=value == here)
         for value, name in words.items()
     ]
     return html.Nav(links, className="ps-tabs", **{"aria-label": label})
@@ -62,57 +68,57 @@ def picker(name: Any, items: Iterable[Any], chosen: str | None, **options: Any) 
     )  # fmt: skip
 
 
-def chosen(asked: Asked, parameter: str, known: Mapping[str, str]) -> str:
+def chosen(request: PageRequest, parameter: str, known: Mapping[str, str]) -> str:
     """The value in the address if it is known, else the first known value."""
-    wanted = asked.parameters.get(parameter, "")
+    wanted = request.parameters.get(parameter, "")
     return wanted if wanted in known else next(iter(known), "")
 
 
-def origins(asked: Asked) -> dict[str, str]:
+def origins(request: PageRequest) -> dict[str, str]:
     """The event at 0 of each trace's timeline, by trace number; empty while the timeline is being made."""
-    held = None if asked.folder is None else read_view(asked.folder, "timeline")
+    held = None if request.folder is None else read_view(request.folder, "timeline")
     result = {} if held is None else held.get("view", {})
     return {str(item["trace"]): item["origin"] for item in result.get("traces", ()) if item["events"]}
 
 
-def planned(asked: Asked) -> bool:
+def planned(request: PageRequest) -> bool:
     """Whether it was compiled or planned but never ran."""
-    held = None if asked.folder is None else read_view(asked.folder, "overview")
+    held = None if request.folder is None else read_view(request.folder, "overview")
     return bool(held and held.get("view", {}).get("planned"))
 
 
-def nothing(asked: Asked, words: str) -> list[Any]:
+def nothing(request: PageRequest, words: str) -> list[Any]:
     """The content of a page without data: the reason, and the pages that have data on the same item."""
-    links = [dcc.Link(name, href=asked.link(page)) for page, name in OTHERS.items() if _has(asked, page)]
+    links = [dcc.Link(name, href=request.link(page)) for page, name in OTHERS.items() if _has(request, page)]
     see = [html.P(["See: ", *(part for link in links for part in (link, " · "))][:-1], className="ps-note")]
     return [
-        html.P(NOTHING_RAN if planned(asked) else words, className="ps-card", role="status"),
+        html.P(NOTHING_RAN if planned(request) else words, className="ps-card", role="status"),
         *(see if links else []),
     ]
 
 
-def empty_pages(asked: Asked) -> Mapping[str, str]:
+def empty_pages(request: PageRequest) -> Mapping[str, str]:
     """Pages without data on the item -> the reason; empty while this is unknown."""
-    item = asked.item or asked.came_from
-    folder = asked.folder
+    item = request.item or request.came_from
+    folder = request.folder
     if folder is None and item is not None:
-        folder = asked.workshop.state(item, start=False).folder
+        folder = request.workshop.state(item, start=False).folder
     held = None if folder is None else read_view(folder, EMPTY_VIEW)
     return {} if held is None else held.get("view", {})
 
 
-def _has(asked: Asked, page: str) -> bool:
+def _has(request: PageRequest, page: str) -> bool:
     """Whether a page has more than text; true while this is unknown."""
-    held = None if asked.folder is None else read_view(asked.folder, page)
+    held = None if request.folder is None else read_view(request.folder, page)
     if held is None:
         return True
     view = held.get("view", {})
     return any(view.get(key) for key in SHOWN[page])
 
 
-def pictures(asked: Asked) -> dict[int, str]:
+def pictures(request: PageRequest) -> dict[int, str]:
     """Number of a finding -> the first picture of the graph about it; empty while pictures are being made."""
-    held = None if asked.folder is None else read_view(asked.folder, "graph")
+    held = None if request.folder is None else read_view(request.folder, "graph")
     result: dict[int, str] = {}
     for number, subject in enumerate(({} if held is None else held.get("view", {})).get("subjects", ())):
         for item in subject["findings"]:
@@ -172,7 +178,7 @@ def register_chart(app: Any, name: str) -> None:
 
 
 def bars(rows: Sequence[Mapping[str, Any]], colors: Mapping[str, str], *, title: str, words: str = "") -> Any:
-    """Stacked bars on one scale: ``rows`` with ``label``, ``said`` (its numbers) and ``parts`` (name -> value)."""
+    """Stacked bars on one scale: ``rows`` with ``label``, ``message`` (its numbers) and ``parts`` (name -> value)."""
     whole = max((sum(row["parts"].values()) for row in rows), default=0) or 1
     drawn = [
         html.Div(
@@ -214,7 +220,7 @@ def cards(title: str, view: dict[str, Any], *, nothing: str) -> list[Any]:
 # Content of a page whose data is not ready: the progress, or the reason for the failure.
 
 
-def said(line: str, *more: Any) -> Any:
+def message(line: str, *more: Any) -> Any:
     """A line in place of a page."""
     return html.Div([html.P(sanitize(line, 1_000)), *more], className="ps-card", role="alert")
 
@@ -226,15 +232,15 @@ def progress(title: str, key: str, state: Readiness) -> Any:
             [
                 html.H1(title),
                 dmc.Progress(value=100, animated=True, striped=True, **{"aria-label": "reading"}),
-                html.P(f"{state.told}, {state.seconds:.0f} s"),
+                html.P(f"{state.words}, {state.seconds:.0f} s"),
                 html.Button("cancel", id={"act": "cancel", "key": key}, className="ps-button"),
             ],
             className="ps-card",
         )
     again = html.Button("read it again", id={"act": "again", "key": key}, className="ps-button")
-    return said(state.told, *([] if state.stage == "gone" else [again]))
+    return message(state.words, *([] if state.stage == "gone" else [again]))
 
 
 def mark_of(state: Readiness) -> str:
     """The state that `progress` depends on."""
-    return f"{state.stage} {state.told} {int(state.seconds)}"
+    return f"{state.stage} {state.words} {int(state.seconds)}"

@@ -12,10 +12,10 @@ import msgspec
 from dash import ALL, Input, Output, State, dcc, html, no_update
 
 from perfscope.dashboards.figures import account_change
-from perfscope.dashboards.web.pages import Asked, address
+from perfscope.dashboards.web.pages import PageRequest, address
 from perfscope.dashboards.web.pages._alike import alike
 from perfscope.dashboards.web.pages._grid import grid
-from perfscope.dashboards.web.pages._parts import chart, chosen, mark_of, picker, progress, said, tabs
+from perfscope.dashboards.web.pages._parts import chart, chosen, mark_of, message, picker, progress, tabs
 from perfscope.dashboards.web.server.shelf import Item, read_view
 from perfscope.dashboards.web.server.works import SIDES, Pair, Stored, find_work, launches_of, stored
 from perfscope.dashboards.web.server.workshop import State as Readiness
@@ -46,34 +46,34 @@ TREE_WORDS = {
 GRIDS = ("compare-parts", "compare-kernels")
 
 
-def choices(asked: Asked, work: Pair | Stored, view: dict[str, Any]) -> dict[str, tuple[Item, ...]]:
+def choices(request: PageRequest, work: Pair | Stored, view: dict[str, Any]) -> dict[str, tuple[Item, ...]]:
     """Items whose timelines can be shown, by side."""
     if isinstance(work, Pair):
         return {"base": (work.base,), "head": (work.head,)}
-    return launches_of(work, view.get("paths", {}), asked.shelf, sets=bool(view.get("sets")))
+    return launches_of(work, view.get("paths", {}), request.shelf, sets=bool(view.get("sets")))
 
 
-def sides_of(asked: Asked, work: Pair | Stored, view: dict[str, Any]) -> dict[str, Item]:
+def sides_of(request: PageRequest, work: Pair | Stored, view: dict[str, Any]) -> dict[str, Item]:
     """The items whose timelines are shown: ``base_run`` and ``head_run`` of the address, else the first pair."""
-    held = choices(asked, work, view)
+    held = choices(request, work, view)
     if not all(held.get(side) for side in SIDES):
         return {}
-    wanted = {side: asked.parameters.get(f"{side}_run") for side in SIDES}
+    wanted = {side: request.parameters.get(f"{side}_run") for side in SIDES}
     return {side: next((item for item in held[side] if item.key == wanted[side]), held[side][0]) for side in SIDES}
 
 
-def falls(asked: Asked, view: dict[str, Any], sides: dict[str, Item]) -> dict[str, Any]:
+def falls(request: PageRequest, view: dict[str, Any], sides: dict[str, Item]) -> dict[str, Any]:
     """Rows of the waterfall by place, linked to the timelines below, or else to the timelines of one side."""
     result = {}
     for place, names in view.get("places", {}).items() if sides else ():
         patterns = {side: f"^({'|'.join(map(re.escape, names[side]))})$" for side in SIDES if names[side]}
         side = "head" if "head" in patterns else "base"
-        href = address(asked.base_path, "timeline", sides[side].key, find=patterns[side])
+        href = address(request.base_path, "timeline", sides[side].key, find=patterns[side])
         result[place] = {"href": href, "find": patterns}
     return result
 
 
-def pictures(asked: Asked, work: Pair | Stored, view: dict[str, Any], sides: dict[str, Item]) -> list[Any]:
+def pictures(request: PageRequest, work: Pair | Stored, view: dict[str, Any], sides: dict[str, Item]) -> list[Any]:
     """Both timelines, each starting at a step; they move together."""
     if not sides:
         return []
@@ -81,35 +81,35 @@ def pictures(asked: Asked, work: Pair | Stored, view: dict[str, Any], sides: dic
     drawn: list[Any] = [
         html.H2("Timelines", className="ps-title", id="timelines"),
         html.P(about, className="ps-soft ps-note"),
-        *_pickers(asked, choices(asked, work, view), sides),
+        *_pickers(request, choices(request, work, view), sides),
     ]
-    states = [asked.workshop.state(item) for item in sides.values()]
+    states = [request.workshop.state(item) for item in sides.values()]
     if any(state.folder is None and state.stage in ("working", "waiting") for state in states):
         return [*drawn, html.P("The timelines are being read.", className="ps-card")]
-    at = {key: asked.parameters[key] for key in KEPT if key in asked.parameters} | {"link": "compare"}
+    at = {key: request.parameters[key] for key in KEPT if key in request.parameters} | {"link": "compare"}
     for (side, item), state in zip(sides.items(), states, strict=True):
         held = None if state.folder is None else read_view(state.folder, "timeline")
         head = html.H3(
-            [f"{side}: ", dcc.Link(sanitize(item.title), href=address(asked.base_path, "timeline", item.key))]
+            [f"{side}: ", dcc.Link(sanitize(item.title), href=address(request.base_path, "timeline", item.key))]
         )
         if held is None or not any(item["events"] for item in held.get("view", {}).get("traces", ())):
             nothing = "It has no timed events."
-            drawn += [head, html.P(nothing if state.stage == "ready" else sanitize(state.told), className="ps-card")]
+            drawn += [head, html.P(nothing if state.stage == "ready" else sanitize(state.words), className="ps-card")]
             continue
-        url = f"{asked.base_path}api/timeline/{item.key}/"
-        findings = address(asked.base_path, "findings", item.key)
+        url = f"{request.base_path}api/timeline/{item.key}/"
+        findings = address(request.base_path, "findings", item.key)
         drawn += [head, Timeline(id=f"timeline-{side}", url=url, at=at | {"side": side}, findings=findings)]
     return drawn
 
 
-def _pickers(asked: Asked, held: dict[str, tuple[Item, ...]], sides: dict[str, Item]) -> list[Any]:
+def _pickers(request: PageRequest, held: dict[str, tuple[Item, ...]], sides: dict[str, Item]) -> list[Any]:
     """Pickers for the two launches shown, if a side has several."""
     if all(len(items) < 2 for items in held.values()):
         return []
     selects = [
         picker({"launch": side}, held[side], sides[side].key, label=f"launch of {side}", w=340) for side in SIDES
     ]
-    now = {"stored": asked.parameters.get("stored", ""), **{f"{side}_run": sides[side].key for side in SIDES}}
+    now = {"stored": request.parameters.get("stored", ""), **{f"{side}_run": sides[side].key for side in SIDES}}
     store = dcc.Store(id={"launches": "shown"}, data=now)
     return [html.Div([store, dmc.Group(selects, gap="md")], className="ps-card")]
 
@@ -132,32 +132,32 @@ def register_pair(app: Any) -> None:
         return address(base_path, "compare", None, stored=held[0]["stored"], **wanted)
 
 
-def layout(asked: Asked, view: None) -> Any:
+def layout(request: PageRequest, view: None) -> Any:
     """The page: pickers, and the result of the child for the two items in the address."""
-    page = [html.H1(TITLE, className="ps-title"), _pickers_compare(asked)]
-    work = _work(asked)
+    page = [html.H1(TITLE, className="ps-title"), _pickers_compare(request)]
+    work = _work(request)
     if isinstance(work, str):
-        return [*page, said(work)]
-    state = asked.workshop.state(work)
+        return [*page, message(work)]
+    state = request.workshop.state(work)
     made = None if state.folder is None else read_view(state.folder, "compare")
     if made is None:
         return [*page, progress(f"Comparing {_titles(work)}", work.key, state)]
     stale = [html.P(_stale(state), className="ps-warn", role="status")] if state.stale else []
-    return [*page, *stale, *_shown(asked, work, made["view"])]
+    return [*page, *stale, *_shown(request, work, made["view"])]
 
 
-def mark(asked: Asked) -> str:
+def mark(request: PageRequest) -> str:
     """Changes with the open items, the progress of the comparison, and the readiness of both timelines."""
-    items = " ".join([*(item.key for item in asked.shelf.items()), *(item.key for item in stored(asked.shelf))])
-    work = _work(asked)
+    items = " ".join([*(item.key for item in request.shelf.items()), *(item.key for item in stored(request.shelf))])
+    work = _work(request)
     if isinstance(work, str):
         return f"{items}|{work}"
-    state = asked.workshop.state(work)
+    state = request.workshop.state(work)
     if state.folder is None or read_view(state.folder, "compare") is None:
         return f"{items}|{mark_of(state)}"
     shown_now = read_view(state.folder, "compare")
-    sides = {} if shown_now is None else sides_of(asked, work, shown_now["view"])
-    lanes = [asked.workshop.state(item).stage for item in sides.values()]
+    sides = {} if shown_now is None else sides_of(request, work, shown_now["view"])
+    lanes = [request.workshop.state(item).stage for item in sides.values()]
     ready = " ".join("read" if stage in ("ready", "failed", "gone", "cancelled") else "not read" for stage in lanes)
     pair = " ".join(item.key for item in sides.values())
     return f"{items}|{state.folder.name} {state.stage if state.stale else ''} {pair} {ready.count('not') == 0}"
@@ -174,9 +174,9 @@ def register(app: Any) -> None:
         prevent_initial_call=True,
     )
     def picked(base: str | None, head: str | None, now: dict[str, str]) -> Any:
-        asked = {side: key for side, key in zip(SIDES, (base, head), strict=True) if key}
-        same = all(now.get(side) == key for side, key in asked.items())
-        return no_update if same else address(base_path, "compare", None, **asked)
+        keys = {side: key for side, key in zip(SIDES, (base, head), strict=True) if key}
+        same = all(now.get(side) == key for side, key in keys.items())
+        return no_update if same else address(base_path, "compare", None, **keys)
 
     @app.callback(
         Output("at", "href", allow_duplicate=True),
@@ -190,27 +190,27 @@ def register(app: Any) -> None:
     register_pair(app)
 
 
-def _work(asked: Asked) -> Pair | Stored | str:
+def _work(request: PageRequest) -> Pair | Stored | str:
     """The comparison to show, or the reason for its absence."""
-    kept = asked.parameters.get("stored")
+    kept = request.parameters.get("stored")
     if kept is not None:
-        work = find_work(asked.shelf, kept)
+        work = find_work(request.shelf, kept)
         return work if isinstance(work, Stored) else "No such comparison is open here, or not any more."
-    keys = [asked.parameters.get(side, "") for side in SIDES]
-    if not any(keys) and len(asked.shelf.items()) < 2 and not stored(asked.shelf):
+    keys = [request.parameters.get(side, "") for side in SIDES]
+    if not any(keys) and len(request.shelf.items()) < 2 and not stored(request.shelf):
         return "Only one run is open here. To compare two: perfscope serve BASE HEAD."
     if not all(keys):
         return "Choose two runs: base from before the change, head from after it."
     if keys[0] == keys[1]:
         return "Both sides are the same run: choose another."
-    sides = [asked.shelf.find(key) for key in keys]
+    sides = [request.shelf.find(key) for key in keys]
     if sides[0] is None or sides[1] is None:
         return "No such run or trace is open here, or not any more."
     return Pair(base=sides[0], head=sides[1])
 
 
-def _pickers_compare(asked: Asked) -> Any:
-    items = asked.shelf.items()
+def _pickers_compare(request: PageRequest) -> Any:
+    items = request.shelf.items()
     often = Counter(item.title for item in items)
     choice = {
         item.key: {
@@ -219,15 +219,15 @@ def _pickers_compare(asked: Asked) -> Any:
         }
         for item in items
     }
-    now = {name: asked.parameters[name] for name in (*SIDES, "stored") if asked.parameters.get(name)}
-    if not now and asked.came_from is not None:
-        now["head"] = asked.came_from.key  # the item shown before is usually the head
+    now = {name: request.parameters[name] for name in (*SIDES, "stored") if request.parameters.get(name)}
+    if not now and request.came_from is not None:
+        now["head"] = request.came_from.key  # the item shown before is usually the head
     selects = [
         picker(f"compare-{side}", (), now.get(side), label=side, data=_offered(items, choice, now.get(other)), w=PICKER)
         for side, other in (SIDES, SIDES[::-1])
     ]
-    kept = stored(asked.shelf)
-    named = asked.parameters.get("stored")
+    kept = stored(request.shelf)
+    named = request.parameters.get("stored")
     value = picker(
         "compare-stored",
         kept,
@@ -262,20 +262,20 @@ def _titles(work: Pair | Stored) -> str:
 def _stale(state: Readiness) -> str:
     if state.stage in ("working", "waiting"):
         return "The files have changed: comparing them again. Below is the previous result."
-    return f"This is the previous result: {sanitize(state.told)}"
+    return f"This is the previous result: {sanitize(state.words)}"
 
 
-def _shown(asked: Asked, work: Pair | Stored, view: dict[str, Any]) -> list[Any]:
-    sides = sides_of(asked, work, view)
+def _shown(request: PageRequest, work: Pair | Stored, view: dict[str, Any]) -> list[Any]:
+    sides = sides_of(request, work, view)
     return [
         Fragment(html=view["before"]),
-        _causes(asked, view, sides),
+        _causes(request, view, sides),
         Fragment(html=view["findings"]),
         *_account(view),
-        *_flame(asked, view, sides),
-        Fragment(html=view["step"], links=falls(asked, view, sides)),
-        *_tables(asked, work, view, sides),
-        *pictures(asked, work, view, sides),
+        *_flame(request, view, sides),
+        Fragment(html=view["step"], links=falls(request, view, sides)),
+        *_tables(request, work, view, sides),
+        *pictures(request, work, view, sides),
         Fragment(html=view["after"]),
     ]
 
@@ -293,12 +293,12 @@ def _account(view: dict[str, Any]) -> list[Any]:
     return [html.Section([heading, picture, numbers], className="ps-card", id="account")]
 
 
-def _flame(asked: Asked, view: dict[str, Any], sides: dict[str, Item]) -> list[Any]:
+def _flame(request: PageRequest, view: dict[str, Any], sides: dict[str, Item]) -> list[Any]:
     """Both call trees as one flame graph; the address selects the side that gives the widths."""
     flame = view["flame"]
     if flame is None:
         return []
-    side = chosen(asked, "width", WIDTHS)
+    side = chosen(request, "width", WIDTHS)
     what = TREE_WORDS[flame["time"]]
     alone = [
         f"{flame['alone'][change]['count']:,} nodes are only in {whose} ({flame['alone'][change]['time']})"
@@ -306,11 +306,11 @@ def _flame(asked: Asked, view: dict[str, Any], sides: dict[str, Item]) -> list[A
         if flame["alone"][change]["count"]
     ]
     words = f"Width: time of {what} in {side}; colour: its change. {'; '.join(alone)}{'.' if alone else ''}"
-    timeline = address(asked.base_path, "timeline", sides[side].key) if sides else ""
+    timeline = address(request.base_path, "timeline", sides[side].key) if sides else ""
     look = {"categories": flame["categories"], "colors": flame["colors"], "code": {}, "flat": True}
     return [
         html.H2("Call trees", className="ps-title", id="trees"),
-        html.Div(tabs(asked, "width", WIDTHS, side, label="width"), className="ps-ways"),
+        html.Div(tabs(request, "width", WIDTHS, side, label="width"), className="ps-ways"),
         html.P(words, className="ps-soft ps-note"),
         Flame(
             id="compare-flame",
@@ -324,9 +324,9 @@ def _flame(asked: Asked, view: dict[str, Any], sides: dict[str, Item]) -> list[A
     ]
 
 
-def _causes(asked: Asked, view: dict[str, Any], sides: dict[str, Item]) -> Any:
+def _causes(request: PageRequest, view: dict[str, Any], sides: dict[str, Item]) -> Any:
     rows = [
-        html.Div([Fragment(html=item["html"]), *_looks(asked, item, sides)], className="ps-cause")
+        html.Div([Fragment(html=item["html"]), *_looks(request, item, sides)], className="ps-cause")
         for item in view["causes"]
     ]
     more = rows[FIRST_CAUSES:]
@@ -336,20 +336,20 @@ def _causes(asked: Asked, view: dict[str, Any], sides: dict[str, Item]) -> Any:
     return html.Section([html.H2("Changes"), *rows[:FIRST_CAUSES], *hidden, *nothing], className="ps-card")
 
 
-def _looks(asked: Asked, entry: dict[str, Any], sides: dict[str, Item]) -> list[Any]:
+def _looks(request: PageRequest, entry: dict[str, Any], sides: dict[str, Item]) -> list[Any]:
     """Links into the timeline of each side that has events of the place."""
     links: list[Any] = []
     for side, item in sides.items():
         for index, name in enumerate(entry[side]):
             label = name if len(name) <= LABEL_CHARS else f"{name[: LABEL_CHARS - 1]}…"
-            href = address(asked.base_path, "timeline", item.key, find=f"^{re.escape(name)}$")
+            href = address(request.base_path, "timeline", item.key, find=f"^{re.escape(name)}$")
             links += [f"in the timeline of {side}: " if index == 0 else " ", html.A(html.Code(label), href=href), " "]
     return [html.Div(links, className="ps-look")] if links else []
 
 
-def _tables(asked: Asked, work: Pair | Stored, view: dict[str, Any], sides: dict[str, Item]) -> list[Any]:
+def _tables(request: PageRequest, work: Pair | Stored, view: dict[str, Any], sides: dict[str, Item]) -> list[Any]:
     links = {
-        f"in_{side}": (address(asked.base_path, "timeline", item.key), "find", "^{}$") for side, item in sides.items()
+        f"in_{side}": (address(request.base_path, "timeline", item.key), "find", "^{}$") for side, item in sides.items()
     }
     drawn: list[Any] = []
     for name, title, note in (
@@ -368,6 +368,6 @@ def _tables(asked: Asked, work: Pair | Stored, view: dict[str, Any], sides: dict
         drawn += [
             html.H2(title, className="ps-title"),
             html.P(f"{note}{left}", className="ps-soft ps-note"),
-            grid(f"compare-{name}", value, asked, table=name, links=links, key=work.key, view="compare"),
+            grid(f"compare-{name}", value, request, table=name, links=links, key=work.key, view="compare"),
         ]
     return drawn

@@ -6,7 +6,7 @@ from typing import Any
 
 from dash import dcc, html
 
-from perfscope.dashboards.web.pages import Asked
+from perfscope.dashboards.web.pages import PageRequest
 from perfscope.dashboards.web.pages._grid import grid
 from perfscope.dashboards.web.pages._parts import bars, chosen, tabs, with_code
 from perfscope.dashboards.web.ui import Fragment
@@ -30,7 +30,7 @@ LINKS = {
 COLORS = ("#3f7fd6", "#e0892b", "#2a9d8f", "#9465c2", "#d4526e", "#c6b132", "#a7afb9")
 
 
-def layout(asked: Asked, view: dict[str, Any]) -> Any:
+def layout(request: PageRequest, view: dict[str, Any]) -> Any:
     """The page: reasons first, then times, one table at a time, and the cards of the report."""
     names = {name: f"{table['title']} ({_many(table)})" for name, table in view["tables"].items()}
     cards = [Fragment(html=view["html"])] if view["html"] else []
@@ -39,21 +39,21 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
     heading = html.H1(TITLE, className="ps-title")
     if not names:
         return [heading, *(cards or [html.P(NOTHING, className="ps-card")])]
-    kind = chosen(asked, "kind", names)
+    kind = chosen(request, "kind", names)
     return [
         heading,
         *(html.P(f"{text[:1].upper()}{text[1:]}.", className="ps-note") for text in view["said"]),
-        *_again(asked, view),
-        *_broken(asked, view),
+        *_again(request, view),
+        *_broken(request, view),
         *_bars(view),
-        tabs(asked, "kind", names, kind, label="tables"),
+        tabs(request, "kind", names, kind, label="tables"),
         html.P(view["tables"][kind]["doc"], className="ps-soft ps-note"),
-        grid("compile", view["tables"][kind], asked, table=kind, links=LINKS.get(kind)),
+        grid("compile", view["tables"][kind], request, table=kind, links=LINKS.get(kind)),
         *cards,
     ]
 
 
-def _again(asked: Asked, view: dict[str, Any]) -> list[Any]:
+def _again(request: PageRequest, view: dict[str, Any]) -> list[Any]:
     """Why functions were compiled again, the longest first."""
     if not view["logged"]:
         return []
@@ -73,7 +73,7 @@ def _again(asked: Asked, view: dict[str, Any]) -> list[Any]:
         for row in view["again"]
     ]
     nothing = [] if rows else [html.P("Nothing was compiled again.")]
-    return [_reasons(asked, "Why it compiled again", whose, rows or nothing, view, "compile_recompilations")]
+    return [_reasons(request, "Why it compiled again", whose, rows or nothing, view, "compile_recompilations")]
 
 
 def _values(values: list[str]) -> list[Any]:
@@ -83,7 +83,7 @@ def _values(values: list[str]) -> list[Any]:
     return [" It was compiled for " if len(values) == 1 else " Values: ", html.Code(", ".join(values)), "."]
 
 
-def _broken(asked: Asked, view: dict[str, Any]) -> list[Any]:
+def _broken(request: PageRequest, view: dict[str, Any]) -> list[Any]:
     """Reasons of graph breaks by line."""
     rows = [
         _reason(
@@ -95,14 +95,14 @@ def _broken(asked: Asked, view: dict[str, Any]) -> list[Any]:
         )
         for row in view["broken"]
     ]
-    return [_reasons(asked, "Graph breaks: why the graphs end", "", rows, view, "compile_breaks")] if rows else []
+    return [_reasons(request, "Graph breaks: why the graphs end", "", rows, view, "compile_breaks")] if rows else []
 
 
-def _reasons(asked: Asked, title: str, words: str, rows: list[Any], view: dict[str, Any], table: str) -> Any:
+def _reasons(request: PageRequest, title: str, words: str, rows: list[Any], view: dict[str, Any], table: str) -> Any:
     """A card of reasons; those that only the table has are counted, with a link to it."""
     held = view["tables"].get(table)
     more = 0 if held is None else len(held["rows"]) + held["left"] - len(rows)
-    left = [dcc.Link(f"and {more:,} more", href=asked.link("compile", kind=table))] if more > 0 else []
+    left = [dcc.Link(f"and {more:,} more", href=request.link("compile", kind=table))] if more > 0 else []
     note = [html.P(words, className="ps-soft ps-note")] if words else []
     return html.Section(
         [html.Div([html.H2(title), *left], className="ps-over-head"), *note, *rows], className="ps-card ps-reasons"

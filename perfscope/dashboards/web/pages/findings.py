@@ -9,7 +9,7 @@ from typing import Any
 from dash import dcc, html
 
 from perfscope.analyzers.registry import load_rule, rule_ids
-from perfscope.dashboards.web.pages import Asked
+from perfscope.dashboards.web.pages import PageRequest
 from perfscope.dashboards.web.pages._parts import pictures
 from perfscope.dashboards.web.ui import Fragment
 
@@ -20,23 +20,23 @@ LABEL_CHARS = 60
 HOW = {"piece": "", "line": "events of its line: ", "name": "events of its op or kernel: "}
 
 
-def layout(asked: Asked, view: dict[str, Any]) -> Any:
+def layout(request: PageRequest, view: dict[str, Any]) -> Any:
     """The page; ``rule`` in the address selects the findings of a rule, ``at`` a finding by number."""
-    rule, text = asked.parameters.get("rule", ""), asked.parameters.get("at", "")
+    rule, text = request.parameters.get("rule", ""), request.parameters.get("at", "")
     numbered = list(enumerate(view["findings"]))
     rows = [(index, row) for index, row in numbered if (not rule or row["rule"] == rule) and text in ("", str(index))]
     some = (rule or text) and len(rows) < len(numbered)
     what = f"Of {rule} alone. " if rule else "One of several. "
-    everything = [html.P([what, dcc.Link("all findings", href=asked.link("findings"))])] if some else []
+    everything = [html.P([what, dcc.Link("all findings", href=request.link("findings"))])] if some else []
     nothing = [html.P(view["nothing"] or "No findings.", className="ps-card")] if not rows else []
-    drawn = pictures(asked)
+    drawn = pictures(request)
     left = [html.P(f"{view['left']:,} more are left out; the JSON report holds all.")] if view["left"] else []
     return [
         html.H1(TITLE, className="ps-title"),
         *everything,
         *(_rule_page(rule) if rule in rule_ids() else []),
         *nothing,
-        *(_finding(asked, index, row, drawn.get(index), opened=bool(rule or text)) for index, row in rows),
+        *(_finding(request, index, row, drawn.get(index), opened=bool(rule or text)) for index, row in rows),
         *left,
         Fragment(html=view["after"]),
     ]
@@ -48,24 +48,26 @@ def _rule_page(rule: str) -> list[Any]:
     return [html.Details([head, html.Pre(inspect.cleandoc(load_rule(rule).doc))], className="ps-card ps-rule")]
 
 
-def _finding(asked: Asked, index: int, row: dict[str, Any], picture: str | None, *, opened: bool) -> Any:
+def _finding(request: PageRequest, index: int, row: dict[str, Any], picture: str | None, *, opened: bool) -> Any:
     links: list[Any] = [HOW[row["how"]]] if row["at"] else []
     if len(row["at"]) > 1:
-        links += [dcc.Link("all pieces", href=asked.link("timeline", finding=str(index))), " · "]
+        links += [dcc.Link("all pieces", href=request.link("timeline", finding=str(index))), " · "]
     for piece in row["at"]:
-        href = asked.link("timeline", mark=piece["mark"], finding=str(index))
+        href = request.link("timeline", mark=piece["mark"], finding=str(index))
         links += [html.A(piece["said"], href=href), " · "]
     for name in row["find"]:
         label = name if len(name) <= LABEL_CHARS else f"{name[: LABEL_CHARS - 1]}…"
-        href = asked.link("timeline", find=f"^{re.escape(name)}$")
+        href = request.link("timeline", find=f"^{re.escape(name)}$")
         links += [html.A(html.Code(label), href=href), " "]
     links = links[:-1] if row["at"] and not row["find"] else links
     shown = [html.Div(["in the timeline: ", *links], className="ps-look")] if links else []
     if row["none"]:
         shown.append(html.Div(f"not in the timeline: {row['none']}", className="ps-look"))
-    more = [] if "rule" in asked.parameters else [dcc.Link("the rule", href=asked.link("findings", rule=row["rule"]))]
-    more += [dcc.Link("memory over time", href=asked.link("memory"))] if row["memory"] else []
-    more += [dcc.Link("the graph around it", href=asked.link("graph", picture=picture))] if picture else []
+    more = (
+        [] if "rule" in request.parameters else [dcc.Link("the rule", href=request.link("findings", rule=row["rule"]))]
+    )
+    more += [dcc.Link("memory over time", href=request.link("memory"))] if row["memory"] else []
+    more += [dcc.Link("the graph around it", href=request.link("graph", picture=picture))] if picture else []
     if more:
         between = [item for link in more for item in (link, " · ")][:-1]
         shown.append(html.Div(["see also: ", *between], className="ps-look"))

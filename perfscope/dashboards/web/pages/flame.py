@@ -6,7 +6,7 @@ from typing import Any
 
 from dash import html
 
-from perfscope.dashboards.web.pages import Asked
+from perfscope.dashboards.web.pages import PageRequest
 from perfscope.dashboards.web.pages._parts import chosen, nothing, tabs
 from perfscope.dashboards.web.ui import Flame
 
@@ -27,13 +27,13 @@ NOTHING = (
 )
 
 
-def layout(asked: Asked, view: dict[str, Any]) -> Any:
+def layout(request: PageRequest, view: dict[str, Any]) -> Any:
     """The page: one tree at a time, by default the first that has any time."""
     if not view["kinds"]:
-        return [html.H1(TITLE, className="ps-title"), *nothing(asked, NOTHING)]
+        return [html.H1(TITLE, className="ps-title"), *nothing(request, NOTHING)]
     names = {kind: KINDS[kind][0] for kind in view["kinds"]}
-    kind, form = chosen(asked, "kind", names), chosen(asked, "form", FORMS)
-    order, frames = chosen(asked, "order", ORDERS), chosen(asked, "frames", FRAMES)
+    kind, form = chosen(request, "kind", names), chosen(request, "form", FORMS)
+    order, frames = chosen(request, "order", ORDERS), chosen(request, "frames", FRAMES)
     tree = view["trees"][kind][form]
     merges = view["trees"][kind]["apart"]["name"] != view["trees"][kind]["merged"]["name"]
     ways = [("form", FORMS, form, merges), ("order", ORDERS, order, any(tree["first_ns"]))]
@@ -41,16 +41,16 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
     return [
         html.H1(TITLE, className="ps-title"),
         html.Div(
-            [tabs(asked, "kind", names, kind, label="kinds")]
-            + [tabs(asked, key, words, here, label=key) for key, words, here, there in ways if there],
+            [tabs(request, "kind", names, kind, label="kinds")]
+            + [tabs(request, key, words, here, label=key) for key, words, here, there in ways if there],
             className="ps-ways",
         ),
         html.P(KINDS[kind][1], className="ps-soft ps-note"),
         Flame(
             id="flame",
             tree=tree,
-            timeline=asked.link("timeline"),
-            find=asked.parameters.get("find", ""),
+            timeline=request.link("timeline"),
+            find=request.parameters.get("find", ""),
             order=order,
             fold=frames == "fold",
             look={key: view[key] for key in ("categories", "colors", "code")},

@@ -7,7 +7,7 @@ from typing import Any
 
 from dash import dcc, html
 
-from perfscope.dashboards.web.pages import Asked
+from perfscope.dashboards.web.pages import PageRequest
 from perfscope.dashboards.web.pages._grid import grid
 from perfscope.dashboards.web.pages._parts import origins
 from perfscope.dashboards.web.ui import Graph
@@ -23,26 +23,26 @@ NOTE = (
 NOTHING = "There is no instruction or op to draw a graph around."
 
 
-def layout(asked: Asked, view: dict[str, Any]) -> Any:
+def layout(request: PageRequest, view: dict[str, Any]) -> Any:
     """The page: the picture selected by number (``picture``) or found by name (``find``)."""
     title = html.H1(TITLE, className="ps-title")
-    lacks = [html.P(said, className="ps-card") for said in view["lacks"]]
+    lacks = [html.P(sentences, className="ps-card") for sentences in view["lacks"]]
     subjects = view["subjects"]
     if not subjects:
         return [title, *(lacks or [html.P(NOTHING, className="ps-card")])]
-    word = _plain(asked.parameters.get("find", ""))
+    word = _plain(request.parameters.get("find", ""))
     results = _found(subjects, word)
-    number = _number(asked.parameters.get("picture", ""), results, len(subjects))
+    number = _number(request.parameters.get("picture", ""), results, len(subjects))
     subject = subjects[number]
-    sel = asked.parameters.get("sel", "") or next(
+    sel = request.parameters.get("sel", "") or next(
         (item["name"] for item in subject["nodes"] if item["name"] == word), ""
     )
     value = view["tables"]["edges"]
     rows = [row for row in value["rows"] if row[0] == number + 1]
-    said = [html.P(item) for item in subject["said"]]
-    told = [
+    sentences = [html.P(item) for item in subject["said"]]
+    findings = [
         html.P(
-            ["Finding ", dcc.Link(item["rule"], href=asked.link("findings", at=str(item["at"]))), ": ", item["title"]]
+            ["Finding ", dcc.Link(item["rule"], href=request.link("findings", at=str(item["at"]))), ": ", item["title"]]
         )
         for item in subject["findings"]
     ]
@@ -50,35 +50,35 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
     return [
         title,
         *lacks,
-        _choice(asked, view, results, number, word),
-        html.Div([html.H2(subject["title"]), *told, *said, *alike], className="ps-card"),
+        _choice(request, view, results, number, word),
+        html.Div([html.H2(subject["title"]), *findings, *sentences, *alike], className="ps-card"),
         html.P(NOTE, className="ps-soft ps-note"),
         Graph(
             id="graph",
             graph=subject,
             named=subject["kind"],
-            timeline=asked.link("timeline") if origins(asked) else "",
+            timeline=request.link("timeline") if origins(request) else "",
             sel=sel,
         ),
         html.H2("As a table: values between nodes (the CSV holds all pictures)", className="ps-title ps-below"),
-        grid("graph", {**value, "rows": rows}, asked, table="edges"),
+        grid("graph", {**value, "rows": rows}, request, table="edges"),
     ]
 
 
-def _choice(asked: Asked, view: dict[str, Any], found: list[int], number: int, word: str) -> Any:
+def _choice(request: PageRequest, view: dict[str, Any], found: list[int], number: int, word: str) -> Any:
     """The list of pictures and a search in them; a form, so that the address holds the choice."""
     fields = [
         dcc.Input(type="search", id="graph-find", name="find", value=word, placeholder="instruction, op or line",
                   className="ps-tl-find"),
     ]  # fmt: skip
-    if asked.item is not None:
-        fields.append(dcc.Input(type="hidden", name="run", value=asked.item.key))
+    if request.item is not None:
+        fields.append(dcc.Input(type="hidden", name="run", value=request.item.key))
     rows = []
     for index in found:
         item = view["subjects"][index]
         tags = "".join(f" · {finding['rule']}" for finding in item["findings"])
         link = dcc.Link(
-            item["title"], href=asked.link("graph", picture=str(index + 1), **({"find": word} if word else {}))
+            item["title"], href=request.link("graph", picture=str(index + 1), **({"find": word} if word else {}))
         )
         words = html.Span(f" {item['why']}{tags}", className="ps-soft")
         here = {"aria-current": "true"} if index == number else {}
@@ -94,7 +94,7 @@ def _choice(asked: Asked, view: dict[str, Any], found: list[int], number: int, w
                     html.Button("find", type="submit", className="ps-button"),
                 ],
                 method="get",
-                action=f"{asked.base_path}graph",
+                action=f"{request.base_path}graph",
                 className="ps-graph-find",
             ),
             *none,
@@ -126,7 +126,7 @@ def _found(subjects: list[dict[str, Any]], word: str) -> list[int]:
     return [item[-1] for item in sorted(ranked)]
 
 
-def _number(asked: str, found: list[int], count: int) -> int:
-    if asked.isdecimal() and 1 <= int(asked[:9]) <= count:
-        return int(asked[:9]) - 1
+def _number(text: str, found: list[int], count: int) -> int:
+    if text.isdecimal() and 1 <= int(text[:9]) <= count:
+        return int(text[:9]) - 1
     return found[0] if found else 0

@@ -6,7 +6,7 @@ from typing import Any
 
 from dash import html
 
-from perfscope.dashboards.web.pages import Asked
+from perfscope.dashboards.web.pages import PageRequest
 from perfscope.dashboards.web.pages._grid import grid
 from perfscope.dashboards.web.pages._parts import nothing, origins, tabs
 from perfscope.model.units import format_ns
@@ -39,37 +39,37 @@ GROUPS = {
 NOTHING = "No kernels, ops or instructions with a time were recorded."
 
 
-def layout(asked: Asked, view: dict[str, Any]) -> Any:
+def layout(request: PageRequest, view: dict[str, Any]) -> Any:
     """The page: one kind at a time, by default the first that has rows."""
     there = [kind for kind in KINDS if view["tables"][kind]["rows"]]
     if not there:
-        return [html.H1(TITLE, className="ps-title"), *nothing(asked, NOTHING)]
-    kind = asked.parameters.get("kind", "")
+        return [html.H1(TITLE, className="ps-title"), *nothing(request, NOTHING)]
+    kind = request.parameters.get("kind", "")
     kind = kind if kind in there else next(text for text in USUAL if text in there)
     value = view["tables"][kind]
     ranks = f", {view['ranks']} ranks together" if view["ranks"] > 1 else ""
     text = f"{KINDS[kind][1]} {len(value['rows']):,} names, {format_ns(value['ns'])} in all{ranks}."
-    group = asked.parameters.get("by", "")
+    group = request.parameters.get("by", "")
     name = f"{kind}-{group}" if view["tables"].get(f"{kind}-{group}", {}).get("rows") else kind
     group, shown = (group, view["tables"][name]) if name != kind else ("", value)
     links: dict[str, Any] = {}
-    if name == kind and origins(asked):
+    if name == kind and origins(request):
         by_id = kind != "instructions"
         links = (
             {"by": {"name": ("timeline", "name", "id")}} if by_id else {"links": {"name": ("timeline", "find", "^{}$")}}
         )
     return [
         html.H1(TITLE, className="ps-title"),
-        tabs(asked, "kind", {text: KINDS[text][0] for text in there}, kind, label="kinds"),
+        tabs(request, "kind", {text: KINDS[text][0] for text in there}, kind, label="kinds"),
         html.P(text, className="ps-soft ps-note"),
-        *_groups(asked, view, kind, group),
-        grid("kernels", shown, asked, table=name, **links),
+        *_groups(request, view, kind, group),
+        grid("kernels", shown, request, table=name, **links),
     ]
 
 
-def _groups(asked: Asked, view: dict[str, Any], kind: str, group: str) -> list[Any]:
+def _groups(request: PageRequest, view: dict[str, Any], kind: str, group: str) -> list[Any]:
     """Ways to group rows, if any row has a value for them."""
     words = {"": "by name"} | {
         key: f"by {word}" for key, word in GROUPS.items() if view["tables"].get(f"{kind}-{key}", {}).get("rows")
     }
-    return [tabs(asked, "by", words, group, label="grouped by")] if len(words) > 1 else []
+    return [tabs(request, "by", words, group, label="grouped by")] if len(words) > 1 else []

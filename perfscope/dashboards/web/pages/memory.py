@@ -10,7 +10,7 @@ from dash import dcc, html
 from perfscope.dashboards.figures import memory_curve
 from perfscope.dashboards.report.blocks import Column, table
 from perfscope.dashboards.report.renderers.html import blocks_html
-from perfscope.dashboards.web.pages import Asked
+from perfscope.dashboards.web.pages import PageRequest
 from perfscope.dashboards.web.pages._grid import grid
 from perfscope.dashboards.web.pages._parts import chart, chosen, origins, tabs
 from perfscope.dashboards.web.ui import Fragment
@@ -38,7 +38,7 @@ KINDS = {
 }
 
 
-def layout(asked: Asked, view: dict[str, Any]) -> Any:
+def layout(request: PageRequest, view: dict[str, Any]) -> Any:
     """The page; the address selects the memory, the moment and the table."""
     memories = view["memories"]
     if not memories:
@@ -46,9 +46,9 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
         cards = [Fragment(html=drawn)] if drawn else [html.P(NOTHING, className="ps-card")]
         return [html.H1(TITLE, className="ps-title"), *cards]
     names = {str(index): _name(item) for index, item in enumerate(memories)}
-    text = chosen(asked, "memory", names)
+    text = chosen(request, "memory", names)
     memory = memories[int(text)]
-    picks = [tabs(asked, "memory", names, text, label="memories", without=("at",))] if len(memories) > 1 else []
+    picks = [tabs(request, "memory", names, text, label="memories", without=("at",))] if len(memories) > 1 else []
     left = (
         [html.P(f"{view['left']:,} more memories are not shown.", className="ps-soft ps-note")] if view["left"] else []
     )
@@ -56,9 +56,9 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
         html.H1(TITLE, className="ps-title"),
         *picks,
         *left,
-        html.P(_said(memory), className="ps-soft ps-note"),
-        *_curve(asked, memory),
-        *_holders(asked, view, text),
+        html.P(_caption(memory), className="ps-soft ps-note"),
+        *_curve(request, memory),
+        *_holders(request, view, text),
         Fragment(html=view["html"]),
     ]
 
@@ -68,7 +68,7 @@ def _name(memory: dict[str, Any]) -> str:
     return f"{words}{' (driver)' if memory['of_driver'] else ''}, {format_bytes(memory['peak_bytes'])}"
 
 
-def _said(memory: dict[str, Any]) -> str:
+def _caption(memory: dict[str, Any]) -> str:
     capacity = "" if memory["capacity"] is None else f" The device has {format_bytes(memory['capacity'])}."
     axis = {
         "ns": "",
@@ -81,27 +81,27 @@ def _said(memory: dict[str, Any]) -> str:
     return f"From {memory['known_from']} ({memory['basis']}).{capacity}{axis}{notes}"
 
 
-def _curve(asked: Asked, memory: dict[str, Any]) -> list[Any]:
+def _curve(request: PageRequest, memory: dict[str, Any]) -> list[Any]:
     """The picture, and the blocks alive at the moment in the address, by default at the peak."""
     if not memory["moving"]:
         return [html.P(ONE_MOMENT, className="ps-card")]
-    assert asked.folder is not None
-    curve = read_curve(asked.folder / VIEW, memory)["curve"]
+    assert request.folder is not None
+    curve = read_curve(request.folder / VIEW, memory)["curve"]
     positions, moments, peak = curve["positions"], curve["moments"], curve["peak"]["place"]
-    text = asked.parameters.get("at", "")
+    text = request.parameters.get("at", "")
     wanted = int(text) if text.isdecimal() and len(text) < MOST_DIGITS else positions[peak]
     index = min(range(len(moments)), key=lambda number: abs(positions[moments[number]] - wanted))
     near = {"earlier": index - 1, "the peak": moments.index(peak), "later": index + 1}
     links = [
-        dcc.Link(word, href=asked.link("memory", **{**asked.parameters, "at": str(positions[moments[number]])}))
+        dcc.Link(word, href=request.link("memory", **{**request.parameters, "at": str(positions[moments[number]])}))
         for word, number in near.items()
         if 0 <= number < len(moments)
     ]
     position = positions[moments[index]]
     timed = memory["axis"] == "ns" and memory["space"] != "program" and not memory["detail"]
-    origin = origins(asked).get(str(memory["trace"])) if timed else None
+    origin = origins(request).get(str(memory["trace"])) if timed else None
     if origin is not None:
-        links.append(dcc.Link("in the timeline", href=_in_timeline(asked, curve, position, int(origin))))
+        links.append(dcc.Link("in the timeline", href=_in_timeline(request, curve, position, int(origin))))
     label = "memory over time by category; the blocks alive at a moment are listed below"
     return [
         chart(CHART, memory_curve(curve, position).update_layout(margin={"t": 40}), label, legend=True),
@@ -140,22 +140,22 @@ def _alive_html(curve: dict[str, Any], index: int) -> str:
     return f"<h2>{title}</h2><p>{escape(text)}</p>{''.join(blocks_html((blocks,)))}"
 
 
-def _in_timeline(asked: Asked, curve: dict[str, Any], position: int, origin: int) -> str:
+def _in_timeline(request: PageRequest, curve: dict[str, Any], position: int, origin: int) -> str:
     """The address of the timeline around a position, as wide as its step if it is in one."""
     step = next((band for band in curve["steps"] if band["start"] <= position < band["end"]), None)
     around = curve["span"] // 20 if step is None else (step["end"] - step["start"]) // 2
     center = int(curve["first"]) + position - origin
-    return asked.link("timeline", t0=str(center - around), t1=str(center + around))
+    return request.link("timeline", t0=str(center - around), t1=str(center + around))
 
 
-def _holders(asked: Asked, view: dict[str, Any], text: str) -> list[Any]:
+def _holders(request: PageRequest, view: dict[str, Any], text: str) -> list[Any]:
     kinds = {kind: words for kind, words in KINDS.items() if f"{text}-{kind}" in view["tables"]}
     if not kinds:
         return []
-    kind = chosen(asked, "by", kinds)
+    kind = chosen(request, "by", kinds)
     name = f"{text}-{kind}"
     return [
         html.H2("Who holds the peak", className="ps-title"),
-        tabs(asked, "by", kinds, kind, label="tables"),
-        grid("memory", view["tables"][name], asked, table=name),
+        tabs(request, "by", kinds, kind, label="tables"),
+        grid("memory", view["tables"][name], request, table=name),
     ]

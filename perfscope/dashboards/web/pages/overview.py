@@ -9,7 +9,7 @@ from dash import dcc, html
 from perfscope.analyzers.time import StepAccount
 from perfscope.dashboards.figures import step_account
 from perfscope.dashboards.report.renderers.values import place_end
-from perfscope.dashboards.web.pages import PAGES, Asked, address
+from perfscope.dashboards.web.pages import PAGES, PageRequest, address
 from perfscope.dashboards.web.pages._alike import alike, tags
 from perfscope.dashboards.web.pages._parts import chart
 from perfscope.dashboards.web.server.shelf import Item
@@ -32,7 +32,7 @@ PLACE_CHARS = 34
 """Characters of a place: the column's width. Its end with the line is kept."""
 
 
-def layout(asked: Asked, view: dict[str, Any]) -> Any:
+def layout(request: PageRequest, view: dict[str, Any]) -> Any:
     """The page: one screen, then rules that were not evaluated and the sources."""
     parts = view["parts"]
     of_plugins, *cells = [
@@ -48,13 +48,13 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
     ]
     return html.Div(
         [
-            html.Div([html.H1("Overview", className="ps-title"), _compare(asked)], className="ps-over-head"),
+            html.Div([html.H1("Overview", className="ps-title"), _compare(request)], className="ps-over-head"),
             Fragment(html=parts["headline"]),
-            *_progress(asked),
+            *_progress(request),
             Fragment(html=parts["tiles"]),
             *([html.P(view["interval"], className="ps-soft ps-note")] if view["interval"] else []),
-            _first(asked, view),
-            *_account(asked, view),
+            _first(request, view),
+            *_account(request, view),
             *([Fragment(html=view["large"])] if view["large"] else []),
             of_plugins,
             html.Div([*filter(None, cells), *_missing(view)], className="ps-over-cells"),
@@ -68,13 +68,13 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
     )  # fmt: skip
 
 
-def _progress(asked: Asked) -> list[Any]:
+def _progress(request: PageRequest) -> list[Any]:
     """Progress of a running program with the speed of its last steps, or the end of a failed one."""
-    run = None if asked.item is None or asked.item.kind != "run" else listed_run(asked.item.path).run
-    if asked.item is None or run is None:
+    run = None if request.item is None or request.item.kind != "run" else listed_run(request.item.path).run
+    if request.item is None or run is None:
         return []
     seen = max((process.steps_seen for process in run.processes), default=0)
-    if not asked.item.running():
+    if not request.item.running():
         if not run.exit_code:
             return []
         why = f": {sanitize(run.error, 300)}" if run.error else ""
@@ -90,13 +90,13 @@ def _progress(asked: Asked) -> list[Any]:
     return [html.P([html.B("Still running: "), words], className="ps-card ps-over-now", role="status")]
 
 
-def _account(asked: Asked, view: dict[str, Any]) -> list[Any]:
+def _account(request: PageRequest, view: dict[str, Any]) -> list[Any]:
     """The account of every step, and next to it what bound the steps."""
     parts = view["parts"]
     accounts = [StepAccount(**{key: item[key] for key in ACCOUNT_KEYS}) for item in view["accounts"]]
     cells = []
     if accounts:
-        links = [[asked.link("timeline", mark=span) for span in item["spans"]] for item in view["accounts"]]
+        links = [[request.link("timeline", mark=span) for span in item["spans"]] for item in view["accounts"]]
         figure = step_account(accounts, links)
         figure.update_layout(title=None, margin={"l": 10, "r": 10, "t": 10, "b": 30}, height=FIGURE_PX)
         picture = chart(CHART, figure, "each step by cause; the numbers are below", legend=True)
@@ -112,20 +112,20 @@ def _account(asked: Asked, view: dict[str, Any]) -> list[Any]:
             )
         )
     if view["path"] or parts.get("path"):
-        path = _path(asked, view["path"]) if view["path"] else Fragment(html=parts["path"])
+        path = _path(request, view["path"]) if view["path"] else Fragment(html=parts["path"])
         cells.append(
             html.Div(path, className="ps-over-side", role="region", tabIndex=0, **{"aria-label": "critical path"})
         )
     return [html.Div(cells, className="ps-over-main")] if cells else []
 
 
-def _path(asked: Asked, path: dict[str, Any]) -> Any:
+def _path(request: PageRequest, path: dict[str, Any]) -> Any:
     """The critical path of a single recording: its largest members, each linked to a search in the timeline."""
     heads = [html.Th("on the path"), html.Th("time", className="ps-n"), html.Th("share", className="ps-n")]
     rows = [
         html.Tr(
             [
-                html.Td(_on_path(asked, row), title=row["title"]),
+                html.Td(_on_path(request, row), title=row["title"]),
                 html.Td(row["time"], className="ps-n"),
                 html.Td(row["share"], className="ps-n"),
             ]
@@ -143,16 +143,18 @@ def _path(asked: Asked, path: dict[str, Any]) -> Any:
     )
 
 
-def _on_path(asked: Asked, row: dict[str, Any]) -> Any:
+def _on_path(request: PageRequest, row: dict[str, Any]) -> Any:
     name = html.Code(row["name"])
-    return dcc.Link(name, href=asked.link("timeline", name=row["id"])) if row["id"] else name
+    return dcc.Link(name, href=request.link("timeline", name=row["id"])) if row["id"] else name
 
 
-def _compare(asked: Asked) -> Any:
+def _compare(request: PageRequest) -> Any:
     """Ways to compare this item: a link to the first candidate, the others in a list."""
-    if asked.item is None or "compare" not in PAGES:
+    if request.item is None or "compare" not in PAGES:
         return html.Span()
-    first, *others = [_compared(asked, asked.item, other) for other in alike(asked.shelf.items(), asked.item)] or [None]
+    first, *others = [
+        _compared(request, request.item, other) for other in alike(request.shelf.items(), request.item)
+    ] or [None]
     if first is None:
         return html.Span()
     more = html.Details(
@@ -161,10 +163,10 @@ def _compare(asked: Asked) -> Any:
     return html.Div(["compare with ", first, *([more] if others else [])], className="ps-over-compare")
 
 
-def _compared(asked: Asked, item: Item, other: Item) -> Any:
+def _compared(request: PageRequest, item: Item, other: Item) -> Any:
     """A link to the comparison with another item, which is the base."""
     named = f" [{', '.join(tags(other))}]" if tags(other) else ""
-    href = address(asked.base_path, "compare", None, base=other.key, head=item.key)
+    href = address(request.base_path, "compare", None, base=other.key, head=item.key)
     return dcc.Link(f"{sanitize(other.title, 60)}{sanitize(named, 60)}", href=href)
 
 
@@ -172,12 +174,12 @@ def _missing(view: dict[str, Any]) -> list[Any]:
     rows = view["missing"]
     if not rows:
         return []
-    said: dict[str, list[str]] = {}
+    by_command: dict[str, list[str]] = {}
     for row in rows:
-        said.setdefault(row["command"], []).append(row["what"])
+        by_command.setdefault(row["command"], []).append(row["what"])
     items = [
         html.Li([f"{'; '.join(what)}: ", html.Code(command)] if command else "; ".join(what))
-        for command, what in said.items()
+        for command, what in by_command.items()
     ]
     listed = [html.H2("Not recorded"), html.Ul(items)]
     return [html.Section(listed, className="ps-card", tabIndex=0, **{"aria-label": "not recorded"})]
@@ -189,7 +191,7 @@ def _place(row: dict[str, Any]) -> list[Any]:
     return [html.Code(place_end(where, PLACE_CHARS), title=where)] if where not in ("", "-") else []
 
 
-def _first(asked: Asked, view: dict[str, Any]) -> Any:
+def _first(request: PageRequest, view: dict[str, Any]) -> Any:
     rows = view["first"]
     if not rows:
         return html.Section([html.H2("Findings"), html.P(view["nothing"])], className="ps-card")
@@ -204,7 +206,7 @@ def _first(asked: Asked, view: dict[str, Any]) -> Any:
                     [
                         html.Div(
                             [
-                                dcc.Link(row["rule"], href=asked.link("findings", at=str(index))),
+                                dcc.Link(row["rule"], href=request.link("findings", at=str(index))),
                                 html.Span(f": {row['title'].replace('`', '')}"),
                             ],
                             className="ps-over-two",
@@ -232,6 +234,6 @@ def _first(asked: Asked, view: dict[str, Any]) -> Any:
         if shares or name != heads[1]
     ]
     table = html.Table([html.Thead(html.Tr(named)), html.Tbody(body)], className="ps-table")
-    left = [dcc.Link(f"and {more} more", href=asked.link("findings"))] if more > 0 else []
+    left = [dcc.Link(f"and {more} more", href=request.link("findings"))] if more > 0 else []
     heading = html.Div([html.H2("Findings: what to change first"), *left], className="ps-over-head")
     return html.Section([heading, html.Div(table, className="ps-scroll")], className="ps-card ps-first")

@@ -8,7 +8,7 @@ from dash import dcc, html
 
 from perfscope.dashboards.figures import heat_map
 from perfscope.dashboards.report.sections.compile import counted
-from perfscope.dashboards.web.pages import Asked
+from perfscope.dashboards.web.pages import PageRequest
 from perfscope.dashboards.web.pages._grid import grid
 from perfscope.dashboards.web.pages._parts import bars, chart, chosen, origins, planned, tabs
 from perfscope.dashboards.web.ui import Fragment
@@ -37,7 +37,7 @@ NO_LINKS = (
 CORE, WAIT = "var(--ps-core)", "var(--ps-wait)"
 
 
-def layout(asked: Asked, view: dict[str, Any]) -> Any:
+def layout(request: PageRequest, view: dict[str, Any]) -> Any:
     """The page: a heat map, bars and one table at a time, and the cards of the report below."""
     jobs = {str(index): item["label"] for index, item in enumerate(view["jobs"])}
     maps = {}
@@ -47,31 +47,31 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
         maps["busy"] = "device busy by step"
     if not maps:
         cards = [Fragment(html=view["html"])] if view["html"] else []
-        return [html.H1(TITLE, className="ps-title"), _alone(asked, view), *cards]
-    kind = chosen(asked, "map", maps)
-    job = view["jobs"][int(chosen(asked, "job", jobs))] if jobs else None
-    alone = [] if jobs else [_alone(asked, view)]
-    several = [tabs(asked, "job", jobs, chosen(asked, "job", jobs), label="jobs")] if len(jobs) > 1 else []
+        return [html.H1(TITLE, className="ps-title"), _alone(request, view), *cards]
+    kind = chosen(request, "map", maps)
+    job = view["jobs"][int(chosen(request, "job", jobs))] if jobs else None
+    alone = [] if jobs else [_alone(request, view)]
+    several = [tabs(request, "job", jobs, chosen(request, "job", jobs), label="jobs")] if len(jobs) > 1 else []
     heat = view["busy"] if kind == "busy" or job is None else job["heat"]
     parts = [
         html.H1(TITLE, className="ps-title"),
         *alone,
         *several,
-        tabs(asked, "map", maps, kind, label="heat map", without=("at",)),
-        html.P(_said(kind, heat), className="ps-soft ps-note"),
+        tabs(request, "map", maps, kind, label="heat map", without=("at",)),
+        html.P(_caption(kind, heat), className="ps-soft ps-note"),
         chart(
             CHART, heat_map(heat, "busy" if kind == "busy" else "wait"), f"heat map: {maps[kind]}; the table has all"
         ),
-        html.P(_cell(asked, kind, heat), id="heat-cell", role="status"),
+        html.P(_cell(request, kind, heat), id="heat-cell", role="status"),
     ]
     if job is not None:
-        parts += [_bars(job), *_tables(asked, view, job)]
+        parts += [_bars(job), *_tables(request, view, job)]
     return [*parts, *([Fragment(html=view["html"])] if view["html"] else [])]
 
 
-def _cell(asked: Asked, kind: str, heat: dict[str, Any]) -> list[Any]:
+def _cell(request: PageRequest, kind: str, heat: dict[str, Any]) -> list[Any]:
     """The cell in the address in words, with a link to the timeline."""
-    row, _, column = asked.parameters.get("at", "")[:20].partition(".")
+    row, _, column = request.parameters.get("at", "")[:20].partition(".")
     columns = heat["columns"]
     if not (row.isdecimal() and column.isdecimal() and int(row) < len(heat["rows"]) and int(column) < columns):
         return []
@@ -90,24 +90,24 @@ def _cell(asked: Asked, kind: str, heat: dict[str, Any]) -> list[Any]:
         )
         if heat["sum"] is not None:
             text += f"; {format_ns(heat['sum'][index])} in the whole cell, of which this is the worst"
-    said = f"{member['label']}, {text} "
-    origin = origins(asked).get(str(member["trace"]))
+    words = f"{member['label']}, {text} "
+    origin = origins(request).get(str(member["trace"]))
     if origin is None:
-        return [said]
+        return [words]
     around = max(lasts // 4, 1_000)
     begin, end = start - int(origin) - around, start - int(origin) + lasts + around
-    href = asked.link("timeline", t0=str(begin), t1=str(end), trace=str(member["trace"]))
-    return [said, dcc.Link("in the timeline", href=href)]
+    href = request.link("timeline", t0=str(begin), t1=str(end), trace=str(member["trace"]))
+    return [words, dcc.Link("in the timeline", href=href)]
 
 
-def _alone(asked: Asked, view: dict[str, Any]) -> Any:
+def _alone(request: PageRequest, view: dict[str, Any]) -> Any:
     """Why there are no ranks, and how to record them."""
-    if planned(asked):
-        return html.P([f"{NEVER_RAN} See: ", dcc.Link("compile", href=asked.link("compile"))], className="ps-card")
+    if planned(request):
+        return html.P([f"{NEVER_RAN} See: ", dcc.Link("compile", href=request.link("compile"))], className="ps-card")
     return html.P(ONE_JAX_PROCESS if view.get("jax") else ONE_PROCESS, className="ps-card")
 
 
-def _said(kind: str, heat: dict[str, Any]) -> str:
+def _caption(kind: str, heat: dict[str, Any]) -> str:
     left = f" {heat['rows_left']:,} more ranks are not drawn." if heat["rows_left"] else ""
     if kind == "busy":
         windows = "the window of a step on the host's clock" if heat["of_steps"] else "equal parts of the recording"
@@ -138,15 +138,15 @@ def _bars(job: dict[str, Any]) -> Any:
     return bars(rows, colors, title="Waiting and transfer by collective", words=f"Mean per {job['member']}.")
 
 
-def _tables(asked: Asked, view: dict[str, Any], job: dict[str, Any]) -> list[Any]:
+def _tables(request: PageRequest, view: dict[str, Any], job: dict[str, Any]) -> list[Any]:
     names = {
         f"kinds{job['behind']}": "kinds of collectives",
         f"collectives{job['behind']}": "single collectives",
         f"members{job['behind']}": f"{job['member']}s",
         "links": "links",
     }
-    wanted = asked.parameters.get("table", "")
+    wanted = request.parameters.get("table", "")
     name = wanted if wanted in names else next(iter(names))
     value = view["tables"].get(name)
-    shown = html.P(NO_LINKS, className="ps-card") if value is None else grid("ranks", value, asked, table=name)
-    return [tabs(asked, "table", names, name, label="tables"), shown]
+    shown = html.P(NO_LINKS, className="ps-card") if value is None else grid("ranks", value, request, table=name)
+    return [tabs(request, "table", names, name, label="tables"), shown]

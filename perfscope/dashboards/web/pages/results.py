@@ -6,7 +6,7 @@ from typing import Any
 
 from dash import html
 
-from perfscope.dashboards.web.pages import Asked
+from perfscope.dashboards.web.pages import PageRequest
 from perfscope.dashboards.web.pages._grid import grid
 from perfscope.dashboards.web.pages._parts import chosen, nothing, tabs
 
@@ -17,16 +17,16 @@ GRIDS = ("results",)
 NOTHING = "No result table has rows."
 
 
-def layout(asked: Asked, view: dict[str, Any]) -> Any:
+def layout(request: PageRequest, view: dict[str, Any]) -> Any:
     """The page: a tab per table, and the meaning of a row above its grid."""
     heading = html.H1(TITLE, className="ps-title")
     names = {name: f"{held['title']} ({len(held['rows']) + held['left']:,})" for name, held in view["tables"].items()}
     if not names:
-        return [heading, *nothing(asked, NOTHING)]
-    kind = chosen(asked, "kind", names)
+        return [heading, *nothing(request, NOTHING)]
+    kind = chosen(request, "kind", names)
     return [
         heading,
-        tabs(asked, "kind", names, kind, label="tables"),
+        tabs(request, "kind", names, kind, label="tables"),
         html.P(view["tables"][kind]["doc"], className="ps-soft ps-note"),
-        grid("results", view["tables"][kind], asked, table=kind),
+        grid("results", view["tables"][kind], request, table=kind),
     ]

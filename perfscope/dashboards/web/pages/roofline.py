@@ -8,7 +8,7 @@ from typing import Any
 from dash import dcc, html
 
 from perfscope.dashboards.figures import roofline
-from perfscope.dashboards.web.pages import Asked
+from perfscope.dashboards.web.pages import PageRequest
 from perfscope.dashboards.web.pages._grid import grid
 from perfscope.dashboards.web.pages._parts import chart, chosen, origins, tabs
 from perfscope.model.units import format_count, format_ns, format_share
@@ -32,25 +32,25 @@ MODELLED = (
 )
 
 
-def layout(asked: Asked, view: dict[str, Any]) -> Any:
+def layout(request: PageRequest, view: dict[str, Any]) -> Any:
     """The page: one kind at a time, by default the first that has points."""
     title = html.H1(TITLE, className="ps-title")
-    lacks = [html.P(said, className="ps-card") for said in view["lacks"]]
+    lacks = [html.P(sentence, className="ps-card") for sentence in view["lacks"]]
     there = [kind for kind in KINDS if view["tables"][kind]["rows"]]
     if not there:
         return [title, *lacks]
     names = {text: KINDS[text][0] for text in there}
-    kind = chosen(asked, "kind", names)
+    kind = chosen(request, "kind", names)
     value = view["tables"][kind]
     keys = [column["key"] for column in value["columns"]]
     points = [dict(zip(keys, row, strict=True)) for row in value["rows"]]
-    name = asked.parameters.get("at", "")
+    name = request.parameters.get("at", "")
     drawable = value["plain_ns"] < value["ns"]
     nothing = "No FLOPs are known for anything in the table, so there is nothing to plot."
     return [
         title,
         tabs(
-            asked,
+            request,
             "kind",
             {text: KINDS[text][0] for text in there},
             kind,
@@ -58,7 +58,7 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
             without=("at",),
         ),
         *lacks,
-        html.P(_said(kind, value, view), className="ps-soft ps-note"),
+        html.P(_caption(kind, value, view), className="ps-soft ps-note"),
         *([html.P(MODELLED, className="ps-soft ps-note")] if _modelled(value) else []),
         *(_roofs(device) for device in view["devices"]),
         *(
@@ -66,19 +66,19 @@ def layout(asked: Asked, view: dict[str, Any]) -> Any:
             if drawable
             else [html.P(nothing, className="ps-card")]
         ),
-        *[_point(asked, point) for point in points if point["name"] == name][:1],
+        *[_point(request, point) for point in points if point["name"] == name][:1],
         html.H2("As a table, the largest headroom first", className="ps-title ps-below"),
         grid(
             "roofline",
             value,
-            asked,
+            request,
             table=kind,
-            links={"name": ("timeline", "find", "^{}$")} if origins(asked) else {},
+            links={"name": ("timeline", "find", "^{}$")} if origins(request) else {},
         ),
     ]
 
 
-def _said(kind: str, held: dict[str, Any], view: dict[str, Any]) -> str:
+def _caption(kind: str, held: dict[str, Any], view: dict[str, Any]) -> str:
     ranks = f", {view['ranks']} ranks together" if view["ranks"] > 1 else ""
     plain = ""
     if held["plain_ns"]:
@@ -106,7 +106,7 @@ def _roofs(device: dict[str, Any]) -> Any:
     )
 
 
-def _point(asked: Asked, point: dict[str, Any]) -> Any:
+def _point(request: PageRequest, point: dict[str, Any]) -> Any:
     """The clicked point in words, with links to the timeline and the graph."""
     least = point["least_ns"]
     facts = [
@@ -122,7 +122,7 @@ def _point(asked: Asked, point: dict[str, Any]) -> Any:
     links = [
         part
         for page in ("timeline", "graph")
-        for part in (" · ", dcc.Link(f"in the {page}", href=asked.link(page, find=find)))
+        for part in (" · ", dcc.Link(f"in the {page}", href=request.link(page, find=find)))
     ]
     words = "; ".join(filter(None, facts))
     return html.P(

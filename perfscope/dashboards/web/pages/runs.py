@@ -9,7 +9,7 @@ from typing import Any
 from dash import Input, Output, dcc, html
 
 from perfscope.dashboards.report.blocks import Column
-from perfscope.dashboards.web.pages import Asked, address
+from perfscope.dashboards.web.pages import PageRequest, address
 from perfscope.dashboards.web.pages._grid import grid
 from perfscope.dashboards.web.server.shelf import Item, Shelf
 from perfscope.dashboards.web.server.works import stored
@@ -55,28 +55,28 @@ _WORDS = {
 }
 
 
-def layout(asked: Asked, view: None) -> Any:
+def layout(request: PageRequest, view: None) -> Any:
     """The page: open items, their tags and comparisons made before."""
-    items = asked.shelf.items()
+    items = request.shelf.items()
     title = html.H1(TITLE, className="ps-title")
     if not items:
         nothing = "Nothing is open: perfscope run train.py records a run; perfscope serve FILE opens a trace."
-        return [title, html.Div(html.P(nothing), className="ps-card"), *_kept(asked)]
-    held = table(COLUMNS, [_row(asked, item) for item in items[:MOST_ROWS]])
+        return [title, html.Div(html.P(nothing), className="ps-card"), *_kept(request)]
+    held = table(COLUMNS, [_row(request, item) for item in items[:MOST_ROWS]])
     held["left"] = max(0, len(items) - MOST_ROWS)
     return [
         title,
         html.Div(id="runs-deleted", role="status", **{"aria-live": "polite"}),
         html.Div(_invited(0), id="runs-chosen", role="status", className="ps-note", **{"aria-live": "polite"}),
-        grid("runs", held, asked, table="runs", picks=True),
-        *_kept(asked),
+        grid("runs", held, request, table="runs", picks=True),
+        *_kept(request),
     ]
 
 
-def mark(asked: Asked) -> str:
+def mark(request: PageRequest) -> str:
     """Changes with the open items and the manifests of running programs."""
-    items = " ".join(f"{item.key}{item.growth() if item.running() else ''}" for item in asked.shelf.items())
-    return f"{items}|{' '.join(item.key for item in stored(asked.shelf)[:MOST_KEPT])}"
+    items = " ".join(f"{item.key}{item.growth() if item.running() else ''}" for item in request.shelf.items())
+    return f"{items}|{' '.join(item.key for item in stored(request.shelf)[:MOST_KEPT])}"
 
 
 def register(app: Any) -> None:
@@ -112,7 +112,7 @@ def _invited(count: int) -> str:
     )
 
 
-def _row(asked: Asked, item: Item) -> dict[str, Any]:
+def _row(request: PageRequest, item: Item) -> dict[str, Any]:
     running = item.running()
     held = _manifest(item, running, item.growth()) if item.kind == "run" else {}
     state = state_words(held) if held else item.kind
@@ -133,11 +133,11 @@ def _row(asked: Asked, item: Item) -> dict[str, Any]:
         "ranks": held.get("ranks"),
         "created": str(held.get("created_utc", ""))[:19].replace("T", " "),
         "command": " ".join(held.get("command", ())) or held.get("problem") or "",
-        "read": _WORDS[asked.workshop.state(item, start=False).stage],
+        "read": _WORDS[request.workshop.state(item, start=False).stage],
         "path": str(item.path),
         "key": item.key,
-        "removable": removable(asked.shelf, item) and not running,
-        "href": address(asked.base_path, "overview", item.key),
+        "removable": removable(request.shelf, item) and not running,
+        "href": address(request.base_path, "overview", item.key),
     }
 
 
@@ -152,13 +152,13 @@ def removable(shelf: Shelf, item: Item) -> bool:
     return item.kind == "run" and item.path.parent in {place.resolve() for place in shelf.places}
 
 
-def _kept(asked: Asked) -> list[Any]:
+def _kept(request: PageRequest) -> list[Any]:
     """Comparisons made before."""
-    held = stored(asked.shelf)
+    held = stored(request.shelf)
     if not held:
         return []
     links = [
-        html.Li(dcc.Link(sanitize(item.title), href=address(asked.base_path, "compare", None, stored=item.key)))
+        html.Li(dcc.Link(sanitize(item.title), href=address(request.base_path, "compare", None, stored=item.key)))
         for item in held[:MOST_KEPT]
     ]
     left = [html.P(f"and {len(held) - MOST_KEPT:,} older ones")] if len(held) > MOST_KEPT else []

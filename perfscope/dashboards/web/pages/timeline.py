@@ -6,7 +6,7 @@ from typing import Any
 
 from dash import html
 
-from perfscope.dashboards.web.pages import Asked
+from perfscope.dashboards.web.pages import PageRequest
 from perfscope.dashboards.web.pages._parts import nothing
 from perfscope.dashboards.web.ui import Fragment, Timeline
 
@@ -18,17 +18,17 @@ NOTHING = "There are no timed events: compiled programs, plans and snapshots hav
 MODELLED = "This was never run: there are no timed events. Below is one modelled run."
 
 
-def layout(asked: Asked, view: dict[str, Any]) -> Any:
+def layout(request: PageRequest, view: dict[str, Any]) -> Any:
     """The page."""
-    assert asked.item is not None
+    assert request.item is not None
     if not any(item["events"] for item in view["traces"]):
-        told, *others = nothing(asked, NOTHING)
+        note, *others = nothing(request, NOTHING)
         more = [Fragment(html=view["modelled"])] if view.get("modelled") else others
-        said = html.P(MODELLED, className="ps-card", role="status") if view.get("modelled") else told
-        return [html.H1(TITLE, className="ps-title"), said, *more]
-    at = {key: asked.parameters[key] for key in KEPT if key in asked.parameters}
-    url = f"{asked.base_path}api/timeline/{asked.item.key}/"
+        shown = html.P(MODELLED, className="ps-card", role="status") if view.get("modelled") else note
+        return [html.H1(TITLE, className="ps-title"), shown, *more]
+    at = {key: request.parameters[key] for key in KEPT if key in request.parameters}
+    url = f"{request.base_path}api/timeline/{request.item.key}/"
     return [
         html.H1(TITLE, className="ps-title ps-hidden"),
-        Timeline(id="timeline", url=url, at=at, findings=asked.link("findings")),
+        Timeline(id="timeline", url=url, at=at, findings=request.link("findings")),
     ]

@@ -9,7 +9,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfscope.dashboards.web.server.exports import Export, ask, export_of
+from perfscope.dashboards.web.server.exports import Export, export_of, export_state
 from perfscope.dashboards.web.server.shelf import Shelf, read_view
 from perfscope.dashboards.web.server.works import find_work
 from perfscope.dashboards.web.server.workshop import Workshop
@@ -55,14 +55,14 @@ def downloads(shelf: Shelf, workshop: Workshop) -> tuple[Callable[..., ResponseR
         export = found(key, form)
         if export is None:
             return nothing()
-        answer = ask(workshop, export, retry=request.args.get("retry") == "1")
+        answer = export_state(workshop, export, retry=request.args.get("retry") == "1")
         if answer.problem:
-            return jsonify({"error": answer.told}), HTTPStatus.UNPROCESSABLE_ENTITY
+            return jsonify({"error": answer.words}), HTTPStatus.UNPROCESSABLE_ENTITY
         if answer.file is None:
-            told = jsonify({"told": answer.told})
-            told.headers["Retry-After"] = str(RETRY_S)
-            told.headers["Cache-Control"] = "no-store"
-            return told, HTTPStatus.ACCEPTED
+            response = jsonify({"told": answer.words})
+            response.headers["Retry-After"] = str(RETRY_S)
+            response.headers["Cache-Control"] = "no-store"
+            return response, HTTPStatus.ACCEPTED
         if request.args.get("ask") == "1":
             whole = jsonify({"name": export.name, "bytes": answer.file.stat().st_size, "remarks": answer.remarks})
             whole.headers["Cache-Control"] = "no-store"

@@ -50,10 +50,16 @@ class Child:
         """Number of traces read so far."""
         self._began = time.time()
 
-    def tell(self, state: str, stage: str) -> None:
+    def report(self, state: str, stage: str) -> None:
         """Report the progress to the server."""
-        told = {"state": state, "stage": stage, "began_unix_s": self._began, "traces": self.traces, "pid": os.getpid()}
-        write_atomically(self.folder / STATE_FILE, json.dumps(told).encode(), durable=False)
+        progress = {
+            "state": state,
+            "stage": stage,
+            "began_unix_s": self._began,
+            "traces": self.traces,
+            "pid": os.getpid(),
+        }
+        write_atomically(self.folder / STATE_FILE, json.dumps(progress).encode(), durable=False)
 
     def write(self, name: str, data: Mapping[str, Any]) -> None:
         """Write the data of a page."""
@@ -69,7 +75,7 @@ def _item(child: Child, arguments: Sequence[str]) -> None:
     from perfscope.dashboards.web.views import VIEWS, Job, view_module
     from perfscope.dashboards.web.views.empty import EMPTY_VIEW, empty_pages
 
-    child.tell("working", "reading")
+    child.report("working", "reading")
     configuration = find_configuration()
     gathering = _Gathering(child)
     judged = judge_paths(
@@ -79,7 +85,7 @@ def _item(child: Child, arguments: Sequence[str]) -> None:
         topology=None if configuration.topology is None else read_topology(configuration.topology),
         configuration=configuration,
     )
-    child.tell("working", "writing")
+    child.report("working", "writing")
     report = json_report.document(judged.analysis)
     made: dict[str, Any] = {}
     for name in VIEWS:
@@ -116,7 +122,7 @@ class _Gathering:
         from perfscope.analyzers.readers import read_task
 
         for index, task in enumerate(tasks):
-            self._child.tell("working", f"reading {index + 1} of {len(tasks)}")
+            self._child.report("working", f"reading {index + 1} of {len(tasks)}")
             read = read_task(task)
             for trace in read.traces:
                 self._take(trace.trace)
@@ -172,12 +178,12 @@ def _pair(child: Child, arguments: Sequence[str]) -> None:
     else:
         loaded = []
         for name, path in zip(("base", "head"), arguments, strict=True):
-            child.tell("working", f"reading {name}")
+            child.report("working", f"reading {name}")
             loaded.append(load_path(path))
             child.traces += len(loaded[-1].traces)
-        child.tell("working", "comparing")
+        child.report("working", "comparing")
         document = comparison.of(as_json.document(compare_loaded(*loaded)))
-    child.tell("working", "writing")
+    child.report("working", "writing")
     child.write("compare", {"view": view_of(document)})
 
 
@@ -187,7 +193,7 @@ def _export(child: Child, arguments: Sequence[str]) -> None:
 
     path, name = arguments
     form = FORMS[name]
-    child.tell("working", "reading and writing")
+    child.report("working", "reading and writing")
     final = made_file(child.folder, name)
     target = child.folder / MADE if form.folder else final
     # A report reads one rank at a time into memory, as everywhere in the server.
@@ -205,7 +211,7 @@ def _export(child: Child, arguments: Sequence[str]) -> None:
     if done.returncode:
         raise DataError(texts[-1] if texts else f"{path}: the export failed with exit code {done.returncode}")
     if form.folder:
-        child.tell("working", "packing")
+        child.report("working", "packing")
         pack(target, final)
     # The location is the server's own: drop the line on it and the line on how to open it.
     child.write(
@@ -244,12 +250,12 @@ def main(words: Sequence[str]) -> int:
             prepare = KINDS.get(kind) or load(named("works")[kind]).prepare
             prepare(child, arguments)
         except PerfscopeError as error:
-            child.tell("failed", str(error))
+            child.report("failed", str(error))
             return error.exit_code
         except MemoryError:
-            child.tell("failed", f"{child.path}: does not fit into this machine's memory")
+            child.report("failed", f"{child.path}: does not fit into this machine's memory")
             return 1
-        child.tell("ready", "")
+        child.report("ready", "")
     return 0
 
 

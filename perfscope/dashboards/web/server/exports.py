@@ -87,15 +87,15 @@ def export_of(item: Item, form: str) -> Export:
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """One of: ``file`` is ready; ``problem``: why it failed; else it is in progress. ``told``: state in words."""
+    """One of: ``file`` is ready; ``problem``: why it failed; else it is in progress. ``words``: state in words."""
 
-    told: str
+    words: str
     file: Path | None = None
     problem: bool = False
     remarks: tuple[str, ...] = ()
 
 
-def ask(workshop: Workshop, export: Export, *, retry: bool = False) -> Answer:
+def export_state(workshop: Workshop, export: Export, *, retry: bool = False) -> Answer:
     """Return the state of the export, starting it if necessary; ``retry``: also after a failure or cancellation."""
     state = workshop.state(export, start=not retry)
     if retry:
@@ -112,12 +112,12 @@ def _answer(export: Export, state: State) -> Answer:
         file = made_file(state.folder, export.form)
         if file.is_file():
             held = read_view(state.folder, ABOUT) or {}
-            return Answer(told="", file=file, remarks=tuple(held.get("remarks", ())))
+            return Answer(words="", file=file, remarks=tuple(held.get("remarks", ())))
     if state.stage in ("failed", "cancelled", "gone"):
-        return Answer(told=state.told, problem=True)
+        return Answer(words=state.words, problem=True)
     if state.stage == "waiting":
-        return Answer(told=f"{word}: {state.told or 'waits'}")
-    return Answer(told=f"{word}: {state.told if state.told != 'reading' else 'begins'}, {state.seconds:.0f} s")
+        return Answer(words=f"{word}: {state.words or 'waits'}")
+    return Answer(words=f"{word}: {state.words if state.words != 'reading' else 'begins'}, {state.seconds:.0f} s")
 
 
 def made_file(folder: Path, form: str) -> Path:

@@ -228,8 +228,8 @@ def _below(folder: Path) -> Iterable[Path]:
 
 
 def _entry(file: Path, name: str) -> tuple[str, int, int]:
-    told = file.stat()
-    return name, told.st_size, told.st_mtime_ns
+    status = file.stat()
+    return name, status.st_size, status.st_mtime_ns
 
 
 # The files that a child writes for an item.

@@ -146,10 +146,10 @@ def documents(shelf: Shelf, kind: str, name: str, folders: str) -> tuple[Path, .
 def file_fingerprint(path: Path) -> str | None:
     """16 hexadecimal digits of size and time of change; ``None`` if the file is gone."""
     try:
-        told = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return hashlib.sha256(f"{told.st_size} {told.st_mtime_ns}".encode()).hexdigest()[:16]
+    return hashlib.sha256(f"{status.st_size} {status.st_mtime_ns}".encode()).hexdigest()[:16]
 
 
 # Runs of a stored comparison that are still here, so that their timelines can be shown side by side.

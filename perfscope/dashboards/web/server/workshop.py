@@ -42,10 +42,10 @@ LEAST_PRIORITY = 19
 def _made_by() -> str:
     """8 hexadecimal digits that change with any file of the package, so that output of other versions is not used."""
     package = Path(__file__).parents[2]
-    told = sorted(
+    files = sorted(
         (str(file.relative_to(package)), file.stat().st_size, file.stat().st_mtime_ns) for file in package.rglob("*.py")
     )
-    return hashlib.sha256(repr(told).encode()).hexdigest()[:8]
+    return hashlib.sha256(repr(files).encode()).hexdigest()[:8]
 
 
 MADE_BY = _made_by()
@@ -58,7 +58,7 @@ class State(Struct, frozen=True, kw_only=True):
     """Progress of an item. ``folder`` holds data that can be shown, possibly of an older version."""
 
     stage: Stage
-    told: str
+    words: str
     """Current activity, or reason of a failure, in words."""
     seconds: float
     folder: Path | None
@@ -94,24 +94,24 @@ class Workshop:
         print_ = item.fingerprint()
         shown = self._shown(item.key)
         if print_ is None:
-            return State(stage="gone", told=f"{item.path}: no longer there", seconds=0.0, folder=shown, stale=True)
+            return State(stage="gone", words=f"{item.path}: no longer there", seconds=0.0, folder=shown, stale=True)
         folder = self._root / f"{item.key}-{print_}-{MADE_BY}"
         result = _read_state(folder)
         if result.get("state") == "ready":
             if self._last.get(item.key) != folder.name:
                 self._last[item.key] = folder.name
                 self._forget_older(item.key, folder)
-            return State(stage="ready", told="", seconds=0.0, folder=folder)
+            return State(stage="ready", words="", seconds=0.0, folder=folder)
         seconds = max(0.0, time.time() - float(result.get("began_unix_s") or time.time()))
         if result.get("state") == "failed":
-            return State(stage="failed", told=str(result.get("stage")), seconds=seconds, folder=shown, stale=True)
+            return State(stage="failed", words=str(result.get("stage")), seconds=seconds, folder=shown, stale=True)
         if folder.name in self._cancelled:
-            return State(stage="cancelled", told="the reading was cancelled", seconds=0.0, folder=shown, stale=True)
+            return State(stage="cancelled", words="the reading was cancelled", seconds=0.0, folder=shown, stale=True)
         if _is_held(folder / LOCK_FILE):
             partial = shown if shown is not None else folder
             return State(
                 stage="working",
-                told=str(result.get("stage", "reading")),
+                words=str(result.get("stage", "reading")),
                 seconds=seconds,
                 folder=partial,
                 stale=shown is not None,
@@ -119,7 +119,7 @@ class Workshop:
         if result and folder.name not in self._children:  # unlocked but unfinished: a server that ended left it
             shutil.rmtree(folder, ignore_errors=True)
         if not start:
-            return State(stage="waiting", told="", seconds=0.0, folder=shown, stale=shown is not None)
+            return State(stage="waiting", words="", seconds=0.0, folder=shown, stale=shown is not None)
         return self._begin(item, folder, shown)
 
     def again(self, item: Work) -> None:
@@ -161,13 +161,13 @@ class Workshop:
         with self._guard:
             self._reap()
             if folder.name in self._children:
-                return State(stage="working", told="reading", seconds=0.0, folder=shown, stale=stale)
+                return State(stage="working", words="reading", seconds=0.0, folder=shown, stale=stale)
             if len(self._children) >= self._at_once:
                 return State(
-                    stage="waiting", told="others are being read first", seconds=0.0, folder=shown, stale=stale
+                    stage="waiting", words="others are being read first", seconds=0.0, folder=shown, stale=stale
                 )
             if item.running() and shown is not None and time.time() - shown.stat().st_mtime < _pause(shown):
-                return State(stage="ready", told="", seconds=0.0, folder=shown, stale=True)
+                return State(stage="ready", words="", seconds=0.0, folder=shown, stale=True)
             self._make_room()
             folder.mkdir(mode=0o700, exist_ok=True)
             line = [sys.executable, "-m", "perfscope.dashboards.web.server.child", *item.command(), str(folder)]
@@ -177,7 +177,7 @@ class Workshop:
                 )
             if item.running():  # measured programs have priority
                 os.setpriority(os.PRIO_PROCESS, self._children[folder.name].pid, LEAST_PRIORITY)
-        return State(stage="working", told="reading", seconds=0.0, folder=shown, stale=stale)
+        return State(stage="working", words="reading", seconds=0.0, folder=shown, stale=stale)
 
     def _reap(self) -> None:
         for name, child in list(self._children.items()):

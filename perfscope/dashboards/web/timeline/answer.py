@@ -31,31 +31,31 @@ _OPEN = 16
 """Most indexes that stay mapped: the runs of a few users."""
 
 
-def tile_of(folder: Path, asked: Mapping[str, str]) -> bytes:
+def tile_of(folder: Path, query: Mapping[str, str]) -> bytes:
     """A tile (`timeline.tile`): ``trace``, ``t0``, ``t1`` (ns), ``w`` (pixels), ``lanes`` (``0-7,12``)."""
-    index = _index(folder, asked)
-    low, high = _number(asked, "t0", -MOST_SPAN, MOST_SPAN), _number(asked, "t1", -MOST_SPAN, MOST_SPAN)
+    index = _index(folder, query)
+    low, high = _number(query, "t0", -MOST_SPAN, MOST_SPAN), _number(query, "t1", -MOST_SPAN, MOST_SPAN)
     if high <= low:
         raise UsageError("t1 must be after t0")
-    return tile(index, low, high, _number(asked, "w", 1, MOST_COLUMNS), _lanes(asked, index))
+    return tile(index, low, high, _number(query, "w", 1, MOST_COLUMNS), _lanes(query, index))
 
 
-def selection_of(folder: Path, asked: Mapping[str, str]) -> bytes:
+def selection_of(folder: Path, query: Mapping[str, str]) -> bytes:
     """Events of a section: ``trace``, ``t0``, ``t1``, ``lanes``, ``by`` (``name``, ``category`` or ``module``).
 
     Times are cut at the ends of the section. ``own_ns`` excludes spans inside that are shown in the chosen lanes, so
     that nested time counts once.
     """
-    index, place = _index(folder, asked), _place(folder, asked)
-    low, high = _number(asked, "t0", -MOST_SPAN, MOST_SPAN), _number(asked, "t1", -MOST_SPAN, MOST_SPAN)
-    chosen = _within(index, sorted(set(_lanes(asked, index))), low, high)
+    index, place = _index(folder, query), _place(folder, query)
+    low, high = _number(query, "t0", -MOST_SPAN, MOST_SPAN), _number(query, "t1", -MOST_SPAN, MOST_SPAN)
+    chosen = _within(index, sorted(set(_lanes(query, index))), low, high)
     inside = np.minimum(index.end[chosen], high) - np.maximum(index.start[chosen], low)
     own = inside.copy()
     parent = _mapped(place / "parent.npy")[chosen]
     at = np.minimum(np.searchsorted(chosen, parent), max(len(chosen) - 1, 0))
     nested = np.flatnonzero(chosen[at] == parent)
     np.subtract.at(own, at[nested], inside[nested])
-    by = asked.get("by", "name")
+    by = query.get("by", "name")
     if by not in BY:
         raise UsageError("by: must be name, category or module")
     kind = index.category[chosen].astype(np.int64)
@@ -98,10 +98,10 @@ def _within(index: Index, lanes: Sequence[int], low: int, high: int) -> Int64:
     return np.concatenate(rows)
 
 
-def event_of(folder: Path, asked: Mapping[str, str]) -> bytes:
+def event_of(folder: Path, query: Mapping[str, str]) -> bytes:
     """One event: ``trace``, ``event``. Its times, lane, enclosing events, partner and source place."""
-    index = _index(folder, asked)
-    event, texts = _event(asked, index), _texts(_place(folder, asked) / "texts.json")
+    index = _index(folder, query)
+    event, texts = _event(query, index), _texts(_place(folder, query) / "texts.json")
     lane = int(index.lane[event])
     return msgspec.json.encode(
         {
@@ -110,80 +110,80 @@ def event_of(folder: Path, asked: Mapping[str, str]) -> bytes:
             "lane_label": index.lanes[lane].label,
             "group": index.lanes[lane].group,
             "enclosing": [_row(index, value, texts) for value in _enclosing(index, event)],
-            **_details(folder, asked, event, index),
+            **_details(folder, query, event, index),
         }
     )
 
 
-def next_of(folder: Path, asked: Mapping[str, str]) -> bytes:
+def next_of(folder: Path, query: Mapping[str, str]) -> bytes:
     """The neighbour of an event (``trace``, ``event``, ``by``: 1 or -1) in its lane; with ``name`` of the same name."""
-    index = _index(folder, asked)
-    event, by = _event(asked, index), _number(asked, "by", -1, 1)
+    index = _index(folder, query)
+    event, by = _event(query, index), _number(query, "by", -1, 1)
     result = event + by
-    if asked.get("name"):
+    if query.get("name"):
         alike = np.flatnonzero(index.name == index.name[event])
         alike = alike[np.argsort(index.start[alike], kind="stable")]
         result = int(alike[(int(np.flatnonzero(alike == event)[0]) + by) % len(alike)])
     elif not 0 <= result < len(index) or index.lane[result] != index.lane[event]:
         result = event
-    return msgspec.json.encode(_row(index, result, _texts(_place(folder, asked) / "texts.json")))
+    return msgspec.json.encode(_row(index, result, _texts(_place(folder, query) / "texts.json")))
 
 
-def near_of(folder: Path, asked: Mapping[str, str]) -> bytes:
+def near_of(folder: Path, query: Mapping[str, str]) -> bytes:
     """The event of a lane (``trace``, ``lane``) at time ``t``, else the nearest in time."""
-    index, moment = _index(folder, asked), _number(asked, "t", -MOST_SPAN, MOST_SPAN)
-    held = index.of_lane(_number(asked, "lane", 0, len(index.lanes) - 1))
+    index, moment = _index(folder, query), _number(query, "t", -MOST_SPAN, MOST_SPAN)
+    held = index.of_lane(_number(query, "lane", 0, len(index.lanes) - 1))
     if held.start == held.stop:
         raise UsageError("lane: it is empty")
     at = held.start + int(np.searchsorted(index.start[held], moment, side="right")) - 1
-    beside = [item for item in (at, at + 1) if held.start <= item < held.stop]
-    result = min(beside, key=lambda item: max(int(index.start[item]) - moment, moment - int(index.end[item]), 0))
-    return msgspec.json.encode(_row(index, result, _texts(_place(folder, asked) / "texts.json")))
+    nearest = [item for item in (at, at + 1) if held.start <= item < held.stop]
+    result = min(nearest, key=lambda item: max(int(index.start[item]) - moment, moment - int(index.end[item]), 0))
+    return msgspec.json.encode(_row(index, result, _texts(_place(folder, query) / "texts.json")))
 
 
-def largest_of(folder: Path, asked: Mapping[str, str]) -> bytes:
+def largest_of(folder: Path, query: Mapping[str, str]) -> bytes:
     """The longest event of a lane (``trace``, ``lane``) in a section (``t0``, ``t1``), for a pixel of many events.
 
     ``null`` if the section is empty.
     """
-    index = _index(folder, asked)
-    low, high = _number(asked, "t0", -MOST_SPAN, MOST_SPAN), _number(asked, "t1", -MOST_SPAN, MOST_SPAN)
-    held = index.of_lane(_number(asked, "lane", 0, len(index.lanes) - 1))
+    index = _index(folder, query)
+    low, high = _number(query, "t0", -MOST_SPAN, MOST_SPAN), _number(query, "t1", -MOST_SPAN, MOST_SPAN)
+    held = index.of_lane(_number(query, "lane", 0, len(index.lanes) - 1))
     first = held.start + int(np.searchsorted(index.end[held], low, side="right"))
     last = held.start + int(np.searchsorted(index.start[held], high, side="left"))
     if first >= last:
         return msgspec.json.encode(None)
     event = first + int(np.argmax(index.end[first:last] - index.start[first:last]))
     return msgspec.json.encode(
-        {**_row(index, event, _texts(_place(folder, asked) / "texts.json")), "events": last - first}
+        {**_row(index, event, _texts(_place(folder, query) / "texts.json")), "events": last - first}
     )
 
 
-def matches_of(folder: Path, asked: Mapping[str, str]) -> bytes:
+def matches_of(folder: Path, query: Mapping[str, str]) -> bytes:
     """Events with given names (``names=3,17``, found by the page): count, total time, and the next one from ``t0``.
 
     ``by=-1``: the one before ``t0``. ``wrapped``: the search restarted at the first (last) event. ``at``: number of
     events that begin before the result.
     """
-    index = _index(folder, asked)
-    codes = [_whole(word) for word in asked.get("names", "").split(",")[:MOST_NAMES] if word]
+    index = _index(folder, query)
+    codes = [_whole(word) for word in query.get("names", "").split(",")[:MOST_NAMES] if word]
     rows = np.flatnonzero(np.isin(index.name, codes))
     rows = rows[np.argsort(index.start[rows], kind="stable")]
-    back = asked.get("by") == "-1"
-    before = int(np.searchsorted(index.start[rows], _number(asked, "t0", -MOST_SPAN, MOST_SPAN), side="left"))
+    back = query.get("by") == "-1"
+    before = int(np.searchsorted(index.start[rows], _number(query, "t0", -MOST_SPAN, MOST_SPAN), side="left"))
     wrapped = before == 0 if back else before == len(rows)
     at = (before - 1 if back else before) % max(len(rows), 1)
-    texts = _texts(_place(folder, asked) / "texts.json")
+    texts = _texts(_place(folder, query) / "texts.json")
     total = int((index.end[rows] - index.start[rows]).sum())
     first = _row(index, int(rows[at]), texts) if len(rows) else None
     return msgspec.json.encode({"events": len(rows), "ns": total, "first": first, "at": at, "wrapped": wrapped})
 
 
-def counter_of(folder: Path, asked: Mapping[str, str]) -> bytes:
+def counter_of(folder: Path, query: Mapping[str, str]) -> bytes:
     """A counter: ``trace``, ``counter``, ``t0``, ``t1``, ``w``. Lowest and highest value per pixel; null: no sample."""
-    path, number = _place(folder, asked), _number(asked, "counter", 0, 1 << 10)
-    low, high = _number(asked, "t0", -MOST_SPAN, MOST_SPAN), _number(asked, "t1", -MOST_SPAN, MOST_SPAN)
-    columns = _number(asked, "w", 1, MOST_COLUMNS)
+    path, number = _place(folder, query), _number(query, "counter", 0, 1 << 10)
+    low, high = _number(query, "t0", -MOST_SPAN, MOST_SPAN), _number(query, "t1", -MOST_SPAN, MOST_SPAN)
+    columns = _number(query, "w", 1, MOST_COLUMNS)
     if high <= low:
         raise UsageError("t1 must be after t0")
     times, values = (_mapped(path / f"counter_{number}_{kind}.npy") for kind in ("times", "values"))
@@ -197,7 +197,7 @@ def _plain(value: float) -> float | None:
     return None if value != value else value  # NaN
 
 
-def about_of(folder: Path, asked: Mapping[str, str]) -> bytes:
+def about_of(folder: Path, query: Mapping[str, str]) -> bytes:
     """The ranks, their lanes and the names of categories, as in the page's view."""
     held = read_view(folder, "timeline")
     if held is None or "view" not in held:
@@ -205,9 +205,9 @@ def about_of(folder: Path, asked: Mapping[str, str]) -> bytes:
     return msgspec.json.encode(held["view"])
 
 
-def names_of(folder: Path, asked: Mapping[str, str]) -> bytes:
+def names_of(folder: Path, query: Mapping[str, str]) -> bytes:
     """``[[name, text, events, ns, id], ...]`` of ``trace`` (id: as of `names.name_id`), those with most time first."""
-    return (_place(folder, asked) / "names.json").read_bytes()
+    return (_place(folder, query) / "names.json").read_bytes()
 
 
 LOOKS: dict[str, Callable[[Path, Mapping[str, str]], bytes]] = {
@@ -257,16 +257,16 @@ def _enclosing(index: Index, event: int) -> list[int]:
     return result
 
 
-def _details(folder: Path, asked: Mapping[str, str], event: int, index: Index) -> dict[str, Any]:
+def _details(folder: Path, query: Mapping[str, str], event: int, index: Index) -> dict[str, Any]:
     """Partner and source place, as written by the child."""
-    path = _place(folder, asked)
+    path = _place(folder, query)
     partner = int(_mapped(path / "partner.npy")[event])
     site = int(_mapped(path / "site.npy")[event])
     number = int(_mapped(path / "number.npy")[event])
     sites = _sites(path / "sites.json")
     known = arguments.of_row(path, TABLES[int(index.table[event])], int(index.row[event]))
     op = known.pop("op")
-    asked_by = None if op is None else _event_of_row(index, "slices", op)
+    op_event = None if op is None else _event_of_row(index, "slices", op)
     forward = int(_mapped(path / "forward.npy")[event])
     label = None if site < 0 else sites[site]["label"]
     return {
@@ -274,7 +274,7 @@ def _details(folder: Path, asked: Mapping[str, str], event: int, index: Index) -
         "forward": None if forward < 0 else _row(index, forward, _texts(path / "texts.json")),
         "peers": _peers(folder, path, event),
         "code": None if label is None else _code(folder / "timeline" / "code.json").get(label),
-        "op": None if asked_by is None else _row(index, asked_by, _texts(path / "texts.json")),
+        "op": None if op_event is None else _row(index, op_event, _texts(path / "texts.json")),
         "partner": None if partner < 0 else _row(index, partner, _texts(path / "texts.json")),
         "site": None if site < 0 else sites[site],
         "number": None if number < 0 else number,
@@ -300,12 +300,12 @@ def _event_of_row(index: Index, table: str, row: int) -> int | None:
     return int(found[0]) if len(found) else None
 
 
-def _index(folder: Path, asked: Mapping[str, str]) -> Index:
-    return _loaded(_place(folder, asked))
+def _index(folder: Path, query: Mapping[str, str]) -> Index:
+    return _loaded(_place(folder, query))
 
 
-def _place(folder: Path, asked: Mapping[str, str]) -> Path:
-    return folder / "timeline" / str(_number(asked, "trace", 0, 1 << 20))
+def _place(folder: Path, query: Mapping[str, str]) -> Path:
+    return folder / "timeline" / str(_number(query, "trace", 0, 1 << 20))
 
 
 @lru_cache(maxsize=_OPEN)
@@ -341,13 +341,13 @@ def _texts(path: Path) -> dict[int, str]:
     return msgspec.json.decode(path.read_bytes(), type=dict[int, str])
 
 
-def _event(asked: Mapping[str, str], index: Index) -> int:
-    return _number(asked, "event", 0, len(index) - 1)
+def _event(query: Mapping[str, str], index: Index) -> int:
+    return _number(query, "event", 0, len(index) - 1)
 
 
-def _lanes(asked: Mapping[str, str], index: Index) -> Sequence[int]:
+def _lanes(query: Mapping[str, str], index: Index) -> Sequence[int]:
     result: list[int] = []
-    for word in asked.get("lanes", "").split(","):
+    for word in query.get("lanes", "").split(","):
         low, _, high = word.partition("-")
         first = _whole(low) if word else 0
         last = _whole(high) if high else first
@@ -358,8 +358,8 @@ def _lanes(asked: Mapping[str, str], index: Index) -> Sequence[int]:
     return result
 
 
-def _number(asked: Mapping[str, str], key: str, low: int, high: int) -> int:
-    result = _whole(asked.get(key, ""))
+def _number(query: Mapping[str, str], key: str, low: int, high: int) -> int:
+    result = _whole(query.get(key, ""))
     if not low <= result <= high:
         raise UsageError(f"{key}: out of range")
     return result

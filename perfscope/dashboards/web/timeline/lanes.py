@@ -296,8 +296,8 @@ def _threads(trace: Trace) -> Iterator[tuple[str, str, list[_Part]]]:
     slices, calls, threads = trace.rows["slices"], trace.rows["calls"], trace.rows["threads"]
     python = slices["kind"] == SliceKind.PYTHON
     of_slice = _mapped(slices["kind"], _OF_SLICE)
-    told = np.flatnonzero(np.isin(slices["kind"], _NAMED))
-    of_slice[told] = _named(trace, slices["name"][told], of_slice[told])
+    named = np.flatnonzero(np.isin(slices["kind"], _NAMED))
+    of_slice[named] = _named(trace, slices["name"][named], of_slice[named])
     modules = [code for code in np.unique(slices["name"][python]).tolist() if parse_module(trace.text(code))]
     of_slice[python & np.isin(slices["name"], modules)] = Category.MODULE
     of_call = _mapped(calls["kind"], _OF_CALL)

@@ -15,7 +15,7 @@ from perfscope.model.units import format_bytes, format_ns
 MOST_TRIPS, MOST_HOT = 25, 45
 MOST_INSIDE = 26
 """Most instructions drawn of a fusion: those with the largest results. Lines pass through the others."""
-MOST_BESIDE = 10
+MOST_NEIGHBOURS = 10
 """Most readers, and most inputs, of one instruction."""
 MOST_AROUND = 20
 """Most instructions around the opened ones: more would hide the subject."""
@@ -194,14 +194,14 @@ class _Program:
             more = f", {inside.hidden:,} small steps not drawn" if inside.hidden else ""
             ns = self._ns(instruction)
             boxes.append(
-                Box(title=instruction.name, said=f"one kernel{'' if ns is None else f', {format_ns(ns)}'}{more}")
+                Box(title=instruction.name, words=f"one kernel{'' if ns is None else f', {format_ns(ns)}'}{more}")
             )
         edges = list(self._edges(kept, opened, numbers, trip))
         label = program_label(self.module, self.trace)
         where = {f"{item.file}:{item.line}" for item in centres if item.file is not None}
         return Subject(
             kind="program", title=f"{title}, {label}", why=why, weight=weight, nodes=nodes, edges=edges, boxes=boxes,
-            names=frozenset(chosen), lines=frozenset(where), said=texts, left=left,
+            names=frozenset(chosen), lines=frozenset(where), words=texts, left=left,
         )  # fmt: skip
 
     def _near(self, centres: Sequence[Instruction], room: int) -> tuple[list[Instruction], int]:
@@ -220,7 +220,7 @@ class _Program:
                 for index, (size, other) in enumerate(sized):
                     if other.opcode in _ONLY_NAMED or other.name in kept:
                         continue
-                    if index >= 2 * MOST_BESIDE:
+                    if index >= 2 * MOST_NEIGHBOURS:
                         left.add(other.name)
                         continue
                     result[other.name] = max(
@@ -265,10 +265,10 @@ class _Program:
                 ends = [numbers[instruction.name, step] for step in _reads(inside, slot)]
                 if starts and ends:
                     text = "could stay on the chip" if saved else ""
-                    yield Edge(start=starts[0], end=ends[0], bytes=self.value_bytes(value), said=text, saved=saved)
+                    yield Edge(start=starts[0], end=ends[0], bytes=self.value_bytes(value), words=text, saved=saved)
                     # A kernel reads a value once, however many of its steps use it.
                     for end in ends[1:MOST_ENDS]:
-                        yield Edge(start=starts[0], end=end, bytes=None, said="the same value")
+                        yield Edge(start=starts[0], end=end, bytes=None, words="the same value")
 
     def _ns(self, instruction: Instruction) -> int | None:
         time = self.trace.fact(hlo_time).by_key.get((self.index, instruction.name))

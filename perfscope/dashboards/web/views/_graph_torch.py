@@ -86,26 +86,26 @@ class _Drawing:
                 near[producer] = max(near.get(producer, 0), self.graph.tensors[tensor].bytes)
             for reader in self.flow.consumers[index]:
                 near[reader] = max(near.get(reader, 0), *(self.graph.tensors[t].bytes for t in self.flow.writes[index]))
-        beside = sorted((index for index in near if index not in chosen), key=lambda index: (-near[index], index))
+        neighbours = sorted((index for index in near if index not in chosen), key=lambda index: (-near[index], index))
         room = MOST_NODES - len(drawn) - MOST_BEFORE
-        kept = sorted([*drawn, *beside[:room]])
+        kept = sorted([*drawn, *neighbours[:room]])
         numbers = {index: position for position, index in enumerate(kept)}
         boxes, box_of = self._boxes(kept, chosen)
         nodes = [self._node(self.graph.ops[index], box_of.get(index, -1), chosen=index in chosen) for index in kept]
         edges = [
             Edge(
                 start=numbers[producer], end=numbers[index], bytes=self.graph.tensors[tensor].bytes,
-                said=f"storage {self.graph.tensors[tensor].storage}",
+                words=f"storage {self.graph.tensors[tensor].storage}",
                 saved=box_of.get(index, -1) >= 0 and box_of.get(index) == box_of.get(producer),
             )
             for index in kept for tensor, producer in self.flow.producers[index] if producer in numbers
         ]  # fmt: skip
         self._before(drawn, numbers, nodes, edges)
         places = {_line(self.graph.ops[index]) for index in all_ops} - {""}
-        left = len(beside) - len(beside[:room]) + len(all_ops) - len(drawn)
+        left = len(neighbours) - len(neighbours[:room]) + len(all_ops) - len(drawn)
         return Subject(
             kind="ops", title=title, why=why, weight=weight, nodes=nodes, edges=edges, boxes=boxes,
-            names=frozenset(), lines=frozenset(places), said=texts, left=left,
+            names=frozenset(), lines=frozenset(places), words=texts, left=left,
         )  # fmt: skip
 
     def _boxes(self, kept: Sequence[int], chosen: set[int]) -> tuple[list[Box], dict[int, int]]:
@@ -124,7 +124,7 @@ class _Drawing:
             text = f"{len(group.ops):,} ops, {format_bytes(group.saved_bytes)} per step"
             for index in ops:
                 box_of[index] = len(boxes)
-            boxes.append(Box(title=which, said=text, is_one=False))
+            boxes.append(Box(title=which, words=text, is_one=False))
         return boxes, box_of
 
     def _before(self, drawn: Iterable[int], numbers: dict[int, int], nodes: list[Node], edges: list[Edge]) -> None:
@@ -145,7 +145,7 @@ class _Drawing:
             nodes.append(node)
             for index, tensor in readers[storage]:
                 size = self.graph.tensors[tensor].bytes
-                edges.append(Edge(start=len(nodes) - 1, end=numbers[index], bytes=size, said=f"storage {storage}"))
+                edges.append(Edge(start=len(nodes) - 1, end=numbers[index], bytes=size, words=f"storage {storage}"))
 
     def _node(self, op: GraphOp, box: int, *, chosen: bool) -> Node:
         tensors = self.graph.tensors
@@ -201,7 +201,7 @@ def _pair(pair: RefusedPair, graph: Graph) -> Subject:
         inside = [text for text in dict.fromkeys((*wanted, *(kernel.nodes if kernel else ()))) if text in held]
         for text in inside[: MOST_NODES // 2 - 4]:
             box_of.setdefault(text, number)
-        boxes.append(Box(title=kernel.name if kernel else name, said=f"{len(inside):,} nodes in one kernel"))
+        boxes.append(Box(title=kernel.name if kernel else name, words=f"{len(inside):,} nodes in one kernel"))
     inputs = [text for name in box_of for text in held[name].inputs if text in held and text not in box_of]
     readers = [node.name for node in graph.nodes if node.name not in box_of and set(node.inputs) & set(box_of)]
     order = {name: index for index, name in enumerate(held)}
@@ -217,7 +217,7 @@ def _pair(pair: RefusedPair, graph: Graph) -> Subject:
                 size = None if inside_one else node_bytes(held[source])
                 saved = box_of.get(source) == 0 and box_of.get(name) == 1
                 edges.append(Edge(start=numbers[source], end=numbers[name], bytes=size, saved=saved,
-                                  said="could stay on the chip" if saved else ""))  # fmt: skip
+                                  words="could stay on the chip" if saved else ""))  # fmt: skip
     reason = fusion_reason(pair.refusal.reason)
     texts = [
         f"inductor kept them apart: {reason.meaning} ({pair.refusal.reason}).",
@@ -227,7 +227,7 @@ def _pair(pair: RefusedPair, graph: Graph) -> Subject:
     lines = frozenset(_spot(code_line) for code_line in (pair.written_at, pair.read_at) if code_line is not None)
     return Subject(
         kind="compiled", title=f"{boxes[0].title} to {boxes[1].title}", weight=float(pair.saved_bytes), nodes=nodes,
-        why=f"not fused: {reason.meaning}", edges=edges, boxes=boxes, lines=lines, said=tuple(texts),
+        why=f"not fused: {reason.meaning}", edges=edges, boxes=boxes, lines=lines, words=tuple(texts),
         names=frozenset(box.title for box in boxes), left=len(around) - (len(kept) - len(box_of)),
     )  # fmt: skip
 

@@ -162,7 +162,7 @@ class Edge(Struct, frozen=True, kw_only=True):
     start: int
     end: int
     bytes: int | None
-    said: str = ""
+    words: str = ""
     saved: bool = False
     """It could stay on the chip."""
 
@@ -176,7 +176,7 @@ def _merged(edges: Sequence[Edge]) -> list[dict[str, Any]]:
     made = []
     for (start, end), held in result.items():
         sizes = [edge.bytes for edge in held if edge.bytes is not None]
-        words = list(dict.fromkeys(edge.said for edge in held if edge.said))
+        words = list(dict.fromkeys(edge.words for edge in held if edge.words))
         if len(held) > 1:
             words = [f"{len(held):,} values", *words[:3]]
         made.append(
@@ -195,7 +195,7 @@ class Box(Struct, frozen=True, kw_only=True):
     """A group of nodes that is one kernel, or could be."""
 
     title: str
-    said: str = ""
+    words: str = ""
     is_one: bool = True
     """False: it could be one kernel."""
 
@@ -212,7 +212,7 @@ class Subject(Struct, frozen=True, kw_only=True):
     boxes: Sequence[Box]
     names: frozenset[str]
     lines: frozenset[str]
-    said: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
     left: int = field(default=0)
     """Number of neighbours that are not drawn."""
 
@@ -223,7 +223,7 @@ class Subject(Struct, frozen=True, kw_only=True):
             "kind": self.kind,
             "title": sanitize(self.title, 300),
             "why": sanitize(self.why, 400),
-            "said": [sanitize(text, 600) for text in self.said],
+            "said": [sanitize(text, 600) for text in self.words],
             "left": self.left,
             "width": round(place["width"]),
             "height": round(place["height"]),
@@ -241,7 +241,7 @@ class Subject(Struct, frozen=True, kw_only=True):
             "edges": _merged(self.edges),
             "boxes": [
                 {
-                    "title": sanitize(box.title, 120), "said": sanitize(box.said, 400), "one": box.is_one,
+                    "title": sanitize(box.title, 120), "said": sanitize(box.words, 400), "one": box.is_one,
                     "at": [round(item, 1) for item in place["boxes"].get(number, ())],
                 }
                 for number, box in enumerate(self.boxes)

@@ -60,7 +60,7 @@ NSYS = (
 """(key of `Trace.recorded`, what it is, how to record it), most useful first."""
 
 
-def told_of(analysis: Analysis) -> str:
+def plan_banner(analysis: Analysis) -> str:
     """Banner for programs that recorded no device work; ``''`` if something ran."""
     if analysis.steps or analysis.devices:
         return ""
@@ -151,7 +151,7 @@ def missing(analysis: Analysis, held: Iterable[dict[str, Any]]) -> list[dict[str
 
 
 def _missing(analysis: Analysis, held: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    if told_of(analysis):
+    if plan_banner(analysis):
         yield "a run: nothing was measured; on the machine itself", RUN
         return
     if programs_alone(analysis) or logs_alone(analysis) or memory_alone(analysis):

@@ -10,7 +10,7 @@ from perfscope.analyzers.engine import Analysis
 from perfscope.dashboards.report.blocks import Column
 from perfscope.dashboards.report.results import shown
 from perfscope.dashboards.web.timeline.names import NAME_CHARS
-from perfscope.dashboards.web.views._not_recorded import told_of
+from perfscope.dashboards.web.views._not_recorded import plan_banner
 from perfscope.model.finding import NOWHERE, Finding
 from perfscope.model.results import ResultTable
 from perfscope.model.untrusted_text import sanitize
@@ -70,7 +70,7 @@ def _cell(value: Any) -> Any:
 def why_unplaced(analysis: Analysis, finding: Finding, *, anything: bool) -> str:
     """The reason, as the end of a sentence. ``anything``: some event of the recording has a time."""
     programs = bool(analysis.programs.programs)
-    if told_of(analysis) or (programs and not anything):
+    if plan_banner(analysis) or (programs and not anything):
         return "compiled program: nothing ran"
     if finding.bytes_are != "moved":
         return _of_memory(analysis)

@@ -40,8 +40,10 @@ def view(job: Job) -> dict[str, Any]:
     findings.
     """
     summary = summarize(job.analysis)
-    beside = job.folder.parent / "timeline"  # written before any view
-    placed = [replace(item, place=replace(item.place, folder=beside / str(item.place.number))) for item in job.gathered]
+    timeline = job.folder.parent / "timeline"  # written before any view
+    placed = [
+        replace(item, place=replace(item.place, folder=timeline / str(item.place.number))) for item in job.gathered
+    ]
     events = [events_kept(item.place.folder) for item in placed]
     indexed = [item for item, held in zip(placed, events, strict=True) if held]
     empty = all(event == 0 for event in events)

@@ -61,12 +61,12 @@ def view(job: Job) -> dict[str, Any]:
             rank[key] += 1
         alike |= rank
     findings = summarize(job.analysis).findings
-    told = {key: _findings(subject, findings) for key, subject in result.items()}
-    order = sorted(result, key=lambda key: (not told[key], told[key][0] if told[key] else 0))
+    found = {key: _findings(subject, findings) for key, subject in result.items()}
+    order = sorted(result, key=lambda key: (not found[key], found[key][0] if found[key] else 0))
     kept = order[:MOST_SUBJECTS]
     subjects = []
     for key in kept:
-        rows = [(index, finding_words(findings[index])) for index in told[key][:3]]
+        rows = [(index, finding_words(findings[index])) for index in found[key][:3]]
         made = result[key].plain() | {"alike": alike[key] - 1}
         subjects.append(
             made | {"findings": [{"at": index, "rule": words.rule, "title": words.title} for index, words in rows]}
@@ -115,15 +115,15 @@ def _lacks(rows: list[dict[str, Any]], *, drawn: bool) -> list[str]:
             "decided (PyTorch), or the compiled programs (JAX); programs that XLA dumped "
             "(XLA_FLAGS=--xla_dump_to=DIR) can be opened directly."
         ]
-    said = []
+    sentences = []
     if not drawn and not any(row["hlo"] or row["op_graph"] for row in rows):
         why = next((row["why"] for row in rows if row["why"]), "")
-        said.append(
+        sentences.append(
             "torch.compile's log names no kernels (inductor makes them), and there is no op graph of a step"
             + (f": {sanitize(why, 400)}." if why else ", which perfscope run train.py records.")
         )
     if any(row["kernels"] and not row["refusals"] for row in rows):
-        said.append(
+        sentences.append(
             "Why inductor kept kernels apart was not recorded: perfscope run train.py records it, TORCH_TRACE does not."
         )
-    return said
+    return sentences

@@ -24,7 +24,7 @@ from perfscope.dashboards.report.sections.critical_path import part_words
 from perfscope.dashboards.report.summary import summarize
 from perfscope.dashboards.web.timeline.names import name_id
 from perfscope.dashboards.web.views import Gathered, Job, Place
-from perfscope.dashboards.web.views._not_recorded import facts_of, missing, tiles, told_of
+from perfscope.dashboards.web.views._not_recorded import facts_of, missing, plan_banner, tiles
 from perfscope.model.op_graph import GraphOp, OpGraph
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns, format_share
@@ -120,8 +120,10 @@ def median_interval(values: Sequence[int], confidence: float = CONFIDENCE) -> tu
 def gather(trace: Trace, place: Place) -> dict[str, Any]:
     """One rank's share of the peak, and what it recorded."""
     used = utilization_of(trace)
-    told = None if used is None else {"mfu": used.mfu, "exact": used.exact, "over": used.over, "device": used.device}
-    return {**facts_of(trace), "used": told, "accounts": list(_accounts(trace)), "ids": _path_ids(trace)}
+    utilization = (
+        None if used is None else {"mfu": used.mfu, "exact": used.exact, "over": used.over, "device": used.device}
+    )
+    return {**facts_of(trace), "used": utilization, "accounts": list(_accounts(trace)), "ids": _path_ids(trace)}
 
 
 def _accounts(trace: Trace) -> Iterator[dict[str, Any]]:
@@ -153,7 +155,7 @@ def view(job: Job) -> dict[str, Any]:
         "parts": overview_parts(summary, job.analysis, _mfu(job.gathered), first=tiles(job.analysis)),
         "nothing": "" if summary.findings else nothing_found(summary),
         "large": "".join(sections_html(summary.large)),
-        "planned": told_of(job.analysis),
+        "planned": plan_banner(job.analysis),
         "interval": _interval(job),
         "missing": missing(job.analysis, (item.held for item in job.gathered)),
         "first": [

@@ -97,8 +97,8 @@ def wait_map(
         None if number < 0 else matched[number].sides[kept[cell // columns]].start_ns - base
         for cell, number in enumerate(which)
     ]
-    told = sorted({number for number in which if number >= 0})
-    place_of = {number: index for index, number in enumerate(told)}
+    numbers = sorted({number for number in which if number >= 0})
+    place_of = {number: index for index, number in enumerate(numbers)}
     return {
         "rows": [{"member": value, "label": f"{member} {value}"} for value in kept],
         "rows_left": len(members) - len(kept),
@@ -110,19 +110,19 @@ def wait_map(
         "of": [None if number < 0 else place_of[number] for number in which],
         "at": starts,
         "base": str(base),
-        "collectives": [_told(number, matched[number]) for number in told],
+        "collectives": [_matched(number, matched[number]) for number in numbers],
     }
 
 
 def _labels(matched: Sequence[Matched], columns: int) -> list[str]:
     """Label of each column: a collective, or those that share it."""
     if columns == len(matched):
-        return [f"collective {number + 1:,}: {_told(number, item)[1]}" for number, item in enumerate(matched)]
+        return [f"collective {number + 1:,}: {_matched(number, item)[1]}" for number, item in enumerate(matched)]
     edges = [-(-column * len(matched) // columns) for column in range(columns + 1)]
     return [f"collectives {first + 1:,} to {last:,}" for first, last in pairwise(edges)]
 
 
-def _told(number: int, item: Matched) -> list[Any]:
+def _matched(number: int, item: Matched) -> list[Any]:
     """``[number, words, core in ns, last rank]``."""
     # all sides have one size: reading each of 512 would dominate the time
     first = next(iter(item.sides.values()))

@@ -109,18 +109,18 @@ def _order(point: Point) -> tuple[bool, int, float, str]:
 def _lacks(helds: Iterable[dict[str, Any]]) -> list[str]:
     """Sentences on missing data, and how to record it."""
     rows = list(helds)
-    said = []
+    sentences = []
     points = [point for row in rows for kind in KINDS for point in row[kind]]
     if not points:
-        said.append(_no_points(rows))
+        sentences.append(_no_points(rows))
     elif not any(row["devices"] for row in rows):
         names = sorted({name for row in rows for name in row["recorded"]})
-        said.append(f"{_no_peaks(names, rows)}: achieved rates are shown, without roofs.")
+        sentences.append(f"{_no_peaks(names, rows)}: achieved rates are shown, without roofs.")
     if any(row["has"]["hlo"] and row["has"]["op_graph"] for row in rows) or not points:
-        return said
+        return sentences
     if any(row["has"]["op_graph"] and not row["ops"] for row in rows):
-        said.append("The op graph could not be matched to the timed steps: its ops have no times.")
-    return said
+        sentences.append("The op graph could not be matched to the timed steps: its ops have no times.")
+    return sentences
 
 
 def _no_peaks(names: list[str], rows: list[dict[str, Any]]) -> str:

@@ -138,7 +138,7 @@ def _read_events(
     until: float, memory_bytes: int, watch: Watch | None,
 ) -> str | None:  # fmt: skip
     """Handle events until the child ends; return why we ended it, if we did."""
-    rest, heard, asked = b"", 0, max(until - time.monotonic(), 0.0)
+    rest, heard, limit_s = b"", 0, max(until - time.monotonic(), 0.0)
     while True:
         ready, _, _ = select.select([reading], [], [], POLL_INTERVAL_S)
         if ready:
@@ -157,7 +157,7 @@ def _read_events(
         elif process.poll() is not None:
             return None  # a process it started still holds the pipe
         if time.monotonic() > until:
-            return f"out of time: {asked:.0f} s are over (--limit)"
+            return f"out of time: {limit_s:.0f} s are over (--limit)"
         taken = _group_memory(process.pid)
         reason = None if watch is None else watch(taken)
         if reason is not None:
@@ -369,15 +369,17 @@ def _run_children(
         scratch = Path(folder)
         for _ in range(MAX_CRASHES + 1):
             skipped = (*log.compiled, *log.refused, *log.unwanted)
-            asked = scratch / "request.json"
-            asked.write_bytes(requests.dump(msgspec.structs.replace(request, skipped=tuple(sorted(skipped)))))
+            request_file = scratch / "request.json"
+            request_file.write_bytes(requests.dump(msgspec.structs.replace(request, skipped=tuple(sorted(skipped)))))
 
             def hear(message: dict[str, Any]) -> None:
                 log.hear(message)
                 if message["event"] in ("compiled", "planned"):
                     _update_manifest(directory, log)
 
-            ended = run_child(asked, scratch, hear, until=until, memory_bytes=request.limits.memory_bytes, watch=watch)
+            ended = run_child(
+                request_file, scratch, hear, until=until, memory_bytes=request.limits.memory_bytes, watch=watch
+            )
             if ended.stopped is not None:
                 if log.at is not None:
                     log.refused[log.at] = ended.stopped

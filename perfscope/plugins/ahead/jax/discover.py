@@ -312,7 +312,7 @@ class RunRecorder:
         key = (how, f"{array.dtype.name}[{','.join(map(str, array.shape))}]", user_line())
         self._reads[key] = self._reads.get(key, 0) + 1
 
-    def asked(self, what: str) -> None:
+    def question(self, what: str) -> None:
         """Handle a question that only a compiled program, a device or a job of several processes could answer."""
         key = (what, user_line())
         self._questions[key] = self._questions.get(key, 0) + 1

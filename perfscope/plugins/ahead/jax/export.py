@@ -115,16 +115,16 @@ def _place(plain: Any, shorter: re.Pattern[str]) -> tuple[str, int] | None:
 
 
 @contextmanager
-def _checkpointed_apart(asked: CheckpointRequest | None) -> Iterator[Checkpoints | None]:
+def _checkpointed_apart(request: CheckpointRequest | None) -> Iterator[Checkpoints | None]:
     """Inside, functions differentiated by this thread have the policy, and traces are not shared."""
-    if asked is None:
+    if request is None:
         yield None
         return
     from perfscope.plugins.ahead.jax import compat as compat
     from perfscope.plugins.ahead.jax.checkpoint.rewrite import checkpointed
 
     compat.exclude_own_frames()
-    with checkpointed(asked, thread=threading.get_ident()) as book, compat.separate_trace_cache():
+    with checkpointed(request, thread=threading.get_ident()) as book, compat.separate_trace_cache():
         yield book
 
 

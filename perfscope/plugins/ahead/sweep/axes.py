@@ -168,26 +168,26 @@ class _Placement(Struct, frozen=True, kw_only=True):
         return words
 
 
-def _values(part: str, asked: str, most: int) -> list[str]:
-    """Values of one part of an axis. ``asked``: the option as written, for ``UsageError`` messages."""
+def _values(part: str, given: str, most: int) -> list[str]:
+    """Values of one part of an axis. ``given``: the option as written, for ``UsageError`` messages."""
     if len(part) > MAX_OPTION_LENGTH:
-        raise UsageError(f"{asked}: a value of {len(part)} characters; at most {MAX_OPTION_LENGTH} are allowed")
+        raise UsageError(f"{given}: a value of {len(part)} characters; at most {MAX_OPTION_LENGTH} are allowed")
     if ".." not in part or not part[:1].isdigit():
         number = _NUMBER.fullmatch(part)
         return [str(_scaled(number)) if number is not None and number[2] else part]
     match = re.fullmatch(r"(\d{1,15}[kKmM]?)\.\.(\d{1,15}[kKmM]?)(?:/(\d{1,15}[kKmM]?))?", part)
     if match is None:
-        raise UsageError(f"{asked}={part[:60]}: invalid range; write 1k..128k (doubling) or 8..64/8 (steps)")
+        raise UsageError(f"{given}={part[:60]}: invalid range; write 1k..128k (doubling) or 8..64/8 (steps)")
     first, last, step = (None if bound is None else _scaled(_NUMBER.fullmatch(bound)) for bound in match.groups())
     assert first is not None
     assert last is not None
     if not 0 < first <= last or step == 0:
-        raise UsageError(f"{asked}={part[:60]}: a range must rise from 1 or more")
+        raise UsageError(f"{given}={part[:60]}: a range must rise from 1 or more")
     values = [first]
     while values[-1] < last:
         values.append(min(values[-1] * 2 if step is None else values[-1] + step, last))
         if len(values) > most:
-            raise UsageError(f"{asked}={part[:60]}: more than {most} values")
+            raise UsageError(f"{given}={part[:60]}: more than {most} values")
     return [str(value) for value in values]
 
 
@@ -217,7 +217,7 @@ class Bisection:
             return None
         return (self._fits + self._refused) // 2
 
-    def tell(self, index: int, fits: bool | None) -> None:
+    def record(self, index: int, fits: bool | None) -> None:
         """Record whether the size at an index fits; ``None``: unknown, and the search ends."""
         if fits is None:
             self._given_up = True

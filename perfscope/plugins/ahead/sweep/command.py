@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 from msgspec import Struct
 
-from perfscope.commands.options import STDOUT, screen, tell, write_answers
+from perfscope.commands.options import STDOUT, announce, screen, write_answers
 from perfscope.model.errors import DATA_UNREADABLE, DONE
 from perfscope.plugins.ahead.setup import need_compilers
 
@@ -31,7 +31,7 @@ MOST_SEARCHED = 5_000
 """Run folders of earlier sweeps that are looked at."""
 
 
-class SweepAsked(Struct, frozen=True, kw_only=True):
+class SweepOptions(Struct, frozen=True, kw_only=True):
     """The options of a sweep on the command line."""
 
     sweeps: tuple[str, ...]
@@ -53,14 +53,14 @@ class SweepAsked(Struct, frozen=True, kw_only=True):
     """A range of sizes, besides the swept options, in which the largest that fits is searched."""
 
 
-def compile_sweep(asked: SweepAsked, request_for: RequestFor) -> int:
+def compile_sweep(options: SweepOptions, request_for: RequestFor) -> int:
     """Compile all variants, write the sweep's folder, print its table; the exit code.
 
     ``request_for``: makes the request to `compile_program` for arguments, a target and a checkpoint policy. The exit
     code is 4 if no variant was compiled. On an interrupt all finished variants are written and printed, and it
     is raised again.
     """
-    sweep = _Sweep(asked, request_for)
+    sweep = _Sweep(options, request_for)
     try:
         sweep.run()
     finally:
@@ -71,15 +71,15 @@ def compile_sweep(asked: SweepAsked, request_for: RequestFor) -> int:
 class _Sweep:
     """One sweep under way, in a new folder."""
 
-    def __init__(self, asked: SweepAsked, request_for: RequestFor) -> None:
+    def __init__(self, options: SweepOptions, request_for: RequestFor) -> None:
         from perfscope.model.documents.run_folders import create
         from perfscope.plugins.ahead.sweep.axes import fit_axis, parse_axes, variants
 
-        axes = parse_axes(asked.sweeps)
-        self.asked, self._request_for = asked, request_for
-        self.searched = None if asked.fit is None else fit_axis(asked.fit, axes)
+        axes = parse_axes(options.sweeps)
+        self.options, self._request_for = options, request_for
+        self.searched = None if options.fit is None else fit_axis(options.fit, axes)
         self.axes = axes if self.searched is None else (*axes, self.searched)
-        self.variants = variants(self.axes, asked.words)
+        self.variants = variants(self.axes, options.words)
         self.points: list[SweptVariant | None] = [None] * len(self.variants)
         self.notes: list[str] = []
         self._requests: dict[int, Request] = {}
@@ -89,9 +89,9 @@ class _Sweep:
         """Variants that are or were to be compiled; of a search few of all."""
         sizes = 1 if self.searched is None else len(self.searched.values)
         need_compilers([self._request(number) for number in range(0, len(self.variants), sizes)])
-        self.name = asked.name or Path(asked.words[0]).name.removesuffix(".py")
+        self.name = options.name or Path(options.words[0]).name.removesuffix(".py")
         kind = "sweep" if self.searched is None else "fit"
-        self.folder = create(asked.output, f"{self.name}-{kind}", latest=False)
+        self.folder = create(options.output, f"{self.name}-{kind}", latest=False)
         self.created_utc = datetime.now(UTC).isoformat(timespec="seconds")
 
     def run(self) -> None:
@@ -99,7 +99,7 @@ class _Sweep:
         from perfscope.plugins.ahead.common.build_key import sources_digest
 
         (self.folder / VARIANTS).mkdir()
-        self._sources = sources_digest(self.asked.words, module=self.asked.module)
+        self._sources = sources_digest(self.options.words, module=self.options.module)
         if self._sources is None:
             self.notes.append("no earlier sweep was looked at: the program's folder is too large to see changes in")
         if self.searched is None:
@@ -121,16 +121,16 @@ class _Sweep:
             for begin, index in tries.items():
                 point = self.points[begin + index]
                 state = None if point is None else point.state
-                lines[begin].tell(index, {"fits": True, "does not fit": False}.get(state or ""))
+                lines[begin].record(index, {"fits": True, "does not fit": False}.get(state or ""))
 
     def _request(self, number: int) -> Request:
         from perfscope.analyzers.devices import parse_target
         from perfscope.plugins.ahead.sweep.axes import is_reserved
 
         if number not in self._requests:
-            variant, asked = self.variants[number], self.asked
-            target = parse_target(variant.value("target") or asked.target, variant.value("memory") or asked.memory)
-            policy = variant.value("checkpoint") if is_reserved("checkpoint", asked.words) else None
+            variant, options = self.variants[number], self.options
+            target = parse_target(variant.value("target") or options.target, variant.value("memory") or options.memory)
+            policy = variant.value("checkpoint") if is_reserved("checkpoint", options.words) else None
             self._requests[number] = self._request_for(variant.arguments, target, policy)
         return self._requests[number]
 
@@ -143,8 +143,8 @@ class _Sweep:
         root = self.folder / VARIANTS
         if self._sources is not None:
             self._keys |= {number: variant_key(self._request(number), self._sources) for number in numbers}
-        asked = {self._keys[number] for number in numbers if number in self._keys}
-        kept = {} if self.asked.again else _kept(self.asked.output, asked)
+        keys = {self._keys[number] for number in numbers if number in self._keys}
+        kept = {} if self.options.again else _kept(self.options.output, keys)
         left = []
         for number in numbers:
             earlier = kept.get(self._keys.get(number, ""))
@@ -161,8 +161,8 @@ class _Sweep:
             run_jobs(
                 jobs,
                 lambda index, outcome: self._ended(left[index], outcome),
-                most_at_once=self.asked.jobs,
-                memory_bytes=self.asked.host_memory_bytes,
+                most_at_once=self.options.jobs,
+                memory_bytes=self.options.host_memory_bytes,
             )
 
     def end(self) -> None:
@@ -175,10 +175,10 @@ class _Sweep:
         document = self._write()
         page = sweep_formats.render_html(document)
         write(self.folder / "sweep.html", page)
-        asked = self.asked
-        answers = ((asked.json_file, lambda: dump(document).decode()), (asked.html_file, lambda: page))
-        write_answers(answers, quiet=asked.quiet)
-        if not asked.quiet and asked.json_file != STDOUT:
+        options = self.options
+        answers = ((options.json_file, lambda: dump(document).decode()), (options.html_file, lambda: page))
+        write_answers(answers, quiet=options.quiet)
+        if not options.quiet and options.json_file != STDOUT:
             text = sweep_formats.render_text(document, **screen(sys.stdout))
             click.echo(text, nl=False, color=True)
             click.echo(f"\n  {sanitize(str(self.folder))}: sweep.html has the picture, {VARIANTS}/ the programs")
@@ -204,7 +204,7 @@ class _Sweep:
         if point is not None:
             done = sum(point is not None for point in self.points)
             of = f"{done} of {len(self.points)}" if self.searched is None else f"{done}"
-            tell(f"{of}: {sanitize(point.words())}: {sanitize(_said(point), 200)}", quiet=self.asked.quiet)
+            announce(f"{of}: {sanitize(point.words())}: {sanitize(_point_words(point), 200)}", quiet=self.options.quiet)
 
     def _judge(self, number: int, folder: Path, *, outcome: SweptVariant | None = None, reused: bool = False) -> None:
         from msgspec.structs import replace
@@ -246,7 +246,7 @@ class _Sweep:
             )
             for axis in self.axes
         ]  # fmt: skip
-        command = ("-m", *self.asked.words) if self.asked.module else self.asked.words
+        command = ("-m", *self.options.words) if self.options.module else self.options.words
         notes = [*self.notes, *dict.fromkeys(text for request in self._requests.values() for text in _assumed(request))]
         document = sweep_document(
             swept, points, name=self.name, command=scrub_command(command), created_utc=self.created_utc, notes=notes
@@ -255,7 +255,7 @@ class _Sweep:
         return document
 
 
-def _said(point: SweptVariant) -> str:
+def _point_words(point: SweptVariant) -> str:
     from perfscope.model.units import format_bytes, format_ns
 
     if point.state == "failed":
@@ -285,10 +285,10 @@ def _kept(root: Path, keys: set[str]) -> dict[str, Path]:
     places = sorted(root.glob(f"*/{VARIANTS}/*/{KEPT}"), reverse=True)
     for path in places[:MOST_SEARCHED]:
         try:
-            said = msgspec.json.decode(path.read_bytes())
+            document = msgspec.json.decode(path.read_bytes())
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
             continue
-        key = said.get("key") if isinstance(said, dict) else None
+        key = document.get("key") if isinstance(document, dict) else None
         if isinstance(key, str) and key in keys:
             result.setdefault(key, path.parent)
     return result

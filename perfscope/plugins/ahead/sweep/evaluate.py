@@ -28,7 +28,7 @@ _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 class _Program(Struct, frozen=True, kw_only=True):
     module: HloModule
-    said: CompiledProgram
+    compiled: CompiledProgram
     time: Range | None
     peak: int | None
     why: str = ""
@@ -52,20 +52,20 @@ def evaluate_variant(folder: Path, settings: Mapping[str, str]) -> SweptVariant:
     return point
 
 
-def evaluate_trace(trace: Trace, said: Sequence[CompiledProgram], settings: Mapping[str, str]) -> SweptVariant:
-    """The result of compiled programs with their target. ``said``: the manifest's entries on them."""
+def evaluate_trace(trace: Trace, compiled: Sequence[CompiledProgram], settings: Mapping[str, str]) -> SweptVariant:
+    """The result of compiled programs with their target. ``compiled``: the manifest's entries on them."""
     target = trace.target
     if target is None:
         return SweptVariant(settings=dict(settings), state="failed", reason="the run folder does not name its target")
     if not trace.hlo:
         return evaluate_plan(trace, target, settings)
     programs = []
-    for module, program in zip(trace.hlo, _match_programs(trace.hlo, said), strict=True):
+    for module, program in zip(trace.hlo, _match_programs(trace.hlo, compiled), strict=True):
         try:
             result = estimate(module, target)
-            programs.append(_Program(module=module, said=program, time=result.step_ns, peak=result.peak_bytes))
+            programs.append(_Program(module=module, compiled=program, time=result.step_ns, peak=result.peak_bytes))
         except PerfscopeError as error:
-            programs.append(_Program(module=module, said=program, time=None, peak=None, why=str(error)))
+            programs.append(_Program(module=module, compiled=program, time=None, peak=None, why=str(error)))
     step = programs_of_step(programs)
     times = [item.time for item in step if item.time is not None]
     peaks = [program.peak for program in programs if program.peak is not None]
@@ -80,8 +80,8 @@ def evaluate_trace(trace: Trace, said: Sequence[CompiledProgram], settings: Mapp
     return SweptVariant(
         settings=dict(settings), state=state, target=target.shown, step_low_ns=low, step_high_ns=high,
         peak_bytes=peak, memory_bytes=target.memory_bytes, reason=whys[0] if whys else "",
-        inputs=_input_bytes([item.said for item in step]), programs=tuple(item.module.name for item in step),
-        fingerprints=tuple(item.said.fingerprint for item in step),
+        inputs=_input_bytes([item.compiled for item in step]), programs=tuple(item.module.name for item in step),
+        fingerprints=tuple(item.compiled.fingerprint for item in step),
     )  # fmt: skip
 
 
@@ -126,9 +126,9 @@ def programs_of_step(programs: Sequence[_Program]) -> list[_Program]:
     times initialises weights; a program called more often than the step does not belong to it alone.
     """
     longest = max(programs, key=lambda item: (item.time is None, 0 if item.time is None else item.time.middle))
-    if longest.said.calls < 2:
+    if longest.compiled.calls < 2:
         return [longest]
-    return [program for program in programs if program.said.calls == longest.said.calls]
+    return [program for program in programs if program.compiled.calls == longest.compiled.calls]
 
 
 def exceeds_memory(reason: str) -> bool:
@@ -142,19 +142,19 @@ def required_bytes(reason: str) -> int | None:
     return None if match is None else round(float(match[1]) * _UNITS[match[2].upper()])
 
 
-def _match_programs(modules: Sequence[HloModule], said: Sequence[CompiledProgram]) -> list[CompiledProgram]:
+def _match_programs(modules: Sequence[HloModule], compiled: Sequence[CompiledProgram]) -> list[CompiledProgram]:
     """The manifest's entry of each module, by file, else by name."""
     result = []
     for module in modules:
         source = str(module.source or "")
-        match = next((program for program in said if program.file and source.endswith(program.file)), None)
-        match = match or next((program for program in said if program.name == module.name), None)
+        match = next((program for program in compiled if program.file and source.endswith(program.file)), None)
+        match = match or next((program for program in compiled if program.name == module.name), None)
         result.append(match or CompiledProgram(file="", name=module.name))
     return result
 
 
-def _input_bytes(said: Sequence[CompiledProgram]) -> tuple[int, int] | None:
-    pairs = [(program.argument_bytes, program.output_bytes) for program in said]
+def _input_bytes(compiled: Sequence[CompiledProgram]) -> tuple[int, int] | None:
+    pairs = [(program.argument_bytes, program.output_bytes) for program in compiled]
     known = [(first, second) for first, second in pairs if first is not None and second is not None]
     if len(known) < len(pairs):
         return None

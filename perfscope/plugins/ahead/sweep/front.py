@@ -226,7 +226,7 @@ def _dominated_sentences(front: Front) -> list[str]:
     for dominance in front.dominated:
         together.setdefault((dominance.better, dominance.sizes), []).append(dominance.worse)
     kinds = " and ".join(front.apart)
-    said = []
+    sentences = []
     for (better, groups), worse in together.items():
         if not kinds:
             where = ""
@@ -235,8 +235,8 @@ def _dominated_sentences(front: Front) -> list[str]:
         else:
             where = f" at each of the {groups} {kinds} at which {'it is' if len(worse) == 1 else 'they are'} known"
         verb = "is" if len(worse) == 1 else "are"
-        said.append(f"{_joined_names(worse)} {verb} dominated by {better}: neither quicker nor leaner{where}")
-    return said
+        sentences.append(f"{_joined_names(worse)} {verb} dominated by {better}: neither quicker nor leaner{where}")
+    return sentences
 
 
 def _joined_names(names: Sequence[str]) -> str:
@@ -277,15 +277,15 @@ def _reached(reaches: Sequence[SweptReach], points: Sequence[SweptVariant]) -> l
     together: dict[str, list[str]] = {}
     for reach in reaches:
         together.setdefault(_reach(reach, points), []).append(reach.held)
-    said = []
+    sentences = []
     for words, who in together.items():
         several = len([name for name in who if name]) > 1
         for verb, many in (("fits", "fit"), ("does not", "do not"), ("is not", "are not")) if several else ():
             if words.startswith(verb):
                 words = many + words[len(verb) :]
                 break
-        said.append(f"{_joined_names(who)} {words}" if any(who) else words)
-    return said
+        sentences.append(f"{_joined_names(who)} {words}" if any(who) else words)
+    return sentences
 
 
 def _reach(item: SweptReach, points: Sequence[SweptVariant]) -> str:
@@ -321,12 +321,12 @@ def _listed(axis: str, values: Sequence[int]) -> str:
 
 
 def _counted(points: Sequence[SweptVariant]) -> list[str]:
-    said = []
+    sentences = []
     failed = [point for point in points if point.state == "failed"]
     if failed:
         few = "variant was" if len(failed) == 1 else "variants were"
-        said.append(f"{len(failed)} of {len(points)} {few} not compiled: the table has the reason")
+        sentences.append(f"{len(failed)} of {len(points)} {few} not compiled: the table has the reason")
     missing = sum(point.state == "not reached" for point in points)
     if missing:
-        said.append(f"{missing} of {len(points)} variants were not reached; the same command goes on with them")
-    return said
+        sentences.append(f"{missing} of {len(points)} variants were not reached; the same command goes on with them")
+    return sentences

@@ -139,14 +139,14 @@ def _note(sweep: Sweep, variant: SweptVariant) -> str:
         return variant.reason
     if variant.state == "does not fit" and variant.step_low_ns is None:
         return f"the compiler refused it: {variant.reason.rpartition('RESOURCE_EXHAUSTED: ')[2]}"
-    said = []
+    notes = []
     if variant.dominated_by:
-        said.append(f"dominated by {_apart(sweep, variant, variant.dominated_by[0])}")
+        notes.append(f"dominated by {_apart(sweep, variant, variant.dominated_by[0])}")
     if variant.same_as:
-        said.append(f"as {_apart(sweep, variant, variant.same_as[0])}")
+        notes.append(f"as {_apart(sweep, variant, variant.same_as[0])}")
     if variant.reason:
-        said.append(variant.reason)
-    return "; ".join(said)
+        notes.append(variant.reason)
+    return "; ".join(notes)
 
 
 def _apart(sweep: Sweep, variant: SweptVariant, other: int) -> str:

@@ -260,10 +260,10 @@ def _location(folder: Path | None) -> str:
 # Installs a compiler for an absent machine with pip (or uv) into a separate folder.
 
 
-def install(kind: Kind, *, tell: Callable[[str], None]) -> Plugin:
+def install(kind: Kind, *, announce: Callable[[str], None]) -> Plugin:
     """The compiler of a kind, installed if necessary. The installer's output goes to stderr.
 
-    ``tell`` gets a line before a download. ``DataError``: jax or torch is missing, or the installation failed.
+    ``announce`` gets a line before a download. ``DataError``: jax or torch is missing, or the installation failed.
     """
     missing = find(kind)
     if isinstance(missing, Plugin):
@@ -271,7 +271,7 @@ def install(kind: Kind, *, tell: Callable[[str], None]) -> Plugin:
     folder = setup_folder(kind)
     if not missing.packages or folder is None:
         raise DataError(f"{missing.reason}; {missing.install}")
-    tell(f"installing {' '.join(missing.packages)} (about {MEGABYTES[kind]} MB) into {folder}")
+    announce(f"installing {' '.join(missing.packages)} (about {MEGABYTES[kind]} MB) into {folder}")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".setup-", dir=folder.parent) as scratch:

@@ -131,7 +131,7 @@ class CollectiveRecorder:
         """``problem(text)``: called with a sentence on what could not be followed."""
         self._context, self._groups, self._problem = context, groups, problem
         self._now = now
-        CLOCK.now, CLOCK.waited, CLOCK.asked = now, self.waited, lambda: len(self._rows or ())
+        CLOCK.now, CLOCK.waited, CLOCK.begun = now, self.waited, lambda: len(self._rows or ())
         self._rows: list[PlannedCollective] | None = None
         self._works: dict[int, int] = {}
         self._results: dict[int, int] = {}

@@ -240,9 +240,9 @@ def _move_requests_to_host(on_device: Callable[[Any], None]) -> None:
 def _constructed_on_host(original: Any, on_device: Callable[[Any], None]) -> Any:
     @functools.wraps(original)
     def made(*arguments: Any, **named: Any) -> Any:
-        asked = named.get("device")
-        here = _device_on_host(asked)
-        if here is asked:
+        requested = named.get("device")
+        here = _device_on_host(requested)
+        if here is requested:
             return original(*arguments, **named)
         there = original(*arguments, **{**named, "device": here})
         if not torch.compiler.is_compiling():
@@ -279,10 +279,10 @@ def _load_data_in_process() -> None:
 
     @functools.wraps(original)
     def alone(*arguments: Any, **named: Any) -> None:
-        asked = signature.bind(*arguments, **named).arguments
+        options = signature.bind(*arguments, **named).arguments
         for needs_workers in ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout"):
-            asked.pop(needs_workers, None)
-        original(**{**asked, "num_workers": 0, "pin_memory": False})
+            options.pop(needs_workers, None)
+        original(**{**options, "num_workers": 0, "pin_memory": False})
 
     DataLoader.__init__ = alone
 
@@ -305,7 +305,7 @@ class StreamClock:
         """The position in the step."""
         self.waited: Callable[[int], None] = lambda collective: None
         """Called when the program's stream waits for a collective from now on."""
-        self.asked: Callable[[], int] = lambda: 0
+        self.begun: Callable[[], int] = lambda: 0
         """Number of collectives requested by the step so far."""
         self.step = 0
         self.main: Any = None
@@ -322,7 +322,7 @@ class StreamClock:
 
     def synchronize(self, *_: Any) -> None:
         """The host waits for the device."""
-        for collective in range(self.asked()):
+        for collective in range(self.begun()):
             self.waited(collective)
 
     def set_current(self, stream: Any) -> None:

@@ -289,7 +289,7 @@ class JobPlan:
         if distributed.is_available():
             self.book.install()
             install_ddp_model(
-                self._told,
+                self._keep_buckets,
                 problem=self._problem,
                 held=lambda tensor: self._ledger.name(tensor, "gradient"),
                 recorder=self.book,
@@ -353,7 +353,7 @@ class JobPlan:
     def _now(self) -> StepPosition:
         return StepPosition(ops=self._ops(), runs=len(self._runs or ()))
 
-    def _told(self, buckets: tuple[Bucket, ...]) -> None:
+    def _keep_buckets(self, buckets: tuple[Bucket, ...]) -> None:
         self._buckets = buckets
 
     def _problem(self, text: str) -> None:

@@ -11,7 +11,7 @@ import click
 
 from perfscope.commands.completion import complete_runs
 from perfscope.commands.group import VerbGroup
-from perfscope.commands.options import screen, tell, verbose_option
+from perfscope.commands.options import announce, screen, verbose_option
 from perfscope.model.errors import DataError, UsageError
 from perfscope.plugins.history.options import opened, record, store_option
 
@@ -79,7 +79,7 @@ def set_(
     size = "its numbers" if packed is None else f"{packed.bytes / (1 << 20):.2f} MiB of {packed.files} files"
     click.echo(f"baseline {name}: {made.id}{of}; {size} kept in {run_store.shown}")
     if not made.finished:
-        tell(f"{made.id} did not finish, or its program failed: compare with care")
+        announce(f"{made.id} did not finish, or its program failed: compare with care")
     if let_go:
         click.echo(f"let go: {', '.join(let_go)} (--keep {keep})")
 

@@ -11,9 +11,9 @@ import click
 
 from perfscope.commands.options import (
     STDOUT,
+    announce,
     quiet_option,
     screen,
-    tell,
     verbose_option,
     write_answers,
 )
@@ -84,23 +84,23 @@ def _take_in(run_store: RunStore, *, quiet: bool) -> None:
     """Add runs of this folder to a local store; unreadable runs are reported and skipped."""
     added, trouble = add_new(run_store, Path(RUNS_FOLDER), quiet=quiet)
     if added:
-        tell(f"took {added} new run{'s' * (added != 1)} into {run_store.shown}", quiet=quiet)
+        announce(f"took {added} new run{'s' * (added != 1)} into {run_store.shown}", quiet=quiet)
     for line in trouble:
-        tell(f"left out: {line}", quiet=quiet)
+        announce(f"left out: {line}", quiet=quiet)
 
 
-def _metrics(asked: str | None, runs: Sequence[StoredRun]) -> tuple[str, ...] | None:
+def _metrics(wanted: str | None, runs: Sequence[StoredRun]) -> tuple[str, ...] | None:
     """The names that are meant: exactly it, or all with that in them."""
-    if asked is None:
+    if wanted is None:
         return None
     names = sorted({metric.name for run in runs for metric in run.metrics if metric.value is not None})
-    close = [name for name in names if asked.lower() in name.lower()]
-    if asked in names or close:
-        return (asked,) if asked in names else tuple(close)
-    raise UsageError(f"{asked}: no such metric; there are {', '.join(names)}")
+    close = [name for name in names if wanted.lower() in name.lower()]
+    if wanted in names or close:
+        return (wanted,) if wanted in names else tuple(close)
+    raise UsageError(f"{wanted}: no such metric; there are {', '.join(names)}")
 
 
 def _nothing(where: str, branch: str | None, name: str | None) -> str:
-    asked = [f"{what} {value}" for what, value in (("branch", branch), ("name", name)) if value is not None]
-    of = f" of {' and '.join(asked)}" if asked else ""
+    wanted = [f"{what} {value}" for what, value in (("branch", branch), ("name", name)) if value is not None]
+    of = f" of {' and '.join(wanted)}" if wanted else ""
     return f"{where}: no runs{of} in it; `perfscope run` makes them, `perfscope store import` takes them in"

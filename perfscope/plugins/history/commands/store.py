@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from perfscope.commands.group import VerbGroup
-from perfscope.commands.options import tell, verbose_option
+from perfscope.commands.options import announce, verbose_option
 from perfscope.model.errors import DataError
 from perfscope.plugins.history.options import add_new, cleaned, opened, record, store_option
 
@@ -52,7 +52,7 @@ def import_(
             new_ones, trouble = add_new(run_store, folder)
             click.echo(f"{path}: {_count(new_ones, 'run')} added to {run_store.shown}")
             for line in trouble:
-                tell(f"left out: {line}")
+                announce(f"left out: {line}")
             if trouble and not new_ones:
                 raise DataError(f"{path}: none of its runs could be read")
         else:

@@ -46,13 +46,13 @@ META = "perfscope_store"
 """Every table begins with ``perfscope_``: a shared database may hold ``runs`` and ``metrics`` of another tool."""
 
 
-def address(asked: str | None, folder: Path | None = None) -> str | Path:
-    """A URL of PostgreSQL, or the file of a local store: ``asked``, else from the environment, else next to the runs.
+def address(option: str | None, folder: Path | None = None) -> str | Path:
+    """A URL of PostgreSQL, or the file of a local store: ``option``, else from the environment, else next to the runs.
 
-    ``asked`` may be a folder, which means the store's usual file in it. ``UsageError``: a URL of another kind; the
+    ``option`` may be a folder, which means the store's usual file in it. ``UsageError``: a URL of another kind; the
     message does not contain the URL.
     """
-    given = asked if asked is not None else os.environ.get(VARIABLE)
+    given = option if option is not None else os.environ.get(VARIABLE)
     if not given:
         return (Path(RUNS_FOLDER) if folder is None else folder) / STORE_FILE
     scheme = _SCHEME.match(given)
@@ -215,7 +215,7 @@ class PostgresDatabase:
                 connect_args={"connect_timeout": CONNECT_SECONDS, "application_name": "perfscope"},
             )
         except (sqlalchemy.exc.SQLAlchemyError, ValueError, TypeError) as error:
-            raise DataError(f"{self.shown}: {self._said(error)}") from None
+            raise DataError(f"{self.shown}: {self._message(error)}") from None
 
     def exists(self) -> bool:
         """Return True; a missing server is noticed when it is read."""
@@ -236,13 +236,13 @@ class PostgresDatabase:
                         connection.execute(sqlalchemy.text("SELECT pg_advisory_xact_lock(:key)"), {"key": LOCK})
                     yield Session(lambda sql, values: connection.execute(sqlalchemy.text(sql), values))
         except sqlalchemy.exc.SQLAlchemyError as error:
-            raise DataError(f"{self.shown}: {self._said(error)}") from None
+            raise DataError(f"{self.shown}: {self._message(error)}") from None
 
     def has_table(self, session: Session, name: str) -> bool:
         """Whether a searched schema has the table."""
         return session.rows("SELECT to_regclass(:name) IS NOT NULL", name=name)[0][0] is True
 
-    def _said(self, error: Exception) -> str:
+    def _message(self, error: Exception) -> str:
         """The server's message on one line, without secrets."""
         cause = getattr(error, "orig", None) or error
         text = " ".join(str(cause).split()) or type(cause).__name__

@@ -51,9 +51,9 @@ def _threads(count: int | None, application: Application) -> None:
     threads = available_cores() if count is None else count
 
     def make(original: Any) -> Any:
-        def set_num_threads(asked: int) -> None:
-            if asked != threads:
-                application.changed(f"torch.set_num_threads({asked}) is {threads}")
+        def set_num_threads(number: int) -> None:
+            if number != threads:
+                application.changed(f"torch.set_num_threads({number}) is {threads}")
             original(threads)
 
         return set_num_threads

@@ -17,8 +17,8 @@ def _matmul(precision: str, application: Application) -> None:
     import torch
 
     def make(original: Any) -> Any:
-        def set_float32_matmul_precision(asked: str) -> None:
-            application.changed(f"set_float32_matmul_precision({asked!r}) is {precision!r}")
+        def set_float32_matmul_precision(requested: str) -> None:
+            application.changed(f"set_float32_matmul_precision({requested!r}) is {precision!r}")
             original(precision)
 
         return set_float32_matmul_precision
@@ -53,11 +53,11 @@ def _float32(application: Application) -> None:
     import torch
 
     def make(original: Any) -> Any:
-        def set_default_dtype(asked: Any) -> None:
-            if asked is torch.float64:
+        def set_default_dtype(requested: Any) -> None:
+            if requested is torch.float64:
                 application.changed("the default dtype is torch.float32, not torch.float64")
-                asked = torch.float32
-            original(asked)
+                requested = torch.float32
+            original(requested)
 
         return set_default_dtype
 

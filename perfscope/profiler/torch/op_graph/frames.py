@@ -112,7 +112,7 @@ class Frames(SourceFiles):
         return USER if super().is_user(path) else HIDDEN
 
 
-def asks_truth(frame: FrameType) -> bool:
+def decides_branch(frame: FrameType) -> bool:
     """True if the frame is deciding a branch (``if t:``, ``while t:``, ``not t``), by its current instruction."""
     opcode = frame.f_code.co_code[frame.f_lasti]
     name = dis.opname[opcode]

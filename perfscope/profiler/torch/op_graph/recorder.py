@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfscope.model.op_flops import aten, flops_of
 from perfscope.profiler.torch.op_graph.capture import OpTable
-from perfscope.profiler.torch.op_graph.frames import Frames, Site, asks_truth, called_function, reads_step_counter
+from perfscope.profiler.torch.op_graph.frames import Frames, Site, called_function, decides_branch, reads_step_counter
 
 # Which ``nn.Module`` an op belongs to: a stack per thread, kept by global forward hooks.
 
@@ -551,7 +551,7 @@ def _host_read_reason(why: str, where: str, site: Site, frame: Any) -> str | Non
         return why
     if where == "cpu" and called_function(frame) in CPU_CHECKS:
         return None
-    return "bool" if asks_truth(frame) else why
+    return "bool" if decides_branch(frame) else why
 
 
 _DISPATCH_WRAPPERS = ("torch/_compile.py", "torch/_dynamo/eval_frame.py", "torch/utils/_python_dispatch.py")

@@ -111,9 +111,9 @@ def check(trace: Trace) -> Iterable[Finding]:
     groups = _groups(trace)
     cost, whole = sum(group.saved_ns for group in groups), whole_ns(trace)
     if cost < MIN_SHARE * whole or not cost:
-        if _untold(trace):
+        if _lacks_precision(trace):
             raise AbstainError("XLA compiled the kernels, and their names lack the precision of their products")
-        if kernel := _untold_product(trace):
+        if kernel := _product_without_precision(trace):
             raise AbstainError(f"names of kernels such as {kernel} lack the precision of their products")
         return
     groups.sort(key=lambda group: -group.saved_ns)
@@ -161,14 +161,14 @@ def check_plan(trace: Trace) -> Iterable[Finding]:
     return precision_findings(trace, least=MIN_SHARE, advice=_plan_advice)
 
 
-def _untold(trace: Trace) -> bool:
+def _lacks_precision(trace: Trace) -> bool:
     """Whether some kernels of compiled programs have names without a precision: any of them may multiply."""
     rows = trace.rows["hlo_ops"]["kernel"]
     names = np.unique(trace.rows["kernels"]["name"][rows[rows != MISSING]])
     return any(matmul_precision(trace.text(int(code))) is None for code in names)
 
 
-def _untold_product(trace: Trace) -> str:
+def _product_without_precision(trace: Trace) -> str:
     """Return the longest kernel of a product's op on an unknown device; ``""`` if some name has a precision."""
     kernels, slices = trace.rows["kernels"], trace.rows["slices"]
     every = [trace.text(code) for code in np.unique(kernels["name"]).tolist()]

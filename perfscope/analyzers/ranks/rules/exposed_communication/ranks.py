@@ -21,7 +21,7 @@ MOST_NAMED = 3
 
 UNMATCHED = "not matched"
 
-TOLD_MORE = 1.1
+REPORTED_RATIO = 1.1
 """Ratio to the most exposed member's time besides waiting, from which another member's time is also reported."""
 
 
@@ -72,7 +72,7 @@ def exposed_finding(
         if ns:
             texts.append(f"{format_ns(ns)} {what}")
     more = ""
-    if elsewhere and cost > TOLD_MORE * _cost(worst):
+    if elsewhere and cost > REPORTED_RATIO * _cost(worst):
         more = f"; {member} {costly.total.member} has most besides waiting, {format_ns(cost)}"
     return replace(
         worst.finding,

@@ -113,7 +113,7 @@ def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
         if not pipelines:
             reasons.append("who sends to whom is not recorded: the groups of sends and receives have no members")
         for pipeline in pipelines:
-            why = _cannot_tell(pipeline, ranks)
+            why = _obstacle(pipeline, ranks)
             if why is not None:
                 reasons.append(why)
                 continue
@@ -125,7 +125,7 @@ def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
         raise AbstainError(reasons[0] if reasons else "the traces do not tell their ranks")
 
 
-def _cannot_tell(pipeline: Pipeline, ranks: RankSet) -> str | None:
+def _obstacle(pipeline: Pipeline, ranks: RankSet) -> str | None:
     """Return why a pipeline cannot be evaluated; None if it can."""
     if not ranks.job.groups_agree:
         return MIXED

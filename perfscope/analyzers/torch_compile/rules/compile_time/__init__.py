@@ -118,7 +118,7 @@ _KEEP = (
     "torch.compiler.load_cache_artifacts(artifacts) before the first compiled call."
 )
 
-_ASK = (
+_ENABLE_CACHE = (
     "Remove TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 from the environment and leave TORCHINDUCTOR_FX_GRAPH_CACHE at 1. No "
     "cache was queried. "
 )
@@ -276,12 +276,12 @@ def repeated_part(log: CompileLog, compiles: Iterable[Compile]) -> float:
     return again / nodes if nodes else 0.0
 
 
-def cold_advice(stage: Stage | None, repeated: float, *, asked: bool) -> str:
+def cold_advice(stage: Stage | None, repeated: float, *, cached: bool) -> str:
     """Return the advice on a cold start dominated by ``stage`` (``None``: unknown).
 
-    ``repeated``: share of the graphs' nodes that repeat a block. ``asked``: whether any cache was queried.
+    ``repeated``: share of the graphs' nodes that repeat a block. ``cached``: whether any cache was queried.
     """
-    advice = _KEEP if asked else _ASK + _KEEP
+    advice = _KEEP if cached else _ENABLE_CACHE + _KEEP
     if repeated >= MIN_REPEATED:
         advice += (
             f" {100 * repeated:.0f}% of the graphs' ops repeat a block: compile it once with `for layer in "
@@ -333,7 +333,7 @@ def _cold(trace: Trace, use: CacheUse) -> Finding:
         ),
         spans=spans_within(trace, compile_spans(trace, [compile_time.compile for compile_time in missed])),
         advice=cold_advice(
-            top, repeated_part(log, [compile_time.compile for compile_time in missed]), asked=bool(use.cold)
+            top, repeated_part(log, [compile_time.compile for compile_time in missed]), cached=bool(use.cold)
         ),
     )
 

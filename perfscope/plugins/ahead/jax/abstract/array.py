@@ -227,7 +227,7 @@ class AbstractArray(jax.Array):  # type: ignore[misc]
                 return repr(self._known)
         return f"Array(shape={self.shape}, dtype={self.dtype.name}, no data)"
 
-    def __dlpack__(self, **asked: Any) -> Any:
+    def __dlpack__(self, **options: Any) -> Any:
         return np.array(self.value("dlpack")).__dlpack__()
 
     def __dlpack_device__(self) -> Any:

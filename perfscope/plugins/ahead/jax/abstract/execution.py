@@ -49,11 +49,11 @@ class AbstractLowered(stages.Lowered):  # type: ignore[misc]
     """Replaces ``jax.stages.Lowered``; lowers only when its text is read."""
 
     def __init__(
-        self, traced: Any, lower: Callable[[], Any], called: OnCall, made: OnCompile, asked: OnQuestion
+        self, traced: Any, lower: Callable[[], Any], called: OnCall, made: OnCompile, question: OnQuestion
     ) -> None:
         """``traced``: the function with its arguments; ``lower``: jax's own lowering."""
         self._traced, self._lower, self._found = traced, lower, None
-        self._called, self._made, self._asked = called, made, asked
+        self._called, self._made, self._question = called, made, question
 
     @property
     def _real(self) -> Any:
@@ -69,14 +69,14 @@ class AbstractLowered(stages.Lowered):  # type: ignore[misc]
     def compile(self, *_: Any, **__: Any) -> AbstractCompiled:
         """Return without compiling; the program counts as seen."""
         self._made(*compat.traced_call(self._traced)[1:])
-        return AbstractCompiled(self._traced, self._called, self._asked)
+        return AbstractCompiled(self._traced, self._called, self._question)
 
 
 class AbstractCompiled(stages.Compiled):  # type: ignore[misc]
     """Replaces ``jax.stages.Compiled``: answers calls without data, and questions to the compiler with zeros."""
 
-    def __init__(self, traced: Any, called: OnCall, asked: OnQuestion) -> None:
-        self._traced, self._called, self._asked = traced, called, asked
+    def __init__(self, traced: Any, called: OnCall, question: OnQuestion) -> None:
+        self._traced, self._called, self._question = traced, called, question
         self.out_tree = traced.out_tree
         self.args_info = traced.args_info
 
@@ -111,30 +111,30 @@ class AbstractCompiled(stages.Compiled):  # type: ignore[misc]
         return tree_util.tree_unflatten(self.out_tree, result_placement(params, types).shardings)
 
     def cost_analysis(self) -> Any:
-        self._asked("cost_analysis")
+        self._question("cost_analysis")
         return defaultdict(float, {"flops": 0.0, "bytes accessed": 0.0, "transcendentals": 0.0})
 
     def memory_analysis(self) -> Any:
-        self._asked("memory_analysis")
+        self._question("memory_analysis")
         names = ("generated_code", "argument", "output", "alias", "temp")
         sizes = {f"{where}{name}_size_in_bytes": 0 for name in names for where in ("", "host_")}
         return SimpleNamespace(**sizes, peak_memory_in_bytes=0)
 
     def as_text(self) -> str:
-        self._asked("as_text")
+        self._question("as_text")
         return ""
 
     def runtime_executable(self) -> None:
-        self._asked("runtime_executable")
+        self._question("runtime_executable")
 
 
-def abstract_lowering(real: Any, called: OnCall, made: OnCompile, asked: OnQuestion) -> Callable[..., Any]:
+def abstract_lowering(real: Any, called: OnCall, made: OnCompile, question: OnQuestion) -> Callable[..., Any]:
     """The replacement for ``Traced.lower``, given as ``real``."""
 
     def lower(traced: Any, **how: Any) -> Any:
         if how.get("lowering_platforms") is not None or how.get("_private_parameters") is not None:
             return real(traced, **how)  # for export: not a program of this run
-        return AbstractLowered(traced, lambda: real(traced), called, made, asked)
+        return AbstractLowered(traced, lambda: real(traced), called, made, question)
 
     return lower
 
@@ -148,7 +148,7 @@ def without_data(devices: Sequence[Any], listener: RunRecorder) -> Iterator[None
     run = _AbstractRun(listener)
     with contextlib.ExitStack() as stack:
         stack.enter_context(target_devices(devices))
-        stack.enter_context(single_process_job(devices, listener.asked))
+        stack.enter_context(single_process_job(devices, listener.question))
         stack.enter_context(without_copies())
         for name, replacement in (
             ("process_primitive", run.primitive),
@@ -233,7 +233,7 @@ class _AbstractRun:
 
     def lower(self, real: Any) -> Any:
         """``Traced.lower``: a function will be compiled before its calls."""
-        standing = abstract_lowering(real, self._jit, self.listener.made, self.listener.asked)
+        standing = abstract_lowering(real, self._jit, self.listener.made, self.listener.question)
 
         def lower(traced: Any, **how: Any) -> Any:
             return real(traced, **how) if compat.is_computing() else standing(traced, **how)

@@ -214,19 +214,19 @@ def result_placement(params: dict[str, Any], types: Sequence[Any]) -> ResultPlac
         if one is chosen and where is not unspecified
     ]
     shardings, guessed = [], []
-    for aval, asked in zip(closed.out_avals, params["out_shardings"], strict=True):
-        where, sure = _one_result_placement(aval, asked, devices, mesh, given, unspecified)
+    for aval, requested in zip(closed.out_avals, params["out_shardings"], strict=True):
+        where, sure = _one_result_placement(aval, requested, devices, mesh, given, unspecified)
         shardings.append(where)
         guessed.append(not sure)
     return ResultPlacement(shardings=tuple(shardings), committed=committed, guessed=tuple(guessed))
 
 
 def _one_result_placement(
-    aval: Any, asked: Any, devices: Any, mesh: Any, given: list[tuple[Any, Any]], unspecified: Any
+    aval: Any, requested: Any, devices: Any, mesh: Any, given: list[tuple[Any, Any]], unspecified: Any
 ) -> tuple[Any, bool]:
     """Placement of one result, and whether it is certain. One of the arguments in ``given`` is used up."""
-    if asked is not unspecified:
-        return asked, True
+    if requested is not unspecified:
+        return requested, True
     if devices is not None and len(devices) == 1:
         return SingleDeviceSharding(devices[0]), True
     own = getattr(aval, "sharding", None)
@@ -357,22 +357,22 @@ def target_devices(devices: Sequence[Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def single_process_job(devices: Sequence[Any], asked: Callable[[str], None]) -> Iterator[None]:
-    """Inside, devices report zero memory in use, and the program is one process; ``asked`` is called for either."""
+def single_process_job(devices: Sequence[Any], question: Callable[[str], None]) -> Iterator[None]:
+    """Inside, devices report zero memory in use, and the program is one process; ``question`` is called for either."""
     import jax
 
     def statistics(real: Any) -> Any:
         def memory_stats(device: Any) -> Any:
             if not str(device.client.runtime_type).startswith("compile_only"):
                 return real(device)
-            asked("memory_stats")
+            question("memory_stats")
             return dict.fromkeys(MEMORY_STATISTICS, 0)
 
         return memory_stats
 
     def alone(_: Any) -> Any:
         def initialize(*_: Any, **__: Any) -> None:
-            asked("jax.distributed.initialize")
+            question("jax.distributed.initialize")
 
         return initialize
 

@@ -148,7 +148,7 @@ class SiteOutcome(Struct, frozen=True, kw_only=True):
 class Checkpoints(Struct, kw_only=True):
     """The changes of one request to a program."""
 
-    asked: CheckpointRequest
+    request: CheckpointRequest
     outcomes: dict[SiteOutcome, None] = field(default_factory=dict)
     """In the order of their occurrence."""
     differentiated: int = 0
@@ -172,8 +172,8 @@ class Checkpoints(Struct, kw_only=True):
 
     def notes(self) -> list[str]:
         """Notes for readers of the compiled program. ``DataError`` if nothing could be changed."""
-        option = f"--checkpoint {self.asked}"
-        if not self.changed and (self.asked.word != "none" or self.asked.spots or self.unseen):
+        option = f"--checkpoint {self.request}"
+        if not self.changed and (self.request.word != "none" or self.request.spots or self.unseen):
             raise DataError(f"{option}: nothing could be checkpointed: {self._why()}")
         notes = [outcome.note(option) for outcome in self.changed]
         if not self.changed:
@@ -193,7 +193,7 @@ class Checkpoints(Struct, kw_only=True):
             }
             for outcome in (*self.changed, *self.left)
         ]
-        return {"policy": str(self.asked), "places": places}
+        return {"policy": str(self.request), "places": places}
 
     def linearize(self, real: Any) -> Any:
         """The replacement for ``linearize``, which every reverse pass uses."""
@@ -211,7 +211,7 @@ class Checkpoints(Struct, kw_only=True):
         policy = self._policy(jaxpr)
         if policy is _NAMELESS:
             self.nameless, chosen = True, []
-        removes = self.asked.word == "none"
+        removes = self.request.word == "none"
         picked = {id(site.eqn) for site in chosen if site.kind == "checkpoint"}
         loops: set[int] = set()
         for site in sites:
@@ -242,9 +242,9 @@ class Checkpoints(Struct, kw_only=True):
 
     def _chosen(self, sites: list[Site]) -> list[Site]:
         """The layers, or the places at the selected lines."""
-        if not self.asked.spots:
+        if not self.request.spots:
             return [site for site in sites if site.layer]
-        named = [site for site in sites if not site.fixed and any(_is_at(site, spot) for spot in self.asked.spots)]
+        named = [site for site in sites if not site.fixed and any(_is_at(site, spot) for spot in self.request.spots)]
         direct = {id(eqn) for site in named if site.kind == "scan" for eqn in _checkpoints_in(inner_jaxpr(site.eqn))}
         return [site for site in sites if site in named or id(site.eqn) in direct]
 
@@ -252,7 +252,7 @@ class Checkpoints(Struct, kw_only=True):
         """The policy for ``jax.checkpoint``; `_NAMELESS` if there is no such name."""
         from jax import checkpoint_policies as policies
 
-        word = self.asked.word
+        word = self.request.word
         if word == "dots":
             return policies.dots_with_no_batch_dims_saveable
         if word == "all_dots":
@@ -260,7 +260,7 @@ class Checkpoints(Struct, kw_only=True):
         if word != "names":
             return None
         named = _names(jaxpr)
-        wanted = self.asked.names or tuple(sorted(named))
+        wanted = self.request.names or tuple(sorted(named))
         return policies.save_only_these_names(*wanted) if wanted and named.issuperset(wanted) else _NAMELESS
 
     def _why(self) -> str:
@@ -268,12 +268,12 @@ class Checkpoints(Struct, kw_only=True):
         if not self.differentiated:
             return "the program differentiates nothing (jax.grad, jax.vjp) as far as it was followed"
         if self.nameless:
-            wanted = f" any of {', '.join(self.asked.names)}" if self.asked.names else " anything"
+            wanted = f" any of {', '.join(self.request.names)}" if self.request.names else " anything"
             return f"the program does not name{wanted} (jax.ad_checkpoint.checkpoint_name)"
         if self.unseen and not self.outcomes:
             return self.unseen[0]
-        if self.asked.spots:
-            spots = ", ".join(map(str, self.asked.spots))
+        if self.request.spots:
+            spots = ", ".join(map(str, self.request.spots))
             there = [outcome.words() for outcome in self.outcomes][:MAX_REPORTED]
             return f"nothing at {spots}; there is {'; '.join(there) or 'no scan and no checkpoint'}"
         there = [f"{outcome.words()}{f' ({outcome.why})' if outcome.why else ''}" for outcome in self.outcomes][
@@ -288,13 +288,13 @@ class Checkpoints(Struct, kw_only=True):
 
 
 @contextlib.contextmanager
-def checkpointed(asked: CheckpointRequest | None, *, thread: int | None = None) -> Iterator[Checkpoints | None]:
+def checkpointed(request: CheckpointRequest | None, *, thread: int | None = None) -> Iterator[Checkpoints | None]:
     """Inside, differentiated functions have the policy; None: unchanged. ``thread``: only those of this thread."""
-    if asked is None:
+    if request is None:
         yield None
         return
     compat.check_checkpoint()
-    book = Checkpoints(asked=asked, thread=thread)
+    book = Checkpoints(request=request, thread=thread)
     with compat.patched_interface("linearize", book.linearize):
         yield book
 

@@ -14,7 +14,12 @@ import tempfile
 from pathlib import Path
 
 from perfscope.model.errors import DataError
-from perfscope.plugins.ahead.targets.amd_stand_ins.elf import ElfRequirements, StubFunction, asked_by, shared_object
+from perfscope.plugins.ahead.targets.amd_stand_ins.elf import (
+    ElfRequirements,
+    StubFunction,
+    elf_requirements,
+    shared_object,
+)
 
 NO_DEVICE = 100
 """``hipErrorNoDevice``; for the other libraries any number that means failure."""
@@ -44,7 +49,7 @@ def load_stand_ins(plugin: Path) -> tuple[str, ...]:
     Only for a process that compiles and ends, because loaded libraries stay. ``DataError`` if a missing library may be
     needed to compile.
     """
-    needed = asked_by(plugin)
+    needed = elf_requirements(plugin)
     missing = [name for name in needed.libraries if not _is_available(name)]
     unknown = [name for name in missing if _family(name) is None]
     if unknown:
@@ -60,14 +65,14 @@ def load_stand_ins(plugin: Path) -> tuple[str, ...]:
     return tuple(missing)
 
 
-def stand_in_library(name: str, asked: ElfRequirements) -> bytes:
+def stand_in_library(name: str, requirements: ElfRequirements) -> bytes:
     """A library with that name and the symbols looked up in it."""
     pattern = re.compile(_family(name) or "$^", re.IGNORECASE)
     answers = [
         StubFunction(
             name=symbol.name, version=symbol.version, number=NO_DEVICE, text=_TEXTS.search(symbol.name) is not None
         )
-        for symbol in asked.symbols
+        for symbol in requirements.symbols
         if symbol.library == name or (not symbol.library and pattern.match(symbol.name) is not None)
     ]
     return shared_object(name, answers)

@@ -53,7 +53,7 @@ class StubFunction(Struct, frozen=True, kw_only=True):
     """Return the address of an empty text."""
 
 
-def asked_by(path: Path) -> ElfRequirements:
+def elf_requirements(path: Path) -> ElfRequirements:
     """The requirements of the object in a file. ``DataError`` if it is not such an object."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:

@@ -109,7 +109,7 @@ MIN_SHARE = 0.01
 
 MAX_ROWS = 20
 
-MOST_ASKED = 50
+MOST_OPS = 50
 """Most ops of a region whose line is looked up: the first few restore the random state, inside torch."""
 
 
@@ -167,14 +167,14 @@ def _from_autograd(trace: Trace) -> Iterable[Finding]:
 
 def _call(trace: Trace, region: RecomputeRegion) -> Where | None:
     """The call of the region's checkpoint in the program, where the fix is; ``None`` if not recorded."""
-    ops = (graph_op(trace, row) for row in region.ops[:MOST_ASKED])
+    ops = (graph_op(trace, row) for row in region.ops[:MOST_OPS])
     call = next((op.checkpoint for op in ops if op is not None and op.checkpoint is not None), None)
     return None if call is None else Where(file=call[0], line=call[1], module=_place(trace, region).module)
 
 
 def _place(trace: Trace, region: RecomputeRegion) -> Where:
     """Source place of the repeated forward. Numbered copies of a module (Block_0, Block_1) count as one place."""
-    sites = [site for op in region.ops[:MOST_ASKED] if (site := call_site(trace, op)).file is not None]
+    sites = [site for op in region.ops[:MOST_OPS] if (site := call_site(trace, op)).file is not None]
     site = next((site for site in sites if site.exact), sites[0] if sites else UNKNOWN_SITE)
     module = site.module.rstrip("0123456789").rstrip("_.") if site.module else None
     return Where(file=site.file, line=site.line, module=module)
@@ -268,9 +268,9 @@ def _row(
     }
 
 
-def _form(asked_by: Cell, region: RegionBargain | None) -> str | None:
+def _form(place: Cell, region: RegionBargain | None) -> str | None:
     """The form of checkpointing used."""
-    if "CheckpointFunction" in str(asked_by):
+    if "CheckpointFunction" in str(place):
         return "reentrant"
     if region is None:
         return None
