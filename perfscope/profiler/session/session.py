@@ -268,7 +268,8 @@ class Session:
                 self._companion.step(number)
             compilations = 0 if self._compile is None else self._compile.compilations
             self._compiles, self._compiled = compilations > self._compiled, compilations
-            if (steps := self._trigger.steps()) and not self.options.whole:
+            alone = self._process is None or (self._process.world_size or 1) == 1
+            if (steps := self._trigger.steps(number, alone=alone)) and not self.options.whole:
                 self._passes.record_again(steps, self._framework(self._finder.source))
             if self._passes.active is None and self._passes.to_come and number >= self._first:
                 self._start()
