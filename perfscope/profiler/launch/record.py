@@ -306,7 +306,8 @@ def ended_as(run: Run, ended: Ended, directory: Path, options: CaptureOptions, *
         elif any(process.step_source for process in processes) and run.command[:2] != NOTEBOOK:
             notes.append("the steps are of processes that the program started; it has none itself")
         if not any(process.step_source for process in processes):
-            why = _why_nothing(directory, options, logged=bool(processes) and options.capture is None, failed=failed)
+            logged = bool(processes) and options.capture is None
+            why = _why_nothing(directory, options, logged=logged, failed=failed, timed_out=ended.timed_out)
             if options.capture is not None:
                 why = why.replace("nothing was captured", "no steps are marked in the recording", 1)
             notes.append(why)
@@ -341,14 +342,23 @@ def discard_if_empty(recorded: Recorded) -> bool:
         return False
 
 
-def _why_nothing(directory: Path, options: CaptureOptions, *, logged: bool, failed: str | None) -> str:
+def _why_nothing(directory: Path, options: CaptureOptions, *, logged: bool, failed: str | None, timed_out: bool) -> str:
     """Reason why no process captured a step, and advice.
 
-    ``logged``: compilations of torch were logged; ``failed``: how the program ended, if not well.
+    ``logged``: compilations of torch were logged; ``failed``: how the program ended, if not well; ``timed_out``:
+    whether the time of ``--for`` ended it.
     """
     what = "nothing was captured but torch.compile's log" if logged else "nothing was captured"
     if failed is not None:
         return f"{what}: {failed}"
+    if timed_out:
+        within = f"in the {options.seconds:g} s of --for, which begin with the start of Python"
+        if not (directory / ATTACHED_FILE).exists():
+            return f"{what}: torch or jax was not imported {within}. Give it a longer time"
+        return (
+            f"{what}: no steps were found {within}. Give it a longer time, or call perfscope.step() at the end of the "
+            "loop's body"
+        )
     if not (directory / ATTACHED_FILE).exists():
         if options.alone:
             return (
