@@ -499,34 +499,10 @@ CHILD_LOOP = (
 STARTED = {
     "fork": CHILD_LOOP + "import multiprocessing\np = multiprocessing.get_context('fork').Process(target=train)\n"
     "p.start()\np.join()\n",
-    "spawn": CHILD_LOOP + "import multiprocessing\nif __name__ == '__main__':\n"
-    "    p = multiprocessing.get_context('spawn').Process(target=train)\n    p.start()\n    p.join()\n",
     "subprocess": "import os, subprocess, sys\n"
     f"subprocess.run([sys.executable, '-c', {CHILD_LOOP + 'train()'!r}], check=True, env=dict(os.environ, OWN='1'))\n",
-    "shell": "import shlex, subprocess, sys\n"
-    f"subprocess.run('OWN=1 ' + shlex.join([sys.executable, '-c', {CHILD_LOOP + 'train()'!r}]), shell=True)\n",
-    "installed command": "import pathlib, subprocess, sys\n"
-    f"pathlib.Path('train').write_text('#!' + sys.executable + '\\n' + {CHILD_LOOP + 'train()'!r})\n"
-    "pathlib.Path('train').chmod(0o755)\nsubprocess.run(['./train'], check=True)\n",
-    "pool": "from concurrent.futures import ProcessPoolExecutor\n"
-    f"def work(_):\n    exec({CHILD_LOOP + 'train()'!r}, dict())\n"
-    "if __name__ == '__main__':\n    with ProcessPoolExecutor(1) as pool:\n        list(pool.map(work, range(1)))\n",
-    "exec": "import os, sys\n"
-    "if 'AGAIN' not in os.environ:\n"
-    "    os.environ['AGAIN'] = '1'\n"
-    "    os.execv(sys.executable, [sys.executable, *sys.argv])\n" + CHILD_LOOP + "train()\n",
 }
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", sorted(STARTED))
-def test_a_process_that_the_program_starts_is_captured_where_the_first_has_no_steps(how: str, tmp_path: Path) -> None:
-    done = captured(write(tmp_path, STARTED[how]), cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
-    process = only(tmp_path)
-    assert (process.step_source, process.steps_seen, process.child) == ("optimizer.step", 14, True)
-    assert passes(process)["timing"].steps == (2, 5)
-    assert "processes that the program started" in done.stderr
+"""Programs whose child has the steps; `tests/field/test_ways_to_start.py` has all ways."""
 
 
 @pytest.mark.slow

@@ -50,7 +50,7 @@ def _leave_no_trace(text: str) -> dict[str, Any]:
 
 
 def _pass_on(text: str) -> None:
-    """Have Python processes that this one starts run the bootstrap, too: ``exec``, ``subprocess``, ``multiprocessing``.
+    """Have Python processes that this one starts run the bootstrap, too: `os` and what uses it, such as `subprocess`.
 
     Only the new process gets the variables, and takes them out again as this one did.
     """
@@ -80,10 +80,29 @@ def _pass_on(text: str) -> None:
     def execv(path: Any, words: Any) -> Any:
         return execve(path, words, os.environ)
 
-    start, replace = _posixsubprocess.fork_exec, os.execve
+    def posix_spawn(original: Any) -> Any:
+        def spawn(path: Any, words: Any, env: Any, **options: Any) -> Any:
+            if VARIABLE not in os.environ and _may_capture([path, *words[1:]]):
+                env = dict(os.environ if env is None else env)
+                env.update(variables(env.get("PYTHONPATH")))
+            return original(path, words, env, **options)
+
+        return spawn
+
+    def system(command: Any) -> int:
+        if VARIABLE not in os.environ and _may_capture(["sh", command]):
+            added = variables(os.environ.get("PYTHONPATH")).items()
+            exports = "".join(f"export {key}={_quoted(value)}; " for key, value in added)
+            command = os.fsencode(exports) + os.fsencode(command)
+        return run_shell(command)
+
+    start, replace, run_shell = _posixsubprocess.fork_exec, os.execve, os.system
     modules: Any = (_posixsubprocess, os)
     modules[0].fork_exec = fork_exec
-    modules[1].execve, modules[1].execv = execve, execv
+    modules[1].execve, modules[1].execv, modules[1].system = execve, execv, system
+    for name in ("posix_spawn", "posix_spawnp"):
+        if hasattr(os, name):
+            setattr(os, name, posix_spawn(getattr(os, name)))
     started: Any = sys.modules.get("subprocess")
     if started is not None and hasattr(started, "_fork_exec"):
         started._fork_exec = fork_exec
@@ -103,6 +122,11 @@ def _may_capture(words: Any) -> bool:
     flags = command[1] if len(command) > 1 else ""
     isolated = flags.startswith("-") and not flags.startswith("--") and any(flag in flags[:4] for flag in "IES")
     return not isolated and not any("compile_worker" in word for word in command)
+
+
+def _quoted(text: str) -> str:
+    """A word of a shell (`shlex` would be imported)."""
+    return "'" + text.replace("'", "'\\''") + "'"
 
 
 SHELLS = ("bash", "dash", "env", "sh", "zsh")
