@@ -29,14 +29,17 @@ class CompiledTarget(msgspec.Struct, frozen=True, kw_only=True):
     """The machine it was compiled for."""
 
     asked: str
+    """As the user wrote it."""
     device: str
+    """Name of one device in our tables."""
     platform: Literal["gpu", "tpu"]
     count: int
     topology: str | None
+    """For XLA: ``partitions x hosts x devices`` of GPUs (``1x1x8``), chips of a TPU slice (``2x4``)."""
     memory_bytes: int | None
     """Memory of one device."""
     description: dict[str, Any] = msgspec.field(default_factory=dict)
-    """All numbers that were used, with their sources."""
+    """All numbers that were used, with their sources, so that a report needs no table."""
 
 
 class CompiledProgram(msgspec.Struct, frozen=True, kw_only=True):

@@ -68,8 +68,8 @@ def compile_for(
     from perfscope.plugins.ahead.target_request import target_request
 
     policy = None if checkpoint is None else parse_checkpoint(checkpoint, option="checkpoint")
-    target_limits = target_request(parse_target(target, memory), configured=True)
-    platform = "tpu" if target_limits.platform == "tpu" else "rocm" if target_limits.vendor == "AMD" else "cuda"
+    requested = target_request(parse_target(target, memory), configured=True)
+    platform = "tpu" if requested.machine.platform == "tpu" else "rocm" if requested.vendor == "AMD" else "cuda"
     code, function = export.export(fn, args, kwargs, platform, policy)
     with tempfile.TemporaryDirectory(prefix="perfscope-export-") as scratch:
         file = Path(scratch) / "exported"
@@ -78,7 +78,7 @@ def compile_for(
             framework="jax",
             arguments=(function,),
             module=False,
-            target=target_limits,
+            target=requested,
             exported=str(file),
             checkpoint=None if policy is None else str(policy),
             limits=Limits(seconds=limit, memory_bytes=default_memory_limit()),

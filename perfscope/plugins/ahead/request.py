@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
 
+from perfscope.model.documents.compile_manifest import CompiledTarget
 from perfscope.model.errors import DataError, UsageError
 
 Framework = Literal["jax", "torch"]
@@ -17,20 +18,10 @@ Framework = Literal["jax", "torch"]
 class TargetRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The machine to compile for, resolved: nothing here has to be looked up in a table."""
 
-    asked: str
-    """As the user wrote it."""
-    device: str
-    """Name of one device in our tables."""
-    platform: Literal["gpu", "tpu"]
+    machine: CompiledTarget
+    """As the manifest names it."""
     vendor: str
     """``NVIDIA``, ``AMD`` or ``Google``."""
-    count: int
-    topology: str
-    """For XLA: ``partitions x hosts x devices`` of GPUs (``1x1x8``), chips of a TPU slice (``2x4``)."""
-    memory_bytes: int | None
-    """Requested memory of one device."""
-    description: dict[str, Any]
-    """All numbers that are used, so that a report needs no table."""
     config: str | None = None
     """XLA's target config of the GPU as text; TPU compilers bring their own."""
     generation: str | None = None

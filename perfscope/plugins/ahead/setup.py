@@ -87,7 +87,7 @@ def need_compilers(requests: Sequence[Request]) -> None:
     compilers = [find(kind) for kind in dict.fromkeys(map(compiler_kind, requests))]
     missing = [compiler for compiler in compilers if isinstance(compiler, MissingPlugin)]
     if missing and len(missing) == len(compilers):
-        target = requests[0].target.asked
+        target = requests[0].target.machine.asked
         raise DataError(f"{target} cannot be compiled for here: {missing[0].reason}; {missing[0].advice()}")
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from perfscope.analyzers.devices import Target
+from perfscope.model.documents.compile_manifest import CompiledTarget
 from perfscope.model.errors import UsageError
 from perfscope.plugins.ahead.request import TargetRequest
 
@@ -191,14 +192,16 @@ def target_request(target: Target, *, configured: bool) -> TargetRequest:
     ``UsageError`` for a device whose values are not sufficient for compiling.
     """
     return TargetRequest(
-        asked=target.asked,
-        device=target.device.name,
-        platform=target.platform,
+        machine=CompiledTarget(
+            asked=target.asked,
+            device=target.device.name,
+            platform=target.platform,
+            count=target.count,
+            topology=target.compiler_topology,
+            memory_bytes=target.memory_bytes,
+            description=dict(target.description()),
+        ),
         vendor=target.device.vendor,
-        count=target.count,
-        topology=target.compiler_topology,
-        memory_bytes=target.memory_bytes,
-        description=dict(target.description()),
         config=gpu_target_config(target) if configured and target.platform == "gpu" else None,
         generation=target.generation,
         host_shape=target.host_shape,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.model.documents import compile_manifest
-from perfscope.model.documents.compile_manifest import Compiled
+from perfscope.model.documents.compile_manifest import Compiled, CompiledTarget
 from perfscope.model.errors import NotStartedError, UsageError
 from perfscope.model.untrusted_text import MASK
 from perfscope.plugins.ahead.common import compile as compiling
@@ -19,9 +19,12 @@ from perfscope.plugins.ahead.common.program import frameworks_of
 from perfscope.plugins.ahead.request import Limits, Request, TargetRequest, parse_checkpoint
 
 TARGET = TargetRequest(
-    asked="h100", device="H100 SXM", platform="gpu", vendor="NVIDIA", count=1, topology="1x1x1",
-    memory_bytes=80 << 30, description={}, config="",
-)  # fmt: skip
+    machine=CompiledTarget(
+        asked="h100", device="H100 SXM", platform="gpu", count=1, topology="1x1x1", memory_bytes=80 << 30
+    ),
+    vendor="NVIDIA",
+    config="",
+)
 HEAD = """
 import json, os, sys, time, signal
 asked = json.load(open(sys.argv[1]))

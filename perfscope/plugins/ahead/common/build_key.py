@@ -64,7 +64,7 @@ def compiler_kind_of(framework: Framework, target: TargetRequest) -> plugins.Kin
     """The compiler of a framework for a target."""
     if framework == "torch":
         return "torch"
-    if target.platform == "tpu":
+    if target.machine.platform == "tpu":
         return "tpu"
     return "gpu-amd" if target.vendor == "AMD" else "gpu-nvidia"
 

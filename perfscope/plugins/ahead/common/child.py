@@ -91,8 +91,8 @@ def _find_torch_planner(request: Request, writer: EventWriter) -> None:
     if plugin.own_folder and str(plugin.folder) not in sys.path:
         sys.path.append(str(plugin.folder))
     writer("loaded", versions=plugin.versions, notes=[] if plugin.note is None else [plugin.note])
-    if request.target.platform != "gpu":
-        raise DataError(f"{request.target.asked}: PyTorch programs are planned for GPUs only")
+    if request.target.machine.platform != "gpu":
+        raise DataError(f"{request.target.machine.asked}: PyTorch programs are planned for GPUs only")
     torch = plugin.versions["torch"]
     if tuple(int(part) for part in re.findall(r"\d+", torch)[:2]) < (2, 12):
         raise DataError(f"torch {torch} cannot plan without a device; 2.13 is known to work")

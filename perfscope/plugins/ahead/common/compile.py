@@ -25,7 +25,6 @@ from perfscope.model.documents.compile_manifest import (
     Compiled,
     CompiledLine,
     CompiledProgram,
-    CompiledTarget,
     NotCompiled,
 )
 from perfscope.model.environment import git_facts
@@ -333,7 +332,7 @@ def compile_program(
         created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
         name=label,
         command=scrub_command(_relative_paths(words)),
-        target=msgspec.convert(request.target, CompiledTarget, from_attributes=True),
+        target=request.target.machine,
         git=git_facts(),
         sources=None if request.exported is not None else sources_digest(request.arguments, module=request.module),
         functions=request.functions,

@@ -156,21 +156,22 @@ def _compile_exported(request: Request, devices: Sequence[Any], send: EventWrite
 def _plugin(request: Request) -> plugins.Plugin:
     plugin = plugins.find(compiler_kind(request))
     if isinstance(plugin, plugins.MissingPlugin):
-        raise DataError(f"{request.target.asked} cannot be compiled for here: {plugin.reason}; {plugin.advice()}")
+        asked = request.target.machine.asked
+        raise DataError(f"{asked} cannot be compiled for here: {plugin.reason}; {plugin.advice()}")
     return plugin
 
 
 def _devices(request: Request, plugin: plugins.Plugin) -> Sequence[Any]:
-    target = request.target
+    target, machine = request.target, request.target.machine
     if plugin.kind == "tpu":
-        name = f"{target.generation}:{target.topology}"
+        name = f"{target.generation}:{machine.topology}"
         devices = plugin_devices.tpu_devices(plugin.folder if plugin.own_folder else None, name, target.host_shape)
     else:
         if plugin.library is None or target.config is None:
-            raise DataError(f"{target.asked}: XLA has no description of this device to compile for")
-        devices = plugin_devices.gpu_devices(plugin.library, plugin.platform, target.config, target.topology)
-    if len(devices) != target.count:
-        raise DataError(f"{target.asked}: the compiler gives {len(devices)} devices, {target.count} were requested")
+            raise DataError(f"{machine.asked}: XLA has no description of this device to compile for")
+        devices = plugin_devices.gpu_devices(plugin.library, plugin.platform, target.config, machine.topology or "")
+    if len(devices) != machine.count:
+        raise DataError(f"{machine.asked}: the compiler gives {len(devices)} devices, {machine.count} were requested")
     return devices
 
 
@@ -291,7 +292,7 @@ class Compiler:
         try:
             return lowered.compile(compiler_options=options), ()
         except Exception as error:
-            if self._request.target.platform != "gpu" or UNTILED_ERROR not in str(error):
+            if self._request.target.machine.platform != "gpu" or UNTILED_ERROR not in str(error):
                 raise
         shutil.rmtree(dump, ignore_errors=True)
         return lowered.compile(compiler_options=options | {"xla_gpu_enable_triton_gemm": False}), (LIBRARY_GEMM_NOTE,)
@@ -302,7 +303,7 @@ class Compiler:
             "xla_dump_hlo_as_proto": True,
             "xla_dump_module_metadata": True,
         }
-        if self._request.target.platform == "gpu":
+        if self._request.target.machine.platform == "gpu":
             options |= {
                 "xla_gpu_autotune_level": 0,  # nothing can be timed
                 "xla_dump_hlo_as_text": True,  # the fusion decisions, which are written as text only with this setting
@@ -330,7 +331,7 @@ class Compiler:
         return file
 
     def _final(self, files: list[Path]) -> Path:
-        for ending in FINAL_DUMPS[self._request.target.platform]:
+        for ending in FINAL_DUMPS[self._request.target.machine.platform]:
             matching = [file for file in files if file.name.endswith(ending)]
             if matching:
                 return max(matching, key=lambda file: file.stat().st_size)

@@ -196,7 +196,7 @@ class _Sweep:
             self.points[number] = replace(
                 outcome, state="does not fit" if refused else "failed", reason=outcome.reason[:400],
                 peak_bytes=required_bytes(outcome.reason) if refused else None,
-                memory_bytes=self._request(number).target.memory_bytes,
+                memory_bytes=self._request(number).target.machine.memory_bytes,
                 folder=f"{VARIANTS}/{outcome.folder}" if outcome.folder else "",
             )  # fmt: skip
         self._write()
@@ -271,7 +271,7 @@ def _point_words(point: SweptVariant) -> str:
 
 
 def _assumed(request: Request) -> tuple[str, ...]:
-    assumptions = request.target.description.get("assumptions")
+    assumptions = request.target.machine.description.get("assumptions")
     return tuple(str(assumption) for assumption in assumptions) if isinstance(assumptions, list) else ()
 
 

@@ -60,7 +60,7 @@ class _Planning:
         self.graphs: list[Any] = []
         self.every_call: Counter[int] = Counter()
         self.failures: list[str] = []
-        device = request.target.description.get("device")
+        device = request.target.machine.description.get("device")
         self._device: dict[str, Any] = device if isinstance(device, dict) else {}
         capability = capability_of(self._device.get("architecture"))
         self.world = FakeWorld(None if request.module else Path(first))
@@ -70,7 +70,7 @@ class _Planning:
         self.memory = StepPeaks(self.world.frames, self.reader.place_of)
         self.answers = self._fake_device(capability)
         self.processes = JobPlan(
-            count=request.target.count,
+            count=request.target.machine.count,
             local=self.answers.count,
             ledger=self.memory.ledger,
             ops=lambda: self.steps.ops,
@@ -79,13 +79,13 @@ class _Planning:
         self._listen()
 
     def _fake_device(self, capability: tuple[int, int]) -> FakeCuda:
-        target = self._request.target
+        target, machine = self._request.target, self._request.target.machine
         node = self._device.get("node")
         most = int(node.get("host_devices") or 0) if isinstance(node, dict) else 0
         return FakeCuda(
-            name=f"{target.vendor} {target.device}",
-            count=min(target.count, most or target.count),
-            memory_bytes=int(target.memory_bytes or self._device.get("memory_bytes") or 0),
+            name=f"{target.vendor} {machine.device}",
+            count=min(machine.count, most or machine.count),
+            memory_bytes=int(machine.memory_bytes or self._device.get("memory_bytes") or 0),
             cores=int(self._device.get("cores") or 0),
             capability=capability,
             on_device=self.memory.ledger.moved,
@@ -207,7 +207,7 @@ class _Planning:
             schema=SCHEMA,
             name=self._program,
             compiled_by="program" if steps.compiled_by == "program" else "perfscope",
-            target=self._request.target.asked,
+            target=self._request.target.machine.asked,
             versions=_versions(),
             graphs=graphs,
             breaks=self.dynamo_log.breaks(),
