@@ -7,25 +7,7 @@ from typing import Literal
 from msgspec import Struct
 
 from perfscope.model.documents.ab import Launch, Pair, Pairs
-
-
-class Candidate(Struct, frozen=True, kw_only=True):
-    """An intervention as it is shown (`perfscope.plugins.trials.interventions`)."""
-
-    name: str
-    title: str
-    family: str
-    """Only one intervention of a family can be in effect."""
-    answers: tuple[str, ...]
-    may_change: str
-    code: str
-    signs: tuple[str, ...] = ()
-    """Signs in the baseline's launches that, like the findings of rules, are a reason for this intervention."""
-    by_mean: bool = False
-    """Whether it moves time between steps, so that only the mean of all steps shows the gain."""
-    unfit: str | None = None
-    """Why it cannot help this program."""
-
+from perfscope.plugins.trials.interventions.base import Intervention
 
 Stop = Literal["not applicable", "not applied", "rejected", "failed", "not reached"]
 
@@ -33,7 +15,7 @@ Stop = Literal["not applicable", "not applied", "rejected", "failed", "not reach
 class Attempt(Struct, frozen=True, kw_only=True):
     """The launches of one arm against another. ``base``, ``head``: interventions in effect."""
 
-    candidate: Candidate
+    intervention: Intervention
     base: tuple[str, ...] = ()
     head: tuple[str, ...] = ()
     first: Launch | None = None

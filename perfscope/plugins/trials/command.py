@@ -105,11 +105,10 @@ def try_(context: click.Context, /, **settings: Any) -> int:
 
 def _list() -> int:
     from perfscope.plugins.trials.interventions import intervention_names, load_intervention
-    from perfscope.plugins.trials.launches import describe
     from perfscope.plugins.trials.sections import render_list
 
-    candidates = [describe(load_intervention(name), None) for name in intervention_names()]
-    click.echo(render_list(candidates, **screen(sys.stdout)), nl=False, color=True)
+    interventions = [load_intervention(name) for name in intervention_names()]
+    click.echo(render_list(interventions, **screen(sys.stdout)), nl=False, color=True)
     return 0
 
 
@@ -218,19 +217,19 @@ def _ordered(
     """Interventions to try, best first; with ``--only`` in the given order."""
     from perfscope.plugins.trials.interventions import intervention_names, load_intervention
     from perfscope.plugins.trials.judge import answered, best_first
-    from perfscope.plugins.trials.launches import describe, fits_framework
+    from perfscope.plugins.trials.launches import fits_framework, unfit
 
     if chosen is not None:
         return chosen
     known = [load_intervention(name) for name in intervention_names()]
     known = [one for one in known if every or not one.evident or one.name in promised]  # the others change nothing
-    candidates = [describe(one, trials.facts) for one in known if fits_framework(one, trials.facts)]
-    wanted = [
-        candidate
-        for candidate in candidates
-        if (candidate.unfit is None if every else answered(candidate, promised)[0])
-    ]
-    return [load_intervention(candidate.name) for candidate in best_first(wanted, promised)]
+    wanted = (
+        one
+        for one in known
+        if fits_framework(one, trials.facts)
+        and (unfit(one, trials.facts) is None if every else answered(one, promised)[0])
+    )
+    return best_first(wanted, promised)
 
 
 def _document(
@@ -247,9 +246,8 @@ def _document(
     from perfscope.plugins.trials import judge as judged
     from perfscope.plugins.trials.document import SCHEMA
     from perfscope.plugins.trials.interventions import intervention_names, load_intervention
-    from perfscope.plugins.trials.launches import describe
 
-    every = [describe(load_intervention(name), None) for name in intervention_names()]
+    every = [load_intervention(name) for name in intervention_names()]
     launched = judged.Trials(
         unchanged=trials.unchanged,
         attempts=tuple(trials.attempts),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 from msgspec import Struct
@@ -15,8 +15,9 @@ from msgspec import Struct
 from perfscope.analyzers.compare import MEAN, AbJudge, MetricResult
 from perfscope.analyzers.engine import Analysis
 from perfscope.model.documents.ab import Launch, Pairs
-from perfscope.plugins.trials.attempts import Attempt, Candidate, Unchanged
+from perfscope.plugins.trials.attempts import Attempt, Unchanged
 from perfscope.plugins.trials.document import Baseline, Results, Trial, TrialState, Try
+from perfscope.plugins.trials.interventions.base import Intervention
 from perfscope.plugins.trials.results import TOLERANCES, compare_results
 
 STATES: Mapping[str, TrialState] = {
@@ -44,9 +45,9 @@ class TrialJudge:
         self._by_mean = AbJudge(pairs=pairs, least=least, confirm=False, give_up=True, estimator=MEAN)
         self.tolerance = tolerance
 
-    def of(self, candidate: Candidate | None) -> AbJudge:
+    def of(self, intervention: Intervention | None) -> AbJudge:
         """Return the judge of an intervention's pairs, or of the calibration."""
-        return self._by_mean if candidate is not None and candidate.by_mean else self._usual
+        return self._by_mean if intervention is not None and intervention.by_mean else self._usual
 
     def results(self, base: Launch, head: Launch) -> Results:
         """Return the values of ``head`` compared with those of ``base``."""
@@ -61,7 +62,7 @@ class TrialJudge:
         """Return whether the attempt was measured and the head is faster."""
         if attempt.pairs is None:
             return False
-        return self.of(attempt.candidate).result(attempt.pairs).step.verdict == "improvement"
+        return self.of(attempt.intervention).result(attempt.pairs).step.verdict == "improvement"
 
 
 class Promise(Struct, frozen=True, kw_only=True):
@@ -102,32 +103,32 @@ def signs(unchanged: Unchanged, evident: Sequence[str]) -> dict[str, Promise]:
     return found
 
 
-def answered(candidate: Candidate, promised: Mapping[str, Promise]) -> tuple[tuple[str, ...], int | None]:
-    """Return (rules with a finding and signs that the candidate answers, the largest of their promises in ns per step).
+def answered(intervention: Intervention, promised: Mapping[str, Promise]) -> tuple[tuple[str, ...], int | None]:
+    """Return (rules with a finding and signs that it answers, the largest of their promises in ns per step).
 
     The largest, not the sum, because several rules see the same time.
     """
-    rules = tuple(rule for rule in (*candidate.answers, *candidate.signs, candidate.name) if rule in promised)
+    rules = tuple(rule for rule in (*intervention.answers, *intervention.signs, intervention.name) if rule in promised)
     costs = [cost for rule in rules if (cost := promised[rule].ns) is not None]
     return rules, max(costs, default=None)
 
 
-def best_first(candidates: Sequence[Candidate], promised: Mapping[str, Promise]) -> list[Candidate]:
-    """Sort candidates: a setting that is known to cost first, then by promise, then those without a promise.
+def best_first(interventions: Iterable[Intervention], promised: Mapping[str, Promise]) -> list[Intervention]:
+    """Sort interventions: a setting that is known to cost first, then by promise, then those without a promise.
 
-    With equal promises, the candidate that answers more rules is first.
+    With equal promises, the intervention that answers more rules is first.
     """
 
-    def rank(one: Candidate) -> tuple[bool, int, int]:
+    def rank(one: Intervention) -> tuple[bool, int, int]:
         rules, ns = answered(one, promised)
         return one.name not in promised, -(ns or 0), -len(rules)
 
-    return sorted(candidates, key=rank)
+    return sorted(interventions, key=rank)
 
 
-def unanswered(candidates: Sequence[Candidate], promised: Mapping[str, Promise]) -> tuple[str, ...]:
-    """Return rules with a finding that none of the ``candidates`` answers."""
-    known = {rule for candidate in candidates for rule in (*candidate.answers, *candidate.signs, candidate.name)}
+def unanswered(interventions: Sequence[Intervention], promised: Mapping[str, Promise]) -> tuple[str, ...]:
+    """Return rules with a finding that none of the ``interventions`` answers."""
+    known = {rule for one in interventions for rule in (*one.answers, *one.signs, one.name)}
     return tuple(sorted(set(promised) - known))
 
 
@@ -189,22 +190,22 @@ def _level(step: MetricResult | None) -> float | None:
 
 def trial_of(attempt: Attempt, trials: Trials, judge: TrialJudge) -> Trial:
     """Return the result of one attempt."""
-    candidate = attempt.candidate
-    rules, predicted = answered(candidate, trials.promised)
+    intervention = attempt.intervention
+    rules, predicted = answered(intervention, trials.promised)
     results = None
     if attempt.first is not None and attempt.first.problem is None and attempt.stop != "not applied":
         results = judge.results(trials.unchanged.first, attempt.first)
     measured: dict[str, object] = {}
     state: TrialState = attempt.stop or "cannot tell"
     if attempt.pairs is not None:
-        judged = judge.of(candidate).result(attempt.pairs)
+        judged = judge.of(intervention).result(attempt.pairs)
         state = STATES[judged.step.verdict]
         measured = _measured(attempt, judged.step) | {"remarks": (*judged.step.remarks, *judged.remarks)}
-    together = candidate.name not in attempt.head
-    others = attempt.head if together else tuple(name for name in attempt.head if name != candidate.name)
+    together = intervention.name not in attempt.head
+    others = attempt.head if together else tuple(name for name in attempt.head if name != intervention.name)
     return Trial(
-        name=candidate.name,
-        title=candidate.title,
+        name=intervention.name,
+        title=intervention.title,
         state=state,
         with_others=others,
         in_place_of=() if together else tuple(name for name in attempt.base if name not in attempt.head),
@@ -214,15 +215,15 @@ def trial_of(attempt: Attempt, trials: Trials, judge: TrialJudge) -> Trial:
         predicted_ns=predicted,
         promised_ns={rule: ns for rule in rules if (ns := trials.promised[rule].ns) is not None},
         results=results,
-        may_change=candidate.may_change,
-        code=candidate.code,
+        may_change=intervention.may_change,
+        code=intervention.code,
         **measured,  # type: ignore[arg-type]
     )
 
 
 def _changed(attempt: Attempt) -> tuple[str, ...]:
     reports = () if attempt.first is None else attempt.first.reports
-    names = [attempt.candidate.name] if attempt.candidate.name in attempt.head else list(attempt.head)
+    names = [attempt.intervention.name] if attempt.intervention.name in attempt.head else list(attempt.head)
     return tuple(dict.fromkeys(text for report in reports for name in names for text in report.applied.get(name, ())))
 
 
@@ -231,7 +232,7 @@ def _measured(attempt: Attempt, step: MetricResult) -> dict[str, object]:
     pairs = attempt.pairs.measured
     base_bytes, what = _peak([base for base, _ in pairs])
     head_bytes, _ = _peak([head for _, head in pairs])
-    startup = _startup(pairs, by_mean=attempt.candidate.by_mean)
+    startup = _startup(pairs, by_mean=attempt.intervention.by_mean)
     saved = step.base - step.head if isinstance(step.base, float) and isinstance(step.head, float) else 0.0
     payback = None
     if step.verdict == "improvement" and startup is not None and startup > 0 and saved > 0:

@@ -31,7 +31,7 @@ from perfscope.model.documents.ab import (
     begin,
 )
 from perfscope.model.errors import DataError
-from perfscope.plugins.trials.attempts import Attempt, Candidate, Unchanged
+from perfscope.plugins.trials.attempts import Attempt, Unchanged
 from perfscope.plugins.trials.interventions import load_intervention
 from perfscope.plugins.trials.interventions.base import Facts, Intervention
 from perfscope.plugins.trials.process_report import read_reports
@@ -52,7 +52,7 @@ PROFILE_LOG = "profile.log"
 class TrialJudge(Protocol):
     """Judges recorded values and measured times."""
 
-    def of(self, candidate: Candidate | None) -> Judge:
+    def of(self, intervention: Intervention | None) -> Judge:
         """The judge of the pairs of an intervention, or of the calibration."""
 
     def rejects(self, base: Launch, head: Launch) -> str | None:
@@ -79,24 +79,15 @@ def fits_framework(intervention: Intervention, facts: Facts) -> bool:
     return intervention.framework in ("any", *facts.packages)
 
 
-def describe(intervention: Intervention, facts: Facts | None) -> Candidate:
-    """The intervention's entry in the document, and whether it fits a program with these ``facts``."""
-    unfit = None
-    if facts is not None:
-        unfit = intervention.applies(facts)
-        if not fits_framework(intervention, facts):
-            unfit = f"the program does not use {intervention.framework}"
-    return Candidate(
-        name=intervention.name,
-        title=intervention.title,
-        family=intervention.family,
-        answers=intervention.answers,
-        may_change=intervention.may_change,
-        code=intervention.code,
-        signs=intervention.signs,
-        by_mean=intervention.by_mean,
-        unfit=unfit,
-    )
+def unfit(intervention: Intervention, facts: Facts) -> str | None:
+    """Why an intervention cannot help a program with these ``facts``; ``None`` if it may."""
+    if not fits_framework(intervention, facts):
+        return f"the program does not use {intervention.framework}"
+    return intervention.applies(facts)
+
+
+def _any_by_mean(names: Sequence[str]) -> bool:
+    return any(load_intervention(name).by_mean for name in names)
 
 
 def facts_of(launch: Launch) -> Facts:
@@ -219,20 +210,16 @@ class Trials:
         with terminated_by_signals():
             for number, intervention in enumerate(interventions, start=1):
                 base = kept if self._plan.ladder else ()
-                candidate = self._describe(intervention, base)
-                others = tuple(name for name in base if load_intervention(name).family != candidate.family)
-                self._announce(f"{number} of {len(interventions)}: {candidate.name} ({candidate.title})")
+                name = intervention.name
+                others = tuple(other for other in base if load_intervention(other).family != intervention.family)
+                self._announce(f"{number} of {len(interventions)}: {name} ({intervention.title})")
                 until = self._until(len(interventions) - number + 2)  # and all that helped
-                folder = f"{number:02d}-{candidate.name}"
-                attempt = self._attempt(folder, candidate, base, (*others, candidate.name), until)
+                # after a base that moves time between steps the mean counts, otherwise rungs do not add up
+                tried = dataclasses.replace(intervention, by_mean=_any_by_mean((name, *base)))
+                attempt = self._attempt(f"{number:02d}-{name}", tried, base, (*others, name), until)
                 self.attempts.append(attempt)
                 if self._judge.helped(attempt):
-                    kept = (*others, candidate.name)
-
-    def _describe(self, intervention: Intervention, base: Sequence[str]) -> Candidate:
-        """If the base moves time between steps, judge by the mean too, because otherwise rungs do not add up."""
-        candidate = describe(intervention, self.facts)
-        return replace(candidate, by_mean=candidate.by_mean or any(load_intervention(name).by_mean for name in base))
+                    kept = (*others, name)
 
     def try_helpful(self) -> None:
         """All that helped against the unchanged program; nothing if it is a single one.
@@ -241,27 +228,28 @@ class Trials:
         """
         names: dict[str, str] = {}
         for attempt in self.attempts:
-            family = attempt.candidate.family
+            family = attempt.intervention.family
             if self._judge.helped(attempt) and (self._plan.ladder or family not in names):
-                names[family] = attempt.candidate.name
+                names[family] = attempt.intervention.name
         if len(names) > 1:
             self.together = self._together(tuple(names.values()))
 
     def _together(self, names: Sequence[str]) -> Attempt:
-        by_mean = any(load_intervention(name).by_mean for name in names)
-        candidate = Candidate(
-            name=TOGETHER, title="all that helped", family="", answers=(), may_change="", code="", by_mean=by_mean
-        )
+        helpful = Intervention(
+            name=TOGETHER, title="all that helped", family="", framework="any", answers=(), may_change="", code="",
+            by_mean=_any_by_mean(names),
+        )  # fmt: skip
         with terminated_by_signals():
             self._announce(f"all that helped together: {', '.join(names)}")
-            return self._attempt(TOGETHER, candidate, (), tuple(names), self._until(1))
+            return self._attempt(TOGETHER, helpful, (), tuple(names), self._until(1))
 
     def _attempt(
-        self, folder: str, candidate: Candidate, base: tuple[str, ...], head: tuple[str, ...], until: float | None
+        self, folder: str, intervention: Intervention, base: tuple[str, ...], head: tuple[str, ...], until: float | None
     ) -> Attempt:
-        made = Attempt(candidate=candidate, base=base, head=head)
-        if candidate.unfit is not None:
-            return replace(made, stop="not applicable", reason=candidate.unfit)
+        made, name = Attempt(intervention=intervention, base=base, head=head), intervention.name
+        reason = unfit(intervention, self.facts)
+        if reason is not None:
+            return replace(made, stop="not applicable", reason=reason)
         if not self._in_time():
             needed = f"{math.ceil(self._least_seconds() / 60)} min"
             return replace(made, stop="not reached", reason=f"too little of the budget is left: it takes {needed}")
@@ -271,8 +259,8 @@ class Trials:
         made = replace(made, first=first)
         if first.problem is not None:
             return replace(made, stop="failed", reason=first.problem)
-        if candidate.name in head and not any(trial.applied.get(candidate.name) for trial in first.reports):
-            left = [why for trial in first.reports for why in trial.refused.get(candidate.name, ())]
+        if name in head and not any(trial.applied.get(name) for trial in first.reports):
+            left = [why for trial in first.reports for why in trial.refused.get(name, ())]
             return replace(made, stop="not applied", reason=left[0] if left else "it found nothing to change")
         rejected = self._judge.rejects(unchanged.first, first)
         if rejected is not None:
@@ -281,7 +269,7 @@ class Trials:
             state.add(replace(launch, reports=()))
         try:
             run = self._run(state, base, head)
-            judge = Timed(self._judge.of(candidate), until)
+            judge = Timed(self._judge.of(intervention), until)
             return replace(made, pairs=run_pairs(state, run, judge, announce=self._announce))
         except DataError as error:
             return replace(made, stop="failed", reason=str(error))

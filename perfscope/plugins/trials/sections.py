@@ -28,8 +28,8 @@ from perfscope.plugins.trials.document import Try
 
 if TYPE_CHECKING:
     from perfscope.dashboards.report.blocks import Tone, Value
-    from perfscope.plugins.trials.attempts import Candidate
     from perfscope.plugins.trials.document import Results, Trial
+    from perfscope.plugins.trials.interventions.base import Intervention
 
 TONES: dict[str, Tone] = {
     "gain": "better",
@@ -259,13 +259,13 @@ def _results_text(results: Results) -> str:
     return f"same results ({results.compared} values of {results.steps} steps, largest relative error {error:.1e})"
 
 
-def render_list(candidates: Sequence[Candidate], *, width: int = WIDTH, color: bool = False) -> str:
+def render_list(interventions: Sequence[Intervention], *, width: int = WIDTH, color: bool = False) -> str:
     """All interventions: what they do and which rules they address."""
-    columns: list[Column[Candidate]] = [
-        Column("intervention", lambda candidate: candidate.name, "code"),
-        Column("what it does", lambda candidate: candidate.title),
-        Column("answers findings of", lambda candidate: ", ".join(candidate.answers), "text", 1),
+    columns: list[Column[Intervention]] = [
+        Column("intervention", lambda intervention: intervention.name, "code"),
+        Column("what it does", lambda intervention: intervention.title),
+        Column("answers findings of", lambda intervention: ", ".join(intervention.answers), "text", 1),
     ]
-    section = Section(title="Interventions", blocks=(table(columns, candidates, few=len(candidates)),))
-    headline = f"{len(candidates)} interventions that `perfscope try` can make"
+    section = Section(title="Interventions", blocks=(table(columns, interventions, few=len(interventions)),))
+    headline = f"{len(interventions)} interventions that `perfscope try` can make"
     return report_text(Report(headline=headline, sections=(section,)), width=width, color=color)

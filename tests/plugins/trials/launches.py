@@ -6,8 +6,9 @@ import itertools
 from collections.abc import Sequence
 
 from perfscope.model.documents.ab import Arm, Launch, Pair, Pairs
-from perfscope.plugins.trials.attempts import Attempt, Candidate, Unchanged
+from perfscope.plugins.trials.attempts import Attempt, Unchanged
 from perfscope.plugins.trials.document import SCHEMA, Try
+from perfscope.plugins.trials.interventions.base import Intervention
 from perfscope.plugins.trials.judge import Promise, TrialJudge, Trials, document_of
 from perfscope.plugins.trials.process_report import ProcessTrial, RecordedValue, ValueKind
 
@@ -66,10 +67,10 @@ NOISE = (0.998, 1.002, 0.999, 1.001, 1.0, 1.0)
 """Six launches."""
 
 
-def candidate(name: str, *answers: str, **more: object) -> Candidate:
-    """An intervention as it is shown."""
+def intervention(name: str, *answers: str, **more: object) -> Intervention:
+    """An intervention that does nothing."""
     fields: dict[str, object] = {"title": f"what {name} does", "family": name, "may_change": "The last bits."}
-    return Candidate(name=name, answers=answers, code=f"{name} = True", **{**fields, **more})  # type: ignore[arg-type]
+    return Intervention(name=name, framework="any", answers=answers, code=f"{name} = True", **{**fields, **more})  # type: ignore[arg-type]
 
 
 def attempt(
@@ -79,7 +80,7 @@ def attempt(
     times = [10 * noise for noise in NOISE]
     heads = [10 * factor * noise for noise in reversed(NOISE)]
     return Attempt(
-        candidate=candidate(name, *answers),
+        intervention=intervention(name, *answers),
         head=(name,),
         first=launch("head", reports=(report(*losses, applied=(name,)),)),
         pairs=pairs_of(times, heads, **of_head),
@@ -90,13 +91,13 @@ def rejected(name: str, *answers: str, losses: Sequence[float] = (3.0, 2.4)) -> 
     """An intervention that changes the results."""
     first = launch("head", reports=(report(*losses, applied=(name,)),))
     return Attempt(
-        candidate=candidate(name, *answers), head=(name,), first=first, stop="rejected", reason="loss differs"
+        intervention=intervention(name, *answers), head=(name,), first=first, stop="rejected", reason="loss differs"
     )
 
 
 def left(name: str, reason: str, *answers: str) -> Attempt:
     """An intervention that was not launched."""
-    return Attempt(candidate=candidate(name, *answers), head=(name,), stop="not applicable", reason=reason)
+    return Attempt(intervention=intervention(name, *answers), head=(name,), stop="not applicable", reason=reason)
 
 
 def unchanged(*losses: float) -> Unchanged:

@@ -25,8 +25,8 @@ from perfscope.plugins.trials.judge import (
 from tests.plugins.trials.launches import (
     NOISE,
     attempt,
-    candidate,
     document,
+    intervention,
     launch,
     left,
     pairs_of,
@@ -63,7 +63,7 @@ def test_what_moves_time_between_steps_is_judged_by_the_mean() -> None:
     made = attempt("workers", 1.0)
     uneven = {"step_ns": (1_000_000, 19_000_000) * 200}
     pairs = pairs_of([10 * noise for noise in NOISE], [10 * noise for noise in NOISE], **uneven)
-    (trial,) = document(replace(made, candidate=candidate("workers", by_mean=True), pairs=pairs)).trials
+    (trial,) = document(replace(made, intervention=intervention("workers", by_mean=True), pairs=pairs)).trials
     assert trial.estimator == "mean"
     assert trial.state == "no gain", "the fastest step took a tenth, and all together as long as before"
 
@@ -121,12 +121,12 @@ def test_promises_are_of_open_findings_without_a_profiler() -> None:
 
 def test_the_largest_promise_comes_first_and_rules_without_an_answer_are_named() -> None:
     promised = {"a": Promise(findings=1, ns=5), "b": Promise(findings=1, ns=9), "c": Promise(findings=1, ns=1)}
-    candidates = [candidate("one", "a"), candidate("two", "a", "b"), candidate("three")]
-    assert [one.name for one in best_first(candidates, promised)] == ["two", "one", "three"]
+    interventions = [intervention("one", "a"), intervention("two", "a", "b"), intervention("three")]
+    assert [one.name for one in best_first(interventions, promised)] == ["two", "one", "three"]
     setting = promised | {"three": Promise(findings=1, ns=None)}
-    assert [one.name for one in best_first(candidates, setting)] == ["three", "two", "one"], "a setting that costs"
-    assert answered(candidates[1], promised) == (("a", "b"), 9)
-    assert unanswered(candidates, promised) == ("c",)
+    assert [one.name for one in best_first(interventions, setting)] == ["three", "two", "one"], "a setting that costs"
+    assert answered(interventions[1], promised) == (("a", "b"), 9)
+    assert unanswered(interventions, promised) == ("c",)
 
 
 def test_garbage_collection_in_steps_is_a_sign_from_two_percent_on() -> None:
@@ -136,8 +136,8 @@ def test_garbage_collection_in_steps_is_a_sign_from_two_percent_on() -> None:
         second = replace(program.second, reports=(trial,))
         assert signs(replace(program, second=second), ()) == shown
     seen = signs(program, ("debug-off",))
-    assert answered(candidate("debug-off"), seen) == (("debug-off",), None)
-    assert unanswered([candidate("debug-off")], seen) == ()
+    assert answered(intervention("debug-off"), seen) == (("debug-off",), None)
+    assert unanswered([intervention("debug-off")], seen) == ()
 
 
 def test_the_document_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -155,5 +155,5 @@ def test_a_damaged_document_is_one_line(tmp_path: Path) -> None:
 
 def test_of_equal_promises_that_which_answers_more_comes_first() -> None:
     promised = {"unfused_ops": Promise(findings=1, ns=9), "host_bound": Promise(findings=1, ns=4)}
-    given = [candidate("channels-last", "unfused_ops"), candidate("compile", "unfused_ops", "host_bound")]
+    given = [intervention("channels-last", "unfused_ops"), intervention("compile", "unfused_ops", "host_bound")]
     assert [one.name for one in best_first(given, promised)] == ["compile", "channels-last"]

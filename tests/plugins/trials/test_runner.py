@@ -70,7 +70,7 @@ def tried(made: Trials, *names: str) -> dict[str, str | None]:
     made.baseline()
     made.try_all([load_intervention(name) for name in names])
     made.try_helpful()
-    return {attempt.candidate.name: attempt.stop for attempt in made.attempts}
+    return {attempt.intervention.name: attempt.stop for attempt in made.attempts}
 
 
 def test_each_is_launched_against_the_program_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,7 @@ def test_a_ladder_keeps_what_helped(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (("fused-optimizer",), None),
     ]
     assert made.attempts[1].head == ("foreach-optimizer",), "in its place"
-    assert [attempt.candidate.by_mean for attempt in made.attempts] == [False, False, True, False]
+    assert [attempt.intervention.by_mean for attempt in made.attempts] == [False, False, True, False]
     assert made.together is not None
     assert made.together.head == ("fused-optimizer", "zero-grad-none")
 
@@ -190,7 +190,7 @@ def test_pairs_grow_until_the_answer_is_clear_or_they_would_not_give_one(
     judge = TrialJudge(pairs=45, least=0.02)
     made = Trials(plan, judge, announce=lambda line: None)
     tried(made, "zero-grad-none", "gc-off")
-    pairs = {attempt.candidate.name: len(attempt.pairs.measured) for attempt in made.attempts if attempt.pairs}
+    pairs = {attempt.intervention.name: len(attempt.pairs.measured) for attempt in made.attempts if attempt.pairs}
     assert judge.helped(made.attempts[0])
     assert 6 < pairs["zero-grad-none"] < 45
     assert 6 < pairs["gc-off"] < 45, "given up"
