@@ -17,6 +17,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from perfscope import native
 from perfscope.model.documents.run import RUN_FILE
 from perfscope.model.documents.run_folders import RUNS_FOLDER
 from perfscope.model.environment import Check, tool_output
@@ -32,7 +33,9 @@ LEAST_FREE = 1 << 30
 PERF_PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")
 MOST_PARANOID = 2
 """Above 2 an ordinary user may not even count events of processes of the same user."""
-KNOWN_VARIABLES = ("PERFSCOPE_CAPTURE", "PERFSCOPE_CORPUS", "PERFSCOPE_PLUGINS")
+KNOWN_VARIABLES = (
+    "PERFSCOPE_CACHE", "PERFSCOPE_CAPTURE", "PERFSCOPE_CORPUS", "PERFSCOPE_NATIVE", "PERFSCOPE_PLUGINS",
+)  # fmt: skip
 
 _PROBE = """
 import importlib.util, json, os, shutil
@@ -249,12 +252,19 @@ def _disk() -> Check:
     return Check(name="disk", status="ok", text=f"{format_bytes(free)} free where runs are kept")
 
 
+def _native() -> Check:
+    if native.library() is None:
+        return Check(name="native library", status="absent", text=native.state(), advice=native.ADVICE)
+    return Check(name="native library", status="ok", text=native.state())
+
+
 CHECKS: tuple[Callable[[], Check], ...] = (
     partial(_smi, "nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"),
     partial(_smi, "rocm-smi", "--showdriverversion", "--csv"),
     _nsys,
     _nvtx,
     _perf,
+    _native,
     _variables,
     _disk,
 )

@@ -27,6 +27,9 @@ smaller than the events were.
 
 LARGEST = 2**62
 
+_DIGITS = 25
+"""Digits of a step's number that are read; a number with more than 18 is not from a profiler."""
+
 
 class ColumnBuffer:
     """A table under construction: append column sets, then take the columns once."""
@@ -307,4 +310,5 @@ def named_steps(
 
 def _number(pattern: re.Pattern[str], name: str) -> int:
     match = pattern.match(name)
-    return MISSING if match is None else int(match[1])
+    number = MISSING if match is None else int(match[1][:_DIGITS])
+    return number if number < LARGEST else MISSING

@@ -19,9 +19,11 @@ import msgspec
 import numpy as np
 
 from perfscope.analyzers.readers.kineto.document import CUT, Buffer
-from perfscope.analyzers.readers.kineto.events import EXACT, FAST, lenient
+from perfscope.analyzers.readers.kineto.events import EXACT, EXACT_ONE, FAST, RAW, lenient
 from perfscope.analyzers.readers.kineto.shard import Shard
 from perfscope.model.errors import DataError
+from perfscope.model.trace.columns import Array
+from perfscope.native import library as native_library
 
 QUOTES = "unescaped quotes in a name"
 NUMBERS = "nan or inf where JSON has none"
@@ -55,6 +57,9 @@ SHARE = 24 << 20
 
 MOST = 8
 """Maximum number of processes; beyond it, memory bandwidth and the merge dominate."""
+
+MOST_THREADS = 2
+"""Maximum number of threads of the native scan; the scan is short beside what follows."""
 
 _SEARCH = 4 << 20
 """Bytes after a planned boundary in which the next end of an event is searched."""
@@ -110,7 +115,7 @@ def decode_range(data: Buffer, start: int, end: int, path: str, progress: Callab
             start = blank.end() if blank else start
             if start >= end:
                 return shard
-            start = _take(shard, data, start, end, path)
+            start = take_chunk(shard, data, start, end, path)
             if progress is not None:
                 progress(start)
     finally:
@@ -118,8 +123,8 @@ def decode_range(data: Buffer, start: int, end: int, path: str, progress: Callab
             gc.enable()
 
 
-def _take(shard: Shard, data: Buffer, start: int, end: int, path: str) -> int:
-    """Decode one chunk that begins at ``start``; return the position after it."""
+def take_chunk(shard: Shard, data: Buffer, start: int, end: int, path: str) -> int:
+    """Decode one chunk that begins at ``start``; return the position after it. ``DataError`` as in ``decode_range``."""
     size = CHUNK
     while True:
         stops = _stops(data, start, min(start + size, end), end)
@@ -127,7 +132,7 @@ def _take(shard: Shard, data: Buffer, start: int, end: int, path: str) -> int:
         for stop in stops:
             text = b"".join((b"[", data[start:stop], b"]"))
             try:
-                _decode(shard, text)
+                decode_chunk(shard, text)
             except (msgspec.DecodeError, RecursionError, ValueError) as problem:
                 error = error or problem
                 continue
@@ -166,26 +171,39 @@ def _stops(data: Buffer, start: int, soft_end: int, end: int) -> list[int]:
         window *= 8
 
 
-def _decode(shard: Shard, text: bytes) -> None:
+def decode_chunk(shard: Shard, text: bytes, places: Array | None = None) -> None:
+    """Add the events of ``text``, a JSON list, to ``shard``; ``places`` as in ``Shard.add``.
+
+    ``DecodeError`` of msgspec, ``RecursionError`` or ``ValueError`` without adding any event if it is not JSON.
+    """
     try:
-        if not shard.add(FAST.decode(text)):
-            shard.add(EXACT.decode(text))
+        if not shard.add(FAST.decode(text), places):
+            shard.add(EXACT.decode(text), places)
     except msgspec.ValidationError:
-        _lenient(shard, json.loads(text, parse_float=str))
+        _one_by_one(shard, RAW.decode(text), places)
     if shard.ranges:
         shard.add_counters(text)
 
 
-def _lenient(shard: Shard, events: list[Any]) -> None:
-    placed = []
-    for event in events:
-        made = lenient(event)
+def _one_by_one(shard: Shard, events: list[msgspec.Raw], places: Array | None) -> None:
+    """Add events of which some have unusual types, so that those do not change how the others are read."""
+    placed: list[Any] = []
+    rows: list[int] = []
+    unplaced: Counter[str] = Counter()
+    for row, text in enumerate(events):
+        try:
+            made: Any = EXACT_ONE.decode(text)
+        except msgspec.ValidationError:
+            made = lenient(bytes(text))
         if isinstance(made, str):
-            shard.unplaced[made] += 1
-            shard.events += 1
+            unplaced[made] += 1
         else:
             placed.append(made)
-    shard.add(placed)
+            rows.append(row)
+    chosen = np.array(rows, np.int64)
+    shard.add(placed, chosen + shard.events if places is None else places[chosen])
+    shard.unplaced.update(unplaced)
+    shard.events += len(events) - len(placed)
 
 
 def _mended(shard: Shard, data: Buffer, start: int, stop: int) -> int | None:
@@ -194,7 +212,7 @@ def _mended(shard: Shard, data: Buffer, start: int, stop: int) -> int | None:
     if not repairs:
         return None
     try:
-        _decode(shard, b"".join((b"[", text, b"]")))
+        decode_chunk(shard, b"".join((b"[", text, b"]")))
     except (msgspec.DecodeError, RecursionError, ValueError):
         return None
     shard.repairs.update(repairs)
@@ -211,13 +229,24 @@ def decode_all(
     data: Buffer, start: int, end: int, path: str, progress: Callable[[float], None] | None = None
 ) -> list[Shard]:
     """Return all events of ``data[start:end]`` as shards in file order. ``DataError`` as in ``decode_range``."""
-    ranges = _ranges(data, start, end, processes(end - start))
+    is_native = native_library() is not None
+    ranges = _ranges(data, start, end, threads(end - start) if is_native else processes(end - start))
     first, *others = ranges
-    helpers = [_Helper(data, low, high, path) for low, high in others]
 
     def report(position: int) -> None:
         if progress is not None:
             progress((position - first[0]) / max(first[1] - first[0], 1))
+
+    if is_native:
+        from perfscope.analyzers.readers.kineto.native_decode import decode_ranges
+
+        try:
+            return decode_ranges(data, ranges, path, report)
+        except DataError:
+            if not others:
+                raise
+            return decode_ranges(data, [(start, end)], path)  # A cut may be inside a string.
+    helpers = [_Helper(data, low, high, path) for low, high in others]
 
     try:
         shards = [decode_range(data, *first, path, report)]
@@ -230,13 +259,23 @@ def decode_all(
     return shards + [helper.shard() or decode_range(data, helper.low, helper.high, path) for helper in helpers]
 
 
+def threads(size: int) -> int:
+    """Return the number of threads of the native scan for ``size`` bytes: one in a process that is one of several."""
+    if multiprocessing.current_process().daemon:
+        return 1
+    return max(1, min(_cores(), MOST_THREADS, size // SHARE))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def processes(size: int) -> int:
     """Return the number of processes for ``size`` bytes; 1 if there are other threads, because forking is unsafe."""
     alone = threading.active_count() == 1 and not multiprocessing.current_process().daemon
     if not hasattr(os, "fork") or not alone or "jax" in sys.modules:  # The threads of jax must not be forked.
         return 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores, MOST, size // SHARE))
+    return max(1, min(_cores(), MOST, size // SHARE))
 
 
 def _ranges(data: Buffer, start: int, end: int, parts: int) -> list[tuple[int, int]]:

@@ -27,6 +27,8 @@ _WHITE_TEXT = re.compile(r"\s*")
 LARGEST_BASE_NS = 2**61
 """The year 2043; up to it, the largest time and duration of an event fit an int64 (see `shard.py`)."""
 
+_LARGEST_NUMBER = 2**63
+
 _TAIL_WINDOW = 1 << 16
 """Bytes from the end in which the end of the events is searched first."""
 _LARGEST_TAIL = 1 << 25
@@ -47,6 +49,12 @@ class DeviceProperties(msgspec.Struct):
     major: int = msgspec.field(default=-1, name="computeMajor")
     minor: int = msgspec.field(default=-1, name="computeMinor")
     warp: int = msgspec.field(default=-1, name="warpSize")
+
+    def __post_init__(self) -> None:
+        """Take numbers that no column holds for missing."""
+        for name in ("id", "memory", "cores"):
+            if abs(getattr(self, name)) >= _LARGEST_NUMBER:
+                setattr(self, name, -1)
 
     @property
     def product(self) -> str:

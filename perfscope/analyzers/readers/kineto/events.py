@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from typing import Any, TypeVar
 
@@ -130,13 +131,25 @@ ArgsT = TypeVar("ArgsT", Args, MemoryArgs)
 
 FAST = msgspec.json.Decoder(list[Event])
 EXACT = msgspec.json.Decoder(list[ExactEvent])
+EXACT_ONE = msgspec.json.Decoder(ExactEvent)
+RAW = msgspec.json.Decoder(list[msgspec.Raw])
 
 
-def lenient(event: Any) -> ExactSpan | Instant | Counter | Metadata | str:
+class _WrittenArgs(msgspec.Struct, gc=False):
+    """The arguments of an event as they are written."""
+
+    args: dict[str, msgspec.Raw] = {}
+
+
+_WRITTEN = msgspec.json.Decoder(_WrittenArgs)
+
+
+def lenient(text: bytes) -> ExactSpan | Instant | Counter | Metadata | str:
     """Convert one event of unusual types, field by field; a string is the reason that it cannot be placed.
 
-    ``event`` comes from ``json.loads(..., parse_float=str)``, so fractions are still text.
+    ``ValueError`` if ``text`` is not JSON.
     """
+    event = json.loads(text, parse_float=str)  # Fractions stay text.
     if not isinstance(event, dict):
         return "not an object"
     phase = event.get("ph")
@@ -155,10 +168,10 @@ def lenient(event: Any) -> ExactSpan | Instant | Counter | Metadata | str:
             dur=duration,
             pid=pid,
             tid=tid,
-            args=_arguments(args, Args) if isinstance(args, dict) else None,
+            args=_arguments(args, Args, text) if isinstance(args, dict) else None,
         )
     if phase in ("i", "I"):
-        return Instant(name, time, pid, tid, _arguments(args, MemoryArgs) if isinstance(args, dict) else None)
+        return Instant(name, time, pid, tid, _arguments(args, MemoryArgs, text) if isinstance(args, dict) else None)
     if phase == "C":
         return Counter(name, time, args if isinstance(args, dict) else None)
     return f"phase {str(phase)[:12]}"
@@ -168,14 +181,15 @@ def _identity(value: Any) -> Id:
     return value if value is None or isinstance(value, int | str) else str(value)
 
 
-def _arguments(args: dict[str, Any], kind: type[ArgsT]) -> ArgsT:
+def _arguments(args: dict[str, Any], kind: type[ArgsT], text: bytes) -> ArgsT:
     kept = kind()
+    written = _WRITTEN.decode(text).args
     for field in _fields(kind):
         if field.encode_name not in args:
             continue
         value = args[field.encode_name]
         if field.type is msgspec.Raw:
-            setattr(kept, field.name, msgspec.Raw(msgspec.json.encode(value)))
+            setattr(kept, field.name, written[field.encode_name])
             continue
         try:
             setattr(kept, field.name, msgspec.convert(value, field.type, strict=False))

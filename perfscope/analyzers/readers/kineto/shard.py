@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.analyzers.readers.columns import ColumnBuffer, Columns
+from perfscope.analyzers.readers.columns import ColumnBuffer, Columns, join_columns, reorder
 from perfscope.analyzers.readers.kineto.categories import (
     ASCEND_DEVICE,
     CATEGORIES,
@@ -139,37 +139,75 @@ class Shard:
         self.unplaced: Tally[str] = Tally()
         self.repairs: Tally[str] = Tally()
 
-    def take(self, table: str) -> Columns:
-        """Hand over the columns of one table; empty if the shard has none."""
-        return self.received.pop(table) if table in self.received else self.tables.pop(table, ColumnBuffer()).take()
+    def columns(self) -> dict[str, Columns]:
+        """Hand over all tables that have rows: rows in the order of the file, threads numbered in it."""
+        received, self.received = self.received, {}
+        found: dict[str, Columns] = {}
+        for table in [*received, *(name for name in self.tables if name not in received)]:
+            grown = self.tables.pop(table, None)
+            parts = [part for part in (received.get(table), grown and grown.take()) if part]
+            if parts:
+                found[table] = join_columns(parts)
+        first = np.full(len(self.threads), LARGEST_ID, np.int64)
+        for columns in found.values():
+            place = columns.pop("place", None)
+            if place is None:
+                continue
+            if (np.diff(place) < 0).any():
+                order = np.argsort(place, kind="stable")
+                reorder(columns, order)
+                place = place[order]
+            if "thread" in columns:
+                codes, rows = np.unique(columns["thread"], return_index=True)
+                first[codes] = np.minimum(first[codes], place[rows])
+        self._number_threads(np.argsort(first, kind="stable"), found)
+        return found
 
-    def add(self, events: Sequence[Any]) -> bool:
-        """Add a chunk's events; return ``False`` without adding any if a time needs its decimal text."""
+    def _number_threads(self, order: Array, tables: dict[str, Columns]) -> None:
+        """Give the threads new codes; ``order``: the old codes in the new order."""
+        known, number = list(self.threads), np.empty(len(order), np.int32)
+        number[order] = np.arange(len(order), dtype=np.int32)
+        self.threads = Codes((known[old], new) for new, old in enumerate(order.tolist()))
+        for columns in tables.values():
+            if "thread" in columns:
+                columns["thread"] = number[columns["thread"]]
+
+    def add(self, events: Sequence[Any], places: Array | None = None) -> bool:
+        """Add a chunk's events; return ``False`` without adding any if a time needs its decimal text.
+
+        ``places``: number of each event in the file, shape (events,); by default they follow those added before.
+        """
         groups: dict[Any, list[Any]] = defaultdict(list)
-        for event in events:
+        rows: dict[Any, list[int]] = defaultdict(list)
+        for row, event in enumerate(events):
             kind = type(event)
             if kind is Span or kind is ExactSpan:
                 groups[event.cat].append(event)
+                rows[event.cat].append(row)
             elif kind not in _SILENT:
                 groups[kind].append(event)
-        times: dict[Any, tuple[Array, Array, list[Any]]] = {}
+                rows[kind].append(row)
+        times: dict[Any, _Timed] = {}
         unplaced: Tally[str] = Tally()
+        if places is None:
+            places = np.arange(self.events, self.events + len(events))
         for key, members in groups.items():
             if key in (Instant, Counter):
                 continue
-            timed = _times(members, unplaced)
+            timed = _times(members, places[rows[key]], unplaced)
             if timed is None:
                 return False
             times[key] = timed
         self.events += len(events)
         self.unplaced += unplaced
-        for category, (start, end, members) in times.items():
-            self._spans(category, start, end, members)
-        self._memory(groups.get(Instant, ()))
+        for category, timed in times.items():
+            self._spans(category, timed)
+        self._memory(groups.get(Instant, ()), places[rows[Instant]])
         self._counters(groups.get(Counter, ()))
         return True
 
-    def _spans(self, category: str | None, start: Array, end: Array, members: list[Any]) -> None:
+    def _spans(self, category: str | None, timed: _Timed) -> None:
+        start, end, place, members = timed
         if not members:
             return
         lowered = (category or "").lower()
@@ -179,13 +217,13 @@ class Shard:
             self._marks(lowered, start, end, members)
             return
         if group is None and not lowered:
-            members, start, end = self._ascend(start, end, members)
+            members, start, end = self._ascend(timed)
             if not members:
                 return
         if group is None:
             self.unplaced[f"category {lowered[:24] or '(none)'}"] += len(members)
             return
-        columns: Columns = {"start_ns": start, "end_ns": end, "name": self._codes(_NAME, members)}
+        columns: Columns = {"place": place, "start_ns": start, "end_ns": end, "name": self._codes(_NAME, members)}
         if group is Group.SLICE:
             self._thread(columns, members)
             columns["category"] = np.full(len(members), self.strings[lowered], np.int32)
@@ -232,8 +270,9 @@ class Shard:
                 {"start_ns": start[rows], "end_ns": end[rows], "name": self._codes(_NAME, named)}
             )
 
-    def _ascend(self, start: Array, end: Array, members: list[Any]) -> tuple[list[Any], Array, Array]:
+    def _ascend(self, timed: _Timed) -> tuple[list[Any], Array, Array]:
         """Add the ``torch_npu`` events without category; return the rest of the events, and their times."""
+        start, end, place, members = timed
         rows: dict[Group | None, list[int]] = defaultdict(list)
         for row, member in enumerate(members):
             args = member.args or NO_ARGS
@@ -244,6 +283,7 @@ class Shard:
             taken = [members[row] for row in chosen]
             args = [member.args for member in taken]
             columns: Columns = {
+                "place": place[chosen],
                 "start_ns": start[chosen],
                 "end_ns": end[chosen],
                 "name": self._codes(_NAME, taken),
@@ -299,9 +339,9 @@ class Shard:
                 }
             )
 
-    def _memory(self, instants: Iterable[Instant]) -> None:
-        events = []
-        for event in instants:
+    def _memory(self, instants: Iterable[Instant], places: Array) -> None:
+        events, chosen = [], []
+        for row, event in enumerate(instants):
             if event.name != "[memory]" or event.args is None or event.args.size is None:
                 continue  # Marks of the capture's own start and end.
             time = text_to_ns(bytes(event.ts))
@@ -309,10 +349,12 @@ class Shard:
                 self.unplaced["time is not a number"] += 1
             else:
                 events.append((time, event, event.args))
+                chosen.append(row)
         if not events:
             return
         args = [a for _, _, a in events]
         columns: Columns = {
+            "place": places[chosen],
             "time_ns": np.array([time for time, _, _ in events], np.int64),
             "on_device": np.array([a.device_type != 0 for a in args], bool),
             "ordinal": _ids(attrgetter("device"), args),
@@ -382,8 +424,12 @@ class Shard:
         return _from(map(known.__getitem__, map(bytes, map(raw, members))), np.int32, len(members))
 
 
-def _times(members: list[Any], unplaced: Tally[str]) -> tuple[Array, Array, list[Any]] | None:
-    """Return starts, ends and their events; ``None`` if a time needs its text. Events without a time are counted."""
+_Timed = tuple[Array, Array, Array, list[Any]]
+"""Starts, ends and places in the file of events, and the events."""
+
+
+def _times(members: list[Any], place: Array, unplaced: Tally[str]) -> _Timed | None:
+    """Return the events with their times; ``None`` if a time needs its text. Events without a time are counted."""
     if type(members[0]) is Span:
         start, length = floats_to_ns(_floats(_TS, members)), floats_to_ns(_floats(_DUR, members))
         if start is None or length is None:
@@ -394,14 +440,14 @@ def _times(members: list[Any], unplaced: Tally[str]) -> tuple[Array, Array, list
         good = has_start & has_length
         if not good.all():
             unplaced["time is not a number"] += int((~good).sum())
-            start, length = start[good], length[good]
+            start, length, place = start[good], length[good], place[good]
             members = list(compress(members, good.tolist()))
     wrong = (length < 0) | (length >= LONGEST_NS)
     if wrong.any():
         unplaced["missing, negative or overflown duration"] += int(wrong.sum())
         members = [m for m, bad in zip(members, wrong, strict=True) if not bad]
-        start, length = start[~wrong], length[~wrong]
-    return start, start + length, members
+        start, length, place = start[~wrong], length[~wrong], place[~wrong]
+    return start, start + length, place, members
 
 
 class _RawCodes(dict[bytes, int]):
@@ -444,7 +490,7 @@ def _ids(get: Callable[[Any], int], members: Sequence[Any]) -> Array:
 
 def _external(args: list[Args]) -> Array:
     found = _ids(attrgetter("external_id"), args)
-    return found if (found >= 0).any() else _ids(attrgetter("old_external_id"), args)
+    return found if (found >= 0).all() else np.where(found < 0, _ids(attrgetter("old_external_id"), args), found)
 
 
 def _peer(args: Args) -> int:

@@ -42,13 +42,14 @@ class Tables:
         self._builder = builder
         self.code, self.strings, self.rows = builder.code, builder.strings, builder.rows
         self._base_ns = head.base_ns
+        columns = [shard.columns() for shard in shards]
         self._known = [self._pool(shard) for shard in shards]
         self._known_threads = [
             np.array([self._thread(thread) for thread in shard.threads], np.int32) for shard in shards
         ]
-        merged = {name: self._merge(name, shards) for name in ("slices", "calls", "kernel", "copy", "sync", "mtia")}
+        merged = {name: self._merge(name, columns) for name in ("slices", "calls", "kernel", "copy", "sync", "mtia")}
         merged |= {
-            name: self._merge(name, shards)
+            name: self._merge(name, columns)
             for name in ("memory", "counters", "described", "messages", "ranges", "marks")
         }
         self._split_mtia(merged)
@@ -65,10 +66,10 @@ class Tables:
         self._steps(merged["marks"])
         builder.threads_table()
 
-    def _merge(self, table: str, shards: list[Shard]) -> Columns:
+    def _merge(self, table: str, shards: list[dict[str, Columns]]) -> Columns:
         parts = []
-        for shard, known, threads in zip(shards, self._known, self._known_threads, strict=True):
-            columns = shard.take(table)
+        for tables, known, threads in zip(shards, self._known, self._known_threads, strict=True):
+            columns = tables.pop(table, {})
             if not columns:
                 continue
             for name in _TEXT:

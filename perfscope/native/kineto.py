@@ -1,0 +1,147 @@
+"""Scan of Kineto events to columns by the native library. Its twin is ``analyzers/readers/kineto/decode.py``."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from perfscope.native import library
+
+Array = npt.NDArray[Any]
+
+SLICE, CALL, KERNEL, COPY, SYNC, PYTHON, MARK, DROPPED, REST = 0, 1, 2, 3, 4, 6, 7, 8, 9
+"""Groups of a category, as in ``src/kineto.rs``.
+
+``PYTHON``: slices without arguments; ``MARK``: left to Python if it is a step; ``DROPPED``: counted; ``REST``: left to
+Python.
+"""
+
+_WIDE = (
+    "place", "start_ns", "end_ns", "external_id", "correlation", "device", "stream", "bytes", "sequence",
+    "forward_thread", "blocks", "address", "allocated_bytes", "reserved_bytes", "device_type",
+)  # fmt: skip
+_NARROW = ("name", "category", "thread", "shapes", "dtypes", "strides", "values", "threads_per_block")
+_NUMBERS = {name: number for number, name in enumerate((*_WIDE, *_NARROW, "occupancy"))}
+
+_SPAN = ("place", "start_ns", "end_ns", "name", "external_id")
+TABLES: dict[str, tuple[str, ...]] = {
+    "slices": (*_SPAN, "category", "thread", "sequence", "forward_thread", "shapes", "dtypes", "strides", "values"),
+    "calls": (*_SPAN, "correlation", "thread"),
+    "kernel": (*_SPAN, "correlation", "device", "stream", "blocks", "threads_per_block", "occupancy"),
+    "copy": (*_SPAN, "correlation", "device", "stream", "bytes"),
+    "sync": (*_SPAN, "correlation", "device", "stream"),
+    "memory": (
+        "place", "start_ns", "bytes", "device", "address", "allocated_bytes", "reserved_bytes", "device_type", "thread",
+    ),
+}  # fmt: skip
+"""Columns of each table. Names, categories, threads and arguments are codes of the texts of ``Scan.texts``."""
+
+_EVENTS, _REST, _TEXTS = 6, 7, 8
+"""Numbers of sizes, as in ``src/lib.rs``."""
+
+STRINGS, THREADS, CATEGORIES = 0, 1, 2
+"""Dictionaries of texts."""
+
+
+class Scan:
+    """Columns of the usual events of one file, and the places of the others. Not for two threads at once."""
+
+    def __init__(self, text: bytes | mmap.mmap, groups: dict[str, int]) -> None:
+        """``text``: the file; ``groups``: group of each known category in lower case, in quotes as in the file."""
+        native = library()
+        if native is None:
+            raise RuntimeError("the native library is not loaded")
+        self._native = native
+        self._bytes: Array | None = np.frombuffer(text, np.uint8)
+        self._position = ctypes.c_size_t()
+        native.perfscope_kineto_new.restype = ctypes.c_void_p
+        for name in ("scan", "take", "rest", "size"):
+            getattr(native, f"perfscope_kineto_{name}").restype = ctypes.c_int64
+        names = "\n".join(groups).encode()
+        numbers = np.array(list(groups.values()), np.uint8)
+        self._scan = ctypes.c_void_p(
+            native.perfscope_kineto_new(names, ctypes.c_size_t(len(names)), _pointer(numbers), _count(numbers))
+        )
+
+    def __enter__(self) -> Scan:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._native.perfscope_kineto_free(self._scan)
+        self._bytes = None  # So that the file can be closed.
+
+    def read(self, start: int, soft_end: int, end: int) -> tuple[int, bool]:
+        """Read the events that begin in bytes ``start`` to ``soft_end`` of a range that ends at ``end``.
+
+        Return the position reached, and whether an event there is not JSON as far as the library knows it.
+        ``MemoryError`` if there is no memory left.
+        """
+        assert self._bytes is not None
+        result = self._native.perfscope_kineto_scan(
+            self._scan,
+            _pointer(self._bytes),
+            *map(ctypes.c_size_t, (end, start, soft_end)),
+            ctypes.byref(self._position),
+        )
+        if result not in (0, 1):
+            raise MemoryError
+        return self._position.value, result == 1
+
+    def skip(self, events: int) -> None:
+        """Count events that Python read itself, so that later ones have the right place."""
+        self._native.perfscope_kineto_skip(self._scan, ctypes.c_int64(events))
+
+    @property
+    def events(self) -> int:
+        """Number of events so far, with those that are left to Python and those that were skipped."""
+        return self._size(_EVENTS)
+
+    def rest(self) -> Array:
+        """Return first byte, byte after and place of each event that is left to Python; shape (events, 3), int64."""
+        found = np.empty(self._size(_REST), np.int64)
+        self._native.perfscope_kineto_rest(self._scan, _pointer(found), _count(found))
+        return found.reshape(-1, 3)
+
+    def texts(self, number: int) -> list[bytes]:
+        """Return the texts of a dictionary by code, as written in the file."""
+        ends = np.empty(self._size(_TEXTS + 2 * number), np.int64)
+        joined = np.empty(self._size(_TEXTS + 2 * number + 1), np.uint8)
+        self._native.perfscope_kineto_texts(self._scan, ctypes.c_size_t(number), _pointer(joined), _pointer(ends))
+        content, start = joined.tobytes(), 0
+        found = []
+        for end in ends.tolist():
+            found.append(content[start:end])
+            start = end
+        return found
+
+    def take(self, table: str) -> dict[str, Array]:
+        """Move the columns of a table out, in the order of the file; empty if it has no rows."""
+        number = list(TABLES).index(table)
+        rows = self._size(number)
+        columns: dict[str, Array] = {}
+        for name in TABLES[table] if rows else ():
+            kind = np.int64 if name in _WIDE else np.float32 if name == "occupancy" else np.int32
+            column = np.empty(rows, kind)
+            taken = self._native.perfscope_kineto_take(
+                self._scan, ctypes.c_size_t(number), ctypes.c_size_t(_NUMBERS[name]), _pointer(column), _count(column)
+            )
+            if taken != rows:
+                raise RuntimeError(f"{taken} of {rows} values of {table}.{name}")
+            columns[name] = column
+        return columns
+
+    def _size(self, what: int) -> int:
+        return int(self._native.perfscope_kineto_size(self._scan, ctypes.c_size_t(what)))
+
+
+def _pointer(array: Array) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)
+
+
+def _count(array: Array) -> ctypes.c_size_t:
+    return ctypes.c_size_t(len(array))

@@ -1,0 +1,164 @@
+//! The native part of perfscope: what takes long in Python and is simple enough to be written twice.
+//!
+//! This file is the border to Python, which calls it through ctypes with arrays that it allocated. It holds all unsafe
+//! code. A pointer is valid for the length that comes with it and for the time of the call; no call keeps one. A panic
+//! ends the call with `FAULT`, and Python takes its own path.
+
+mod json;
+mod kineto;
+mod pool;
+
+use kineto::{narrow, wide, Group, Outcome, Scan, TABLES};
+use pool::Pool;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::slice;
+
+/// Version of this border; Python refuses a library of another one.
+const VERSION: i64 = 1;
+
+const READ: i64 = 0;
+const BAD: i64 = 1;
+const MEMORY: i64 = 2;
+const FAULT: i64 = -1;
+
+fn guarded(work: impl FnOnce() -> i64) -> i64 {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or(FAULT)
+}
+
+/// Copy `values` to an array of `room` values that Python allocated; return their number.
+unsafe fn copy<T: Copy>(values: &[T], out: *mut T, room: usize) -> i64 {
+    if values.len() > room {
+        return FAULT;
+    }
+    slice::from_raw_parts_mut(out, values.len()).copy_from_slice(values);
+    values.len() as i64
+}
+
+#[no_mangle]
+pub extern "C" fn perfscope_version() -> i64 {
+    VERSION
+}
+
+/// Return a new scan. `names`: known categories in lower case, as written in quotes, one per line; `groups`: a number
+/// for each.
+///
+/// # Safety
+/// `names` has `length` bytes, `groups` has `count`.
+#[no_mangle]
+pub unsafe extern "C" fn perfscope_kineto_new(
+    names: *const u8, length: usize, groups: *const u8, count: usize,
+) -> *mut Scan {
+    let (names, groups) = (slice::from_raw_parts(names, length), slice::from_raw_parts(groups, count));
+    let known = names.split(|byte| *byte == b'\n').zip(groups).map(|(name, group)| (name.to_vec(), Group::of(*group)));
+    Box::into_raw(Box::new(Scan::new(known.collect())))
+}
+
+/// # Safety
+/// `scan` is from `perfscope_kineto_new` and is not used afterwards.
+#[no_mangle]
+pub unsafe extern "C" fn perfscope_kineto_free(scan: *mut Scan) {
+    drop(Box::from_raw(scan));
+}
+
+/// Read the events that begin in `from..soft_end`, write the position that was reached, and return how it ended.
+///
+/// # Safety
+/// `scan` is from `perfscope_kineto_new` and in no other call; `text` has `length` bytes, `position` holds one number.
+#[no_mangle]
+pub unsafe extern "C" fn perfscope_kineto_scan(
+    scan: *mut Scan, text: *const u8, length: usize, from: usize, soft_end: usize, position: *mut usize,
+) -> i64 {
+    guarded(|| {
+        let (scan, text) = (&mut *scan, slice::from_raw_parts(text, length));
+        match scan.scan(text, from, soft_end) {
+            Outcome::Read(at) => {
+                *position = at;
+                READ
+            }
+            Outcome::Bad(at) => {
+                *position = at;
+                BAD
+            }
+            Outcome::Memory => MEMORY,
+        }
+    })
+}
+
+/// Count `added` events that Python read itself.
+///
+/// # Safety
+/// `scan` is from `perfscope_kineto_new` and in no other call.
+#[no_mangle]
+pub unsafe extern "C" fn perfscope_kineto_skip(scan: *mut Scan, added: i64) {
+    (*scan).events += added;
+}
+
+fn pool(scan: &Scan, number: usize) -> &Pool {
+    match number {
+        0 => &scan.strings,
+        1 => &scan.threads,
+        _ => &scan.categories,
+    }
+}
+
+/// Return a size: rows of table 0 to 5; 6 events; 7 numbers in `rest`; 8, 10, 12 texts of each pool, 9, 11, 13 their
+/// bytes.
+///
+/// # Safety
+/// `scan` is from `perfscope_kineto_new` and in no other call.
+#[no_mangle]
+pub unsafe extern "C" fn perfscope_kineto_size(scan: *const Scan, what: usize) -> i64 {
+    let scan = &*scan;
+    match what {
+        _ if what < TABLES => scan.rows(what) as i64,
+        6 => scan.events,
+        7 => scan.rest.len() as i64,
+        8 | 10 | 12 => pool(scan, (what - 8) / 2).len() as i64,
+        9 | 11 | 13 => pool(scan, (what - 8) / 2).texts().len() as i64,
+        _ => FAULT,
+    }
+}
+
+/// Move a column to an array of `room` values; return their number. Columns: 0 to 14 of 64 bits, then 8 of 32 bits,
+/// then the occupancy.
+///
+/// # Safety
+/// `scan` is from `perfscope_kineto_new` and in no other call; `out` has `room` values of the column's type.
+#[no_mangle]
+pub unsafe extern "C" fn perfscope_kineto_take(
+    scan: *mut Scan, table: usize, column: usize, out: *mut u8, room: usize,
+) -> i64 {
+    guarded(|| {
+        let scan = &mut *scan;
+        if column < wide::COUNT {
+            copy(&scan.wide(table, column), out.cast(), room)
+        } else if column < wide::COUNT + narrow::COUNT {
+            copy(&scan.narrow(table, column - wide::COUNT), out.cast(), room)
+        } else {
+            copy(&scan.occupancy(), out.cast(), room)
+        }
+    })
+}
+
+/// Copy the list of events that are left to Python.
+///
+/// # Safety
+/// `scan` is from `perfscope_kineto_new` and in no other call; `out` has `room` numbers.
+#[no_mangle]
+pub unsafe extern "C" fn perfscope_kineto_rest(scan: *const Scan, out: *mut i64, room: usize) -> i64 {
+    guarded(|| copy(&(*scan).rest, out, room))
+}
+
+/// Copy the texts of a pool (0 strings, 1 threads, 2 categories) and the position after each.
+///
+/// # Safety
+/// `scan` is from `perfscope_kineto_new` and in no other call; `texts` and `ends` have the sizes that
+/// `perfscope_kineto_size` returns.
+#[no_mangle]
+pub unsafe extern "C" fn perfscope_kineto_texts(scan: *const Scan, number: usize, texts: *mut u8, ends: *mut i64) {
+    let pool = pool(&*scan, number);
+    slice::from_raw_parts_mut(texts, pool.texts().len()).copy_from_slice(pool.texts());
+    for (target, end) in slice::from_raw_parts_mut(ends, pool.len()).iter_mut().zip(pool.ends()) {
+        *target = end;
+    }
+}

@@ -1,0 +1,1 @@
+"""The native library and its twins in Python."""
