@@ -32,6 +32,7 @@ PEERS = Path(tempfile.gettempdir()) / "perfscope-benchmark-peers"
 PEER_PACKAGES = ("traceinsight", "orjson", "duckdb==1.5.5", "duckdb-extension-sqlite-scanner==1.5.5")
 
 READ = "from pathlib import Path\nfrom perfscope.analyzers.readers.{} import read\nread(Path(sys.argv[1]))"
+PLAIN = {"PERFSCOPE_NATIVE": "off"}
 NAMES = """
 from jax.profiler import ProfileData
 total = 0
@@ -138,6 +139,7 @@ def cases() -> list[Case]:
     return [
         Case(key="reading", title="Kineto JSON", make=kineto_file, readers={
             "perfscope": python(READ.format("kineto.reader")),
+            "perfscope, without the native library": python(READ.format("kineto.reader"), environment=PLAIN),
             "perfscope, opened before": python(READ.format("kineto.reader"), environment=kept, warm=True),
             "Perfetto trace_processor (wasm v52)": Reader(command=("node", str(
                 REPOSITORY / "tests/plugins/exports/trace_processor.js"), dist, "FILE",

