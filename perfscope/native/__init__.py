@@ -15,7 +15,7 @@ SWITCH = "PERFSCOPE_NATIVE"
 """Environment variable; the value ``off`` leaves the library unloaded."""
 
 ADVICE = "install a Rust compiler, then perfscope again"
-"""What makes the library available."""
+"""How to get the library."""
 
 _VERSION = 1
 """Version of the border in ``src/lib.rs``."""

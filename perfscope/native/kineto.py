@@ -79,7 +79,7 @@ class Scan:
         """Read the events that begin in bytes ``start`` to ``soft_end`` of a range that ends at ``end``.
 
         Return the position reached, and whether an event there is not JSON as far as the library knows it.
-        ``MemoryError`` if there is no memory left.
+        ``MemoryError`` if memory runs out.
         """
         assert self._bytes is not None
         result = self._native.perfscope_kineto_scan(

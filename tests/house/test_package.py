@@ -6,6 +6,7 @@ import gzip
 import inspect
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -24,6 +25,8 @@ from tests.build import TraceBuilder
 from tests.conftest import REPOSITORY
 
 NOT_SHIPPED = (".gitkeep",)
+LIBRARY = "perfscope/native/_core.abi3.so"
+"""Built where a Rust compiler is; its sources are in the source archive alone."""
 
 
 @pytest.fixture(scope="module")
@@ -67,13 +70,15 @@ def shipped_files() -> set[str]:
         for path in (REPOSITORY / "perfscope").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts and path.name not in NOT_SHIPPED
     }
+    found = {name for name in found if not re.match(r"perfscope/native/(src/|target/|Cargo\.|_core)", name)}
     assert "perfscope/py.typed" in found
     return found
 
 
 def test_the_wheel_holds_the_package_folder_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     files = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    assert files == shipped_files()
+    assert files - {LIBRARY} == shipped_files()
+    assert (LIBRARY in files) == (shutil.which("cargo") is not None)
 
 
 def test_the_wheel_ships_no_tests_recordings_or_links(wheel: zipfile.ZipFile) -> None:

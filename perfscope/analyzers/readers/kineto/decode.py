@@ -59,7 +59,7 @@ MOST = 8
 """Maximum number of processes; beyond it, memory bandwidth and the merge dominate."""
 
 MOST_THREADS = 2
-"""Maximum number of threads of the native scan; the scan is short beside what follows."""
+"""Maximum number of threads of the native scan; the scan takes less than what follows it."""
 
 _SEARCH = 4 << 20
 """Bytes after a planned boundary in which the next end of an event is searched."""
