@@ -78,7 +78,7 @@ class Scan:
     def read(self, start: int, soft_end: int, end: int) -> tuple[int, bool]:
         """Read the events that begin in bytes ``start`` to ``soft_end`` of a range that ends at ``end``.
 
-        Return the position reached, and whether an event there is not JSON as far as the library knows it.
+        Return the position reached, and whether the library cannot read an event there.
         ``MemoryError`` if memory runs out.
         """
         assert self._bytes is not None
