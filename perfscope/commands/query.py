@@ -51,7 +51,7 @@ def query(
             raise UsageError(f"query: no query is called {sql}; first the traces, then one of {', '.join(QUERIES)}")
         text = QUERIES[sql].sql if sql in QUERIES else sql
         database = Database(load_selected(path, parse_selection(steps, ranks, time)).traces)
-        answer = database.query(text, timeout)
+        answer = database.query(text, timeout, "--timeout allows more")
         _print(answer, form, limit)
         if answer.empty:
             empty = ", ".join(database.empty_tables(text))

@@ -183,3 +183,5 @@ def test_names_of_columns_are_cleaned_and_differ() -> None:
 def test_a_query_that_takes_too_long_is_stopped() -> None:
     with pytest.raises(UsageError, match=r"stopped after 0\.2 s"):
         database().query("select count(*) from range(1000000000) a, range(1000000) b where a.range > b.range", 0.2)
+    with pytest.raises(UsageError, match=r"; use LIMIT$"):
+        database().query("select count(*) from range(1000000000) a, range(1000000000) b", 0.1, "use LIMIT")

@@ -273,7 +273,12 @@ def test_several_runs_are_not_taken_for_ranks(tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     run_directory(tmp_path, "20261120-174233-train-7f3a")
     run_directory(tmp_path, "20261121-174233-train-1111")
-    assert problem("perfscope-runs").endswith("name one, or `latest`")
+    os.utime("perfscope-runs/20261120-174233-train-7f3a", (2e9, 2e9))  # the newest by its content
+    os.utime("perfscope-runs/20261121-174233-train-1111", (1e9, 1e9))
+    assert problem("perfscope-runs") == (
+        "perfscope-runs: 2 runs, newest first: 20261120-174233-train-7f3a, 20261121-174233-train-1111; "
+        "name one, or `latest`: `perfscope analyze perfscope-runs/20261120-174233-train-7f3a`"
+    )
     with pytest.raises(UsageError, match="2 runs begin so"):
         load_all("2026")
 

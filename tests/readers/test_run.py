@@ -132,6 +132,14 @@ def test_a_damaged_artifact_costs_itself(tmp_path: Path) -> None:
     assert any(note.startswith("detail pass is corrupt") for note in trace.source.notes)
 
 
+def test_an_artifact_that_is_not_here_is_not_called_corrupt(tmp_path: Path) -> None:
+    folder = make(tmp_path / "run", PROCESS)
+    (folder / DETAIL).unlink()
+    trace = read_only_process(folder)
+    assert f"detail pass was recorded, and its file {DETAIL} is not in this folder" in trace.source.notes
+    assert not any("corrupt" in note for note in trace.source.notes)
+
+
 def test_an_empty_run_says_why(tmp_path: Path) -> None:
     nothing = replace(PROCESS, captures=(captured("timing", None, "the program ended after step 1"),))
     with pytest.raises(DataError, match=r"run: nothing was captured: the program ended after step 1"):

@@ -51,8 +51,12 @@ class Database:
         self._connection.execute("set lock_configuration = true")
         self._rows: dict[str, int] = {}
 
-    def query(self, sql: str, limit_s: float | None = None) -> pd.DataFrame:
+    def query(
+        self, sql: str, limit_s: float | None = None, remedy: str = "a greater limit_s allows more"
+    ) -> pd.DataFrame:
         """Run a query; ``UsageError`` with the database's first line if it is invalid or exceeds ``limit_s``.
+
+        ``remedy``: what the caller can do about a query that was stopped, for the error.
 
         A column's name may come from the trace (``pivot``) and is cleaned like other texts of a trace.
         """
@@ -71,7 +75,7 @@ class Database:
             kinds = [str(column[1]) for column in result.description]
             answer = _fetched(result, kinds)
         except self._interrupted as error:
-            raise UsageError(f"query: stopped after {limit_s:g} s; --timeout allows more") from error
+            raise UsageError(f"query: stopped after {limit_s:g} s; {remedy}") from error
         except self._error as error:
             message = " ".join(str(error).split())[:MOST_ERROR]
             raise UsageError(f"query: {message} (tables: {', '.join(table_names())})") from error

@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -252,8 +253,17 @@ def _units_below(folder: Path) -> tuple[Unit, ...]:
     places = tuple(_candidates(folder))
     runs = [path for path in places if path.is_dir()]
     if len(runs) > 1:
-        raise DataError(f"{folder}: holds several runs ({runs[0].name}, {runs[1].name} ...); name one, or `latest`")
+        raise DataError(f"{folder}: {_which_runs(runs)}")
     return tuple(map(_unit, places))
+
+
+def _which_runs(runs: Sequence[Path]) -> str:
+    """The newest runs of a folder, and the command that analyzes one."""
+    newest = sorted(runs, key=lambda run: (run.stat().st_mtime, run.name), reverse=True)
+    names = ", ".join(run.name for run in newest[:MOST_NAMED])
+    more = f" and {len(runs) - MOST_NAMED:,} more" if len(runs) > MOST_NAMED else ""
+    command = f"`perfscope analyze {shlex.quote(str(newest[0]))}`"
+    return f"{len(runs):,} runs, newest first: {names}{more}; name one, or `latest`: {command}"
 
 
 def _unit(path: Path) -> Unit:

@@ -14,6 +14,7 @@ from perfscope.model.untrusted_text import NAME_LIMIT, clean, sanitize
 
 if TYPE_CHECKING:
     from perfscope.analyzers.engine import Analysis
+    from perfscope.model.trace import Trace
     from perfscope.plugins.mcp_server.folders import Folders
 
 MOST_CHARACTERS = 16_000
@@ -116,7 +117,8 @@ class Answers:
             raise UsageError(f"rows {rows}: from 1 to {MOST_ROWS}")
         text = (QUERIES[sql].sql if sql in QUERIES else sql).strip().rstrip(";")
         database = Database(load_selected(str(path), EVERYTHING).traces)
-        answer = database.query(f"SELECT * FROM (\n{text}\n) LIMIT {rows + 1}", QUERY_S)  # noqa: S608 (it is the user's)
+        narrower = "narrow it with WHERE or LIMIT"
+        answer = database.query(f"SELECT * FROM (\n{text}\n) LIMIT {rows + 1}", QUERY_S, narrower)  # noqa: S608 (the user's)
         lines = [" | ".join(map(str, answer.columns))]
         for row in answer.head(rows).itertuples(index=False):
             lines.append(" | ".join(cell_text(value).replace("|", "/") for value in row))
@@ -154,6 +156,51 @@ class Answers:
             f"`perfscope compare runs {' '.join(map(_path, paths))} -v`",
         )
 
+    def what_if(self, run: str, change: str) -> str:
+        """Model a change before it is written: the recorded dependencies are played again with changed durations.
+
+        `change`: `aten::mm x0.5` (an op, a range or a kernel, and the factor of its time), `sync x0`, `launch x0`,
+        `communication x0.5`, `copy x0`. It is a model: measure the change before you rely on it.
+        """
+        from perfscope.analyzers.critical_path import parse_hypothesis, what_if
+        from perfscope.dashboards.report.renderers.values import signed_ns
+        from perfscope.model.units import format_ns
+
+        path, hypothesis = self._folders.find(run), parse_hypothesis(change)
+        answer = what_if(_one_trace(path, run), hypothesis)
+        if answer is None:
+            raise UsageError(f"{run}: no host thread and no device worked in this recording")
+        steps = answer.steps
+        lines = [
+            f"With {_plain(answer.text)} a step takes {format_ns(answer.after_ns // steps)}, as recorded "
+            f"{format_ns(answer.before_ns // steps)}: {signed_ns(-answer.saved_ns // steps)} "
+            f"({-answer.saved_ns / max(1, answer.before_ns):+.1%}).",
+            f"Changed: {answer.nodes:,} pieces of host and device work, {format_ns(answer.changed_ns)} in "
+            f"{steps:,} recorded step{'' if steps == 1 else 's'}.",
+        ]
+        return _answer(
+            lines,
+            "modelled; steps while profiled, and all other durations as recorded",
+            f"`perfscope analyze {_path(path)} --what-if {shlex.quote(_plain(answer.text))}`",
+        )
+
+    def replay(self, run: str, op: str) -> str:
+        """Write a benchmark script of one op or collective with its recorded shapes, dtypes and strides.
+
+        `op`: a name such as `aten::mm` or `all_reduce`, or a row of the table `slices`. The answer is Python source,
+        which the server does not run. Run it on the machine of the recording; it prints the recorded time too.
+        """
+        from perfscope.plugins.replay import replay_script
+
+        path = self._folders.find(run)
+        script = replay_script(_one_trace(path, run), op)
+        command = f"`perfscope replay {_path(path)} --op {shlex.quote(_plain(op))} -o op.py && python op.py`"
+        return _answer(
+            script.splitlines(),
+            "shapes, dtypes and recorded times are measured; values of tensors are random",
+            command,
+        )
+
     def _analysis(self, run: str) -> Analysis:
         from perfscope.analyzers.configuration import find_configuration
         from perfscope.analyzers.judge import judge_paths
@@ -161,8 +208,18 @@ class Answers:
         return judge_paths([self._folders.find(run)], jobs=1, configuration=find_configuration()).analysis
 
 
-TOOLS = ("list_runs", "analyze", "findings", "explain", "query", "compare")
+TOOLS = ("list_runs", "analyze", "findings", "explain", "query", "compare", "what_if", "replay")
 """Methods of ``Answers`` that agents can call."""
+
+
+def _one_trace(path: Path, name: str) -> Trace:
+    """Return the trace of a recording of one process; ``UsageError`` for several."""
+    from perfscope.analyzers.selection import EVERYTHING, load_selected
+
+    traces = load_selected(str(path), EVERYTHING).traces
+    if len(traces) != 1:
+        raise UsageError(f"{name}: {len(traces):,} traces; name the file or folder of one rank")
+    return traces[0]
 
 
 def _listing(folder: Path) -> Iterator[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from perfscope.commands.analyze import analyze
 from perfscope.model.errors import DataError, NotStartedError, UsageError
 from perfscope.model.version import install_command
 from perfscope.plugins.mcp_server.answers import MOST_CHARACTERS, TOOLS, Answers
@@ -75,20 +78,24 @@ def test_an_agent_gets_each_answer_and_one_line_per_error(folder: Path) -> None:
             ("explain", {"words": "host_sync"}),
             ("query", {"run": PLAIN, "sql": "select count(*) as n from ops"}),
             ("compare", {"base": ITEM, "head": PLAIN}),
+            ("what_if", {"run": PLAIN, "change": "aten::mm x0.5"}),
+            ("replay", {"run": PLAIN, "op": "aten::mm"}),
             ("analyze", {"run": "../others"}),
             ("analyze", {"run": "20990101"}),
         ],
     )
     assert tools == list(TOOLS)
-    assert [failed for failed, _ in results] == [False] * 6 + [True, True]
+    assert [failed for failed, _ in results] == [False] * 8 + [True, True]
     texts = [text for _, text in results]
     assert ITEM in texts[0]
     assert "# perfscope report" in texts[1]
     assert "Why it costs" in texts[3]
     assert re.search(r"^n\n\d", texts[4])
-    assert texts[6].endswith("../others: outside the folders of this server; list_runs has the names of recordings")
-    assert "20990101: no such recording" in texts[7]
-    assert "\n" not in texts[6] + texts[7]
+    assert "Basis: modelled" in texts[6]
+    assert "def main" in texts[7]
+    assert texts[8].endswith("../others: outside the folders of this server; list_runs has the names of recordings")
+    assert "20990101: no such recording" in texts[9]
+    assert "\n" not in texts[8] + texts[9]
 
 
 def test_answers_are_bounded_repeatable_and_name_basis_and_check(answers: Answers) -> None:
@@ -100,6 +107,8 @@ def test_answers_are_bounded_repeatable_and_name_basis_and_check(answers: Answer
         "query": lambda: answers.query(PLAIN, "select * from range(500)", 200),
         "tables": lambda: answers.query(PLAIN),
         "compare": lambda: answers.compare(PLAIN, ITEM),
+        "what_if": lambda: answers.what_if(PLAIN, "aten::mm x0.5"),
+        "replay": lambda: answers.replay(PLAIN, "aten::mm"),
     }
     texts = {name: make() for name, make in makers.items()}
     assert texts == {name: make() for name, make in makers.items()}
@@ -112,6 +121,27 @@ def test_answers_are_bounded_repeatable_and_name_basis_and_check(answers: Answer
     assert "host_sync is clean" in texts["clean"]
     assert answers.analyze(ITEM) == answers.analyze(ITEM)
     assert len(answers.analyze(ITEM)) <= MOST_CHARACTERS
+
+
+def test_a_change_is_modelled_and_an_op_becomes_a_script(answers: Answers) -> None:
+    text = answers.what_if(PLAIN, "aten::mm x0")
+    (command,) = re.findall(r"Verify: `(.*)`", text)
+    saved = re.search(r"\(-([\d.]+)%\)", text)
+    assert saved is not None
+    assert 0 < float(saved[1]) < 100
+    done = CliRunner().invoke(analyze, shlex.split(command)[2:])
+    assert done.exit_code == 0
+    assert f"-{saved[1]}%" in done.output, "the command gives the same change"
+    script = answers.replay(PLAIN, "mm").partition("\nBasis: ")[0]
+    assert ast.parse(script).body
+    for call, said in (
+        (lambda: answers.what_if(PLAIN, "aten::mm"), "give TARGET xFACTOR"),
+        (lambda: answers.what_if(PLAIN, "aten::no_such_op x0.5"), "no op, host span or kernel is called"),
+        (lambda: answers.replay(PLAIN, "rm -rf /"), "not an op"),
+        (lambda: answers.replay("../others", "mm"), "outside the folders"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            call()
 
 
 @pytest.mark.parametrize(

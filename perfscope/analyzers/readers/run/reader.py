@@ -329,7 +329,12 @@ def _read_captures(path: Path, run: Run, process: Process, recordings: Recording
         try:
             _attach(captured, capture, path / capture.artifact)
         except DataError as error:
-            notes.append(f"{capture.pass_name} pass is corrupt: {error}")
+            here = (path / capture.artifact).exists()
+            notes.append(
+                f"{capture.pass_name} pass is corrupt: {error}"
+                if here
+                else f"{capture.pass_name} pass was recorded, and its file {capture.artifact} is not in this folder"
+            )
     triggered = [capture for capture in process.captures if capture.pass_name == _TIMED[0] and capture.artifact]
     if len(triggered) > 1 and (newest := triggered[-1].steps) is not None:
         notes.append(
