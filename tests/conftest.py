@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -37,6 +38,13 @@ def corpus_files(folder: str, pattern: str = "*") -> list[Path]:
 def no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Text has the width of a pipe; otherwise parallel workers of pytest inherit the width of its terminal."""
     monkeypatch.delenv("COLUMNS", raising=False)
+
+
+def pytest_collection_finish() -> None:
+    """Exclude the loaded modules and collected tests from garbage collection: they stay until the end."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

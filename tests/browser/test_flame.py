@@ -11,6 +11,8 @@ import pytest
 from tests.browser.conftest import Server, Tab, serving
 from tests.browser.kineto import Kineto
 
+pytestmark = pytest.mark.slow
+
 READY = ".ps-flame[data-ready]"
 PROGRAM = "import torch\n\ndef step(model):\n    return model()\n"
 SHOWN = """(() => { const one = document.querySelector('.ps-flame').perfscope;
@@ -81,7 +83,6 @@ def test_a_click_leads_to_the_line_and_the_editor(tab: Tab, server: Server) -> N
     assert tab.wrong == []
 
 
-@pytest.mark.slow
 def test_the_line_of_a_finding_opens_in_the_editor(tab: Tab, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("\n" * 9 + "loss.item()\n")
     os.utime(tmp_path / "train.py", (1_000_000, 1_000_000))

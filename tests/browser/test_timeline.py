@@ -14,6 +14,8 @@ from tests.browser.conftest import PATIENCE_MS, Server, Tab, serving
 from tests.browser.kineto import Kineto, ops
 from tests.conftest import REPOSITORY
 
+pytestmark = pytest.mark.slow
+
 CLICKS = 20
 READY = '.ps-timeline[data-ready="1"]'
 HOSTILE = "<img src=x onerror=alert(1)> {{7*7}} [x](javascript:alert(1)) =cmd|' /C calc'!A0"
@@ -94,7 +96,7 @@ def _near(one: list[int], other: list[int]) -> bool:
     return all(abs(a - b) <= 45 for a, b in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_legend_tells_the_colours_of_devices_and_host(tab: Tab, server: Server, scheme: str) -> None:
     _open(tab, server, "&t0=0&t1=100000")
     if scheme == "dark":
@@ -208,7 +210,6 @@ def _save(tab: Tab, files_server: Server, button: str) -> bytes:
     return Path(got.value.path()).read_bytes()
 
 
-@pytest.mark.slow
 def test_the_table_as_csv(tab: Tab, files_server: Server) -> None:
     head, *rows = csv.reader(_save(tab, files_server, "CSV").decode("utf-8").splitlines())
     table = [dict(zip(head, row, strict=True)) for row in rows]
@@ -217,7 +218,6 @@ def test_the_table_as_csv(tab: Tab, files_server: Server) -> None:
     assert found == {"aten::mm": (80_000, 2, 40_000.0), f"'{FORMULA}": (40_000, 1, 40_000.0)}
 
 
-@pytest.mark.slow
 def test_the_picture_as_png(tab: Tab, files_server: Server) -> None:
     picture = _save(tab, files_server, "PNG")
     assert picture[:8] == b"\x89PNG\r\n\x1a\n"
@@ -319,7 +319,7 @@ def test_a_click_tells_the_finding_and_opens_it(tab: Tab, findings_server: Serve
     assert tab.wrong == []
 
 
-@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_finding_leads_to_exactly_its_piece_on_its_rank(tab: Tab, findings_server: Server, rank: int) -> None:
     _open_page(tab, findings_server, "findings", ".ps-finding")
     tab.page.click(f".ps-finding:has-text('{RULE}') >> a:has-text('of rank {rank}')")
@@ -338,7 +338,6 @@ def test_a_finding_leads_to_exactly_its_piece_on_its_rank(tab: Tab, findings_ser
     assert tab.wrong == []
 
 
-@pytest.mark.slow
 def test_keys_walk_between_lanes_and_findings(tab: Tab, findings_server: Server) -> None:
     _open_page(tab, findings_server, "timeline", READY)
     tab.page.focus(".ps-tl-canvas")
@@ -391,7 +390,6 @@ SUMS = """(() => {
 })()"""
 
 
-@pytest.mark.slow
 def test_three_clicks_lead_from_the_step_to_the_fix_and_to_what_runs(tab: Tab, tmp_path: Path) -> None:
     with serving(tmp_path, REPOSITORY / "fixtures" / "cpu-attention-naive") as server:
         _open_page(tab, server, "overview", ".ps-first a")

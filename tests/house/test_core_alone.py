@@ -13,33 +13,24 @@ import pytest
 from tests.conftest import REPOSITORY
 
 QUICK: dict[str, tuple[str, ...]] = {
-    "ab": ("test_machine.py",),
     "commands": ("test_cli.py", "test_rules.py"),
-    "compare": ("test_verdict.py",),
-    "critical_path": ("test_path.py",),
-    "devices": ("test_target.py",),
     "engine": ("test_engine.py",),
-    "hlo": ("test_cost_ops.py",),
-    "memory": ("test_timeline.py",),
     "model": ("test_trace.py",),
-    "ops": ("test_fusion.py",),
-    "plans": ("test_time.py",),
-    "predict": ("test_operation_time.py",),
-    "programs": ("test_saving.py",),
     "query": ("test_query.py",),
-    "ranks": ("test_straggler.py",),
     "readers": ("test_run.py",),
-    "readers/nsys": ("test_tables.py",),
-    "readers/torch_log": ("test_records.py",),
-    "readers/xspace": ("test_events.py",),
     "report": ("test_sections.py",),
     "session": ("test_passes.py",),
-    "sets": ("test_slim.py",),
     "time": ("test_account.py",),
-    "torch_compile": ("test_summary.py",),
     "web": ("test_views.py",),
 }
-"""Folder of tests -> files that take seconds and need no framework."""
+"""Folder of tests -> files that take seconds and need no framework, of code that looks plug-ins up."""
+APART = frozenset(
+    {
+        "ab", "compare", "critical_path", "devices", "hlo", "memory", "ops", "plans", "predict", "programs",
+        "ranks", "readers/nsys", "readers/torch_log", "readers/xspace", "sets", "torch_compile",
+    }
+)  # fmt: skip
+"""Folders of tests of code that looks no plug-in up: the contracts of imports are enough every day."""
 LONG = {
     "accuracy": "labelled cases",
     "browser": "a browser",
@@ -48,7 +39,7 @@ LONG = {
     "field": "libraries of others",
     "fuzz": "mutated files of every reader, of plug-ins too",
     "gpu": "the capture of each workload",
-    "growth": "measured time and memory",
+    "growth": "counted work and measured memory",
     "jax_capture": "jax",
     "nsys": "processes under a profiler",
     "torch_capture": "torch",
@@ -56,7 +47,7 @@ LONG = {
     "workloads": "torch",
     "workloads/jax": "jax",
 }
-"""Folder of tests -> what its tests wait for; they run in the slow test."""
+"""Folder of tests -> what its tests wait for. These and those of ``APART`` run in the slow test."""
 
 WITHOUT_CHECKOUT = """import sys
 sys.meta_path[:] = [one for one in sys.meta_path if "__editable__" not in getattr(one, "__module__", "")]
@@ -116,15 +107,15 @@ def test_without_plug_ins_the_core_starts_and_analyzes(emptied: Path) -> None:
     assert '"outcomes"' in done.stdout
 
 
-def test_each_folder_of_tests_is_quick_or_long() -> None:
+def test_each_folder_of_tests_is_quick_apart_or_long() -> None:
     folders = {
         path.parent.relative_to(REPOSITORY / "tests").as_posix() for path in REPOSITORY.glob("tests/**/test_*.py")
     }
     core = {folder for folder in folders if folder != "house" and not folder.startswith("plugins")}
-    assert core - QUICK.keys() - LONG.keys() == set()
+    assert core - QUICK.keys() - APART - LONG.keys() == set()
 
 
-def test_without_plug_ins_the_quick_tests_of_each_folder_pass(emptied: Path) -> None:
+def test_without_plug_ins_the_quick_tests_pass(emptied: Path) -> None:
     files = {folder: [f"tests/{folder}/{name}" for name in names] for folder, names in QUICK.items()}
     there = {folder: names for folder, names in files.items() if (emptied / "tests" / folder).is_dir()}
     assert_passes(emptied, *(name for names in there.values() for name in names))

@@ -54,13 +54,36 @@ def sources() -> tuple[Path, ...]:
     return tuple(sorted([*code, *(page for page in pages if GENERATED not in page.read_text(encoding="utf-8"))]))
 
 
+Nodes = list[ast.AST]
+"""All nodes of a module, the module first."""
+
+
+@cache
+def nodes_of(path: Path) -> Nodes:
+    """The nodes of a file of the package; kept for the tests of this file."""
+    return nodes(path.read_text(encoding="utf-8"))
+
+
+def nodes(source: str) -> Nodes:
+    """The nodes of a source text."""
+    return list(ast.walk(ast.parse(source)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget() -> Iterator[None]:
+    """Free the nodes and comments of the package after the tests of this file."""
+    yield
+    nodes_of.cache_clear()
+    comments.cache_clear()
+
+
 def texts(path: Path) -> Iterator[Text]:
     """Docstrings, comments and messages of a file, or the paragraphs of a page, without code."""
     source = path.read_text(encoding="utf-8")
     if path.suffix == ".md":
         yield from paragraphs(source)
     elif path.suffix == ".py":
-        yield from strings(ast.parse(source))
+        yield from strings(nodes_of(path))
         yield from ((block[0][0], " ".join(text for _, text in block)) for block in comments(path))
     else:
         yield from (
@@ -75,10 +98,10 @@ def paragraphs(source: str) -> Iterator[Text]:
         yield plain.count("\n", 0, part.start()) + 1, re.sub(r"^[#>*\-|\s]+", "", " ".join(part[0].split()))
 
 
-def strings(tree: ast.Module) -> Iterator[Text]:
+def strings(every: Nodes) -> Iterator[Text]:
     """Strings of more than one word; the values in an f-string become ``{}``."""
     inside: set[ast.AST] = set()
-    for node in ast.walk(tree):
+    for node in every:
         if isinstance(node, ast.JoinedStr):
             inside.update(node.values)
             text = "".join(str(v.value) if isinstance(v, ast.Constant) else "{}" for v in node.values)
@@ -94,7 +117,8 @@ def comments(path: Path) -> list[list[Text]]:
     """Comments that fill their line, consecutive lines together, and each comment after code."""
     blocks: list[list[Text]] = []
     open_until = -1
-    for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
+    source = path.read_text(encoding="utf-8")
+    for token in tokenize.generate_tokens(io.StringIO(source).readline) if "#" in source else ():
         if token.type == tokenize.COMMENT:
             line, text = token.start[0], token.string.lstrip("#! ").rstrip()
             alone = token.line.lstrip().startswith("#")
@@ -114,10 +138,10 @@ def found(text: str) -> list[str]:
 
 def test_no_sentence_has_a_pattern() -> None:
     assert [
-        f"{path.relative_to(REPOSITORY)}:{line}: {', '.join(found(text))}: {text}"
+        f"{path.relative_to(REPOSITORY)}:{line}: {', '.join(names)}: {text}"
         for path in sources()
         for line, text in texts(path)
-        if found(text)
+        if (names := found(text))
     ] == []
 
 
@@ -175,11 +199,11 @@ def test_texts_are_those_of_people(tmp_path: Path) -> None:
     assert [text for _, text in texts(module)] == ["One two.", "five {}", "three four", "six"]
 
 
-def identifiers(tree: ast.Module) -> set[str]:
+def identifiers(every: Nodes) -> set[str]:
     """Names that the code of a module uses: variables, attributes, keywords, definitions, and words in its strings."""
     used: set[str] = set()
-    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    docstrings = {id(node.value) for node in every if isinstance(node, ast.Expr)}
+    for node in every:
         match node:
             case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name) | ast.alias(name=name):
                 used.update(name.split("."))
@@ -194,10 +218,10 @@ def identifiers(tree: ast.Module) -> set[str]:
     return used
 
 
-def parameters(trees: dict[str, ast.Module]) -> frozenset[str]:
+def parameters(modules: dict[str, Nodes]) -> frozenset[str]:
     """Names of three letters or more that are only parameters, not functions, tables or columns."""
     names, others = set[str](), {*VALUES, *TABLES, *(each.name for table in TABLES.values() for each in table.columns)}
-    for node in itertools.chain.from_iterable(ast.walk(tree) for tree in trees.values()):
+    for node in itertools.chain.from_iterable(modules.values()):
         match node:
             case ast.arg(arg=name):
                 names.add(name)
@@ -208,38 +232,36 @@ def parameters(trees: dict[str, ast.Module]) -> frozenset[str]:
     return frozenset(name for name in names - others if len(name) > 2)
 
 
-def missing_parameters(trees: dict[str, ast.Module]) -> list[str]:
+def missing_parameters(modules: dict[str, Nodes]) -> list[str]:
     """``path:line: name`` of names that a docstring explains, or that are parameters elsewhere, not in the module."""
-    known = parameters(trees)
+    known = parameters(modules)
     wrong = []
-    for path, tree in trees.items():
-        used = identifiers(tree)
-        for node in ast.walk(tree):
+    for path, every in modules.items():
+        named: list[tuple[int, set[str]]] = []
+        for node in every:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 doc = ast.get_docstring(node) or ""
-                named = {name for name in re.findall(r"``([a-z]\w*)``", doc) if name in known}
-                named.update(re.findall(r"(?:\n|[.;] )\s*``([a-z]\w*)``:", doc))
-                wrong += [f"{path}:{node.lineno}: {name}" for name in sorted(named - used)]
+                names = {name for name in re.findall(r"``([a-z]\w*)``", doc) if name in known}
+                names.update(re.findall(r"(?:\n|[.;] )\s*``([a-z]\w*)``:", doc))
+                named += [(node.lineno, names)] if names else []
+        used = identifiers(every) if named else set()
+        wrong += [f"{path}:{line}: {name}" for line, names in named for name in sorted(names - used)]
     return wrong
 
 
 def test_docstrings_name_parameters_that_exist() -> None:
-    trees = {
-        str(path.relative_to(REPOSITORY)): ast.parse(path.read_text(encoding="utf-8"))
-        for path in sources()
-        if path.suffix == ".py"
-    }
-    assert missing_parameters(trees) == []
+    modules = {str(path.relative_to(REPOSITORY)): nodes_of(path) for path in sources() if path.suffix == ".py"}
+    assert missing_parameters(modules) == []
 
 
 def test_a_missing_parameter_is_seen() -> None:
-    trees = {
-        "a.py": ast.parse(
+    modules = {
+        "a.py": nodes(
             'def f(rows, size):\n    """``f`` of ``rows`` in ``words``, by ``length``.\n\n    ``at``: where."""\n'
         ),
-        "b.py": ast.parse("def g(length): ..."),
+        "b.py": nodes("def g(length): ..."),
     }
-    assert missing_parameters(trees) == ["a.py:1: at", "a.py:1: length"]
+    assert missing_parameters(modules) == ["a.py:1: at", "a.py:1: length"]
 
 
 def broken_comments(path: Path) -> list[int]:

@@ -87,7 +87,8 @@ def test_the_round_of_a_scan_that_made_it(recorded: Any) -> None:
     assert "from step 0 on" in finding.title
 
 
-@pytest.mark.parametrize("scanned", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("scanned", [False, True])
 def test_a_mask_is_no_defect(recorded: Any, scanned: bool) -> None:
     from tests.plugins.numerics.planted_jax import masked, train
 
@@ -155,7 +156,8 @@ def test_the_state_of_an_optimizer_is_no_parameter(recorded: Any) -> None:
     assert [item.name for item in numerics.tensors if item.kind == "parameter gradient"] == ["state/weights"]
 
 
-@pytest.mark.parametrize("planted", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("planted", [True, False])
 def test_a_variance_of_two_means_cancels(recorded: Any, planted: bool) -> None:
     from tests.plugins.numerics.planted_jax import line_of, train, varied
 
@@ -182,7 +184,8 @@ def test_a_sum_in_16_bits_is_computed_again(recorded: Any) -> None:
     assert loss.error == pytest.approx(np.linalg.norm(given - exact) / np.linalg.norm(exact), rel=0.05)
 
 
-@pytest.mark.parametrize(("rate", "status"), [(1e-9, "found"), pytest.param(10.0, "clean", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("rate", "status"), [(1e-9, "found"), (10.0, "clean")])
 def test_updates_that_change_nothing(recorded: Any, rate: float, status: str) -> None:
     from tests.plugins.numerics.planted_jax import masked, train
 
