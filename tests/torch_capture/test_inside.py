@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.model.documents import run_folders
+from tests import warm
 from tests.session.programs import captured, environment
 
 pytestmark = pytest.mark.torch
@@ -34,7 +35,7 @@ def train(steps):
 def run(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
     program = folder / "train.py"
     program.write_text(LOOP + code)
-    return subprocess.run(
+    return warm.run(
         [sys.executable, str(program)], cwd=folder, env=environment(), capture_output=True, text=True, check=False
     )
 
