@@ -41,6 +41,7 @@ LONG = {
     "gpu": "the capture of each workload",
     "growth": "counted work and measured memory",
     "jax_capture": "jax",
+    "native": "a library that is compiled",
     "nsys": "processes under a profiler",
     "torch_capture": "torch",
     "warm": "interpreters with torch and jax",
