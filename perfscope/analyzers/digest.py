@@ -29,13 +29,13 @@ from perfscope.analyzers.ranks import (
     locals_of,
     rank_work,
 )
+from perfscope.analyzers.spans import input_slices
 from perfscope.analyzers.time import (
     account_windows,
     communication_in_steps,
     device_doubts,
     device_times,
     exposed_communication,
-    input_slices,
     situation,
     step_accounts,
     step_windows,

@@ -48,7 +48,7 @@ from perfscope.analyzers.time import (
     DeviceDoubt,
     DeviceTime,
     StepAccount,
-    bounded,
+    adjusted,
     device_times,
     late_span_ns,
     step_accounts,
@@ -56,7 +56,6 @@ from perfscope.analyzers.time import (
     steps_work,
     warm_accounts,
     whole_ns,
-    with_busy_note,
 )
 from perfscope.model import hooks
 from perfscope.model.errors import log_failure
@@ -438,7 +437,7 @@ def _checked(rule: Rule, trace: Trace, others: Sequence[tuple[str, Finding]] = (
         check = rule.plan if planned and rule.plan is not None else rule.check
         found = check(trace) if rule.rest is None else rule.rest(trace, others)
         findings = [
-            with_busy_note(trace, rule.id, bounded(trace, rule.id, bounded_by_path(trace, finding)))
+            adjusted(trace, rule.id, bounded_by_path(trace, finding))
             for finding in one_per_cause(sorted(found, key=_cost_order), whole_ns(trace))
         ]
         scope = Scope(trace.source.events_read, "records") if rule.examined is None else rule.examined(trace)

@@ -29,7 +29,8 @@ from perfscope.analyzers.ops import (
     short_kernel_name,
     times_of_ops,
 )
-from perfscope.analyzers.time import BUSY_SHARE, account_windows, named_slices, outermost_ancestor, warm_accounts
+from perfscope.analyzers.spans import named_slices, outermost_ancestor
+from perfscope.analyzers.time import BUSY_SHARE, account_windows, warm_accounts
 from perfscope.model.finding import MOST_SPANS, Finding, Outcome, covered_ns
 from perfscope.model.intervals import Int64, covered, union
 from perfscope.model.trace import MISSING, SliceKind, Trace

@@ -25,9 +25,9 @@ from perfscope.model.trace import Trace
 RESULTS: dict[str, str] = {
     "cores": "perfscope.analyzers.time:core_summary",
     "critical_paths": "perfscope.analyzers.critical_path:path_summary",
-    "generations": "perfscope.analyzers.time:generation",
+    "generations": "perfscope.analyzers.time.model_calls:generation",
     "hardware_counters": "perfscope.analyzers.ops.hardware_counters:counted_work",
-    "hosts": "perfscope.analyzers.time:host_account",
+    "hosts": "perfscope.analyzers.time.host_account:host_account",
 }
 """Results of the core that are one record per recording, by key of the JSON report -> function of a trace. Plug-ins
 declare theirs (``results``)."""

@@ -22,7 +22,7 @@ from perfscope.analyzers.critical_path import (
 from perfscope.analyzers.critical_path.savings import NOT_NAMED, OUTSIDE, SEVERAL_DEVICES, PathSaving
 from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.readers.load import load_all
-from perfscope.analyzers.time import removed_inside, removed_time
+from perfscope.analyzers.spans import removed_inside, removed_time
 from perfscope.dashboards.report.json_report import document
 from perfscope.dashboards.report.text import render
 from perfscope.model.finding import Finding, Removed

@@ -16,7 +16,6 @@ from perfscope.analyzers.time.fixes import (
     DeviceKind,
     Situation,
     cause_fix,
-    frame_fix,
     launch_fix,
     memory_fix,
     read_fix,
@@ -35,7 +34,7 @@ KINDS: tuple[DeviceKind, ...] = get_args(DeviceKind)
 @pytest.mark.parametrize("device", KINDS)
 def test_no_fix_names_calls_of_another_device(device: DeviceKind) -> None:
     where = Situation(framework="torch", phase="training", device=device)
-    fixes = [frame_fix(kind, where) for kind in FrameKind] + [cause_fix(cause, where) for cause in CAUSES]
+    fixes = [where.frame_fix(kind) for kind in FrameKind] + [cause_fix(cause, where) for cause in CAUSES]
     fixes += [read_fix(kind, where) for kind in READS] + [launch_fix(where), memory_fix(where)]
     assert [fix for fix in fixes if "{" in fix] == []
     if device not in ("cuda", "hip"):

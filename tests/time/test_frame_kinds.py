@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from perfscope.analyzers.time.calls import Framework
-from perfscope.analyzers.time.fixes import ProgramPhase, Situation, does, frame_fix, move, read_fix, record_stacks
+from perfscope.analyzers.time.fixes import ProgramPhase, Situation, does, move, read_fix
 from perfscope.analyzers.time.frame_kinds import PLACES, FrameKind, frame_kind, kind_below
 
 K = FrameKind
@@ -120,7 +120,7 @@ READS = ("item", "bool", "equal", "nonzero", "masked_select", "unique", "to_host
 
 @pytest.mark.parametrize("where", SITUATIONS)
 def test_no_fix_names_calls_of_another_framework(where: Situation) -> None:
-    fixes = [frame_fix(kind, where, flax_nnx=True) for kind in FrameKind]
+    fixes = [where.frame_fix(kind, flax_nnx=True) for kind in FrameKind]
     fixes += [read_fix(kind, where) for kind in READS] + [move("`tokenize`", where)]
     foreign = {"torch": JAX_WORDS, "jax": TORCH_WORDS, "none": (*JAX_WORDS, *TORCH_WORDS)}[where.framework]
     for fix in fixes:
@@ -131,19 +131,19 @@ def test_no_fix_names_calls_of_another_framework(where: Situation) -> None:
 
 def test_the_framework_and_ranges_are_never_work_to_move() -> None:
     for where, kind in product(SITUATIONS, (K.AUTOGRAD, K.TRAINER, K.SERVING, K.RANGE, K.OP, K.UNKNOWN, K.USER)):
-        assert frame_fix(kind, where) == "", "a kind without an entry gives no fix"
+        assert where.frame_fix(kind) == "", "a kind without an entry gives no fix"
         assert does(kind)
 
 
 def test_an_update_is_no_advice_where_nothing_is_trained() -> None:
-    assert frame_fix(K.OPTIMIZER, Situation(framework="torch", phase="generation")) == ""
+    assert Situation(framework="torch", phase="generation").frame_fix(K.OPTIMIZER) == ""
     assert "detach" not in read_fix("item", Situation(framework="torch", phase="evaluation"))
 
 
 @pytest.mark.parametrize("framework", ["torch", "jax"])
 def test_a_run_with_sampled_stacks_is_not_told_to_sample_stacks(framework: Framework) -> None:
-    assert "samples Python" not in record_stacks(Situation(framework=framework, phase="training", sampled=True))
-    assert "`perfscope run`" in record_stacks(Situation(framework=framework, phase="training"))
+    assert "samples Python" not in Situation(framework=framework, phase="training", sampled=True).record_stacks()
+    assert "`perfscope run`" in Situation(framework=framework, phase="training").record_stacks()
 
 
 def test_places_are_paths_without_a_folder_of_packages() -> None:

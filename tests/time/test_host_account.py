@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from perfscope.analyzers.readers.load import load_one
-from perfscope.analyzers.time import HOST_PARTS, host_account, steps_work, warm_windows
+from perfscope.analyzers.time import steps_work, warm_windows
+from perfscope.analyzers.time.host_account import HOST_PARTS, host_account
 from perfscope.model.trace import CallKind, SliceKind
 from tests.build import TraceBuilder
 from tests.conftest import corpus_files

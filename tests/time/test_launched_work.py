@@ -10,8 +10,9 @@ import pytest
 
 from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.readers.kineto import reader
-from perfscope.analyzers.time import account_windows, host_account, step_accounts, steps_work, whole_ns
+from perfscope.analyzers.time import account_windows, step_accounts, steps_work, whole_ns
 from perfscope.analyzers.time.account import check_step_accounts
+from perfscope.analyzers.time.host_account import host_account
 from perfscope.model.trace import MISSING, Trace
 from tests.build import TraceBuilder
 

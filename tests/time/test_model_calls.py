@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from perfscope.analyzers.time import generation, step_windows
+from perfscope.analyzers.time import step_windows
+from perfscope.analyzers.time.model_calls import generation
 from tests.build import TraceBuilder
 
 

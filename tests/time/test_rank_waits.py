@@ -6,8 +6,9 @@ import pytest
 
 from perfscope.analyzers.engine import judge
 from perfscope.analyzers.registry import load_rule
-from perfscope.analyzers.time import host_account, step_accounts
+from perfscope.analyzers.time import step_accounts
 from perfscope.analyzers.time.account import check_step_accounts
+from perfscope.analyzers.time.host_account import host_account
 from perfscope.analyzers.time.rank_waits import message_kind, reduced_too_often, reductions_per_update
 from perfscope.model.trace import SliceKind, Trace
 from tests.build import EVERYTHING, TraceBuilder

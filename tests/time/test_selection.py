@@ -16,8 +16,9 @@ from perfscope.analyzers.memory.holders import memory_holders
 from perfscope.analyzers.readers import load as loading
 from perfscope.analyzers.readers.load import load_all
 from perfscope.analyzers.selection import Selection, parse_selection, part_of
-from perfscope.analyzers.time import account_windows, device_busy, host_account, step_accounts, step_windows
+from perfscope.analyzers.time import account_windows, device_busy, step_accounts, step_windows
 from perfscope.analyzers.time.account import check_step_accounts
+from perfscope.analyzers.time.host_account import host_account
 from perfscope.model.errors import DataError, UsageError
 from perfscope.model.intervals import covered
 from perfscope.model.trace import Trace

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfscope.analyzers.time.spans import (
+from perfscope.analyzers.spans.rows import (
     covering_slices,
     lineage,
     nearest_ancestor,

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from perfscope.analyzers.time import bounded
+from perfscope.analyzers.time.untraced import bounded
 from perfscope.model.finding import Finding
 from perfscope.model.trace import Trace
 from tests.build import EVERYTHING, TraceBuilder

@@ -11,7 +11,7 @@ import pytest
 from perfscope.analyzers.engine import judge
 from perfscope.analyzers.readers.load import load_all
 from perfscope.analyzers.registry import load_rule
-from perfscope.analyzers.time.compiled_regions import call_name, compiled_kernel
+from perfscope.analyzers.spans.compiled_regions import call_name, compiled_kernel
 from perfscope.analyzers.time.sites import call_site
 from perfscope.analyzers.torch_compile.inductor_fusion import refused_pairs
 from perfscope.analyzers.torch_compile.phases import compile_times

@@ -8,9 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from perfscope.analyzers.readers.load import load_all
-from perfscope.analyzers.time.compiled_regions import call_name, compiled_kernel, compiled_rows, user_line
+from perfscope.analyzers.spans.compiled_regions import call_name, compiled_kernel, compiled_rows, user_line
+from perfscope.analyzers.spans.rows import lineage
 from perfscope.analyzers.time.sites import call_site
-from perfscope.analyzers.time.spans import lineage
 from perfscope.analyzers.torch_compile.summary import compiled_kernel_times
 from perfscope.model.compile_log import CodeLine, CompiledKernel, CompileLog, Direction, KernelBackend
 from perfscope.model.trace import Trace

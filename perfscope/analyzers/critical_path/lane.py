@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.time import innermost_spans, main_thread, nearest_ancestor
+from perfscope.analyzers.spans import nearest_ancestor
+from perfscope.analyzers.time import innermost_spans, main_thread
 from perfscope.model.intervals import Int64, distinct
 from perfscope.model.trace import MISSING, CallKind, SliceKind, Trace
 

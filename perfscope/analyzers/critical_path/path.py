@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from perfscope.analyzers.critical_path.graph import Graph, NodeKind, Via, dependency_graph
 from perfscope.analyzers.critical_path.runs import Runs
-from perfscope.analyzers.time import HostActivity, divide
+from perfscope.analyzers.time import divide
 from perfscope.model.documents.causes import HostPurpose
 from perfscope.model.intervals import EMPTY, Int64, difference, intersection_total, union
 from perfscope.model.trace import MISSING, Trace
@@ -220,8 +220,8 @@ def _host_parts(trace: Trace, path: CriticalPath, chosen: np.ndarray) -> dict[st
         totals["compute"] = totals.get("compute", 0) + intersection_total(spans, computing)
         parts, rest = divide(trace, thread, difference(spans, computing))
         for activity, part in parts.items():
-            on_cpu = computes and activity in (HostActivity.OP, HostActivity.LAUNCH)
-            name = "compute" if on_cpu else "host_op" if activity == HostActivity.OP else activity.name.lower()
+            on_cpu = computes and activity.name in ("OP", "LAUNCH")
+            name = "compute" if on_cpu else "host_op" if activity.name == "OP" else activity.name.lower()
             totals[name] = totals.get(name, 0) + part.total()
         totals["other_host"] = totals.get("other_host", 0) + rest.total()
     return totals

@@ -33,7 +33,7 @@ from perfscope.analyzers.critical_path.graph import (
 )
 from perfscope.analyzers.critical_path.job_graph import JobGraph, job_graphs
 from perfscope.analyzers.critical_path.replay import Change, Replay
-from perfscope.analyzers.time import nearest_ancestor
+from perfscope.analyzers.spans import nearest_ancestor
 from perfscope.model.finding import Finding, Removed
 from perfscope.model.intervals import Int64, covered, union
 from perfscope.model.severity import SEVERITIES, severity_of

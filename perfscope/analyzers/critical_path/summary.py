@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from perfscope.analyzers.critical_path.graph import NodeKind
 from perfscope.analyzers.critical_path.path import UNKNOWN_GAP, CriticalPath, critical_path, path_parts
 from perfscope.analyzers.ops import short_kernel_name
-from perfscope.analyzers.time import call_site, nearest_ancestor
+from perfscope.analyzers.spans import nearest_ancestor
+from perfscope.analyzers.time import call_site
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, SliceKind, Trace
 

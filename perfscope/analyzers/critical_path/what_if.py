@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from perfscope.analyzers.critical_path.graph import Graph, NodeKind, Via, dependency_graph
 from perfscope.analyzers.critical_path.replay import Change, replayed_ns, unchanged
-from perfscope.analyzers.time import nearest_ancestor
+from perfscope.analyzers.spans import nearest_ancestor
 from perfscope.model.errors import UsageError
 from perfscope.model.trace import MISSING, CallKind, Trace
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from perfscope.analyzers.graph.from_ops import CLASSES, SOFTMAX, dense_product
 from perfscope.analyzers.graph.program_graph import Node, ProgramGraph, softmax_parts
 from perfscope.analyzers.ops import input_tensors
-from perfscope.analyzers.time import slice_name
+from perfscope.analyzers.spans import slice_name
 from perfscope.model.trace import Trace
 
 BATCHED: frozenset[str] = frozenset({"bmm", "baddbmm"})

@@ -19,7 +19,8 @@ from perfscope.analyzers.memory.holders import line_of
 from perfscope.analyzers.memory.phases import AllocatingOps, allocating_op, allocating_ops, following
 from perfscope.analyzers.memory.sites import frames_named, is_optimizer_file, nearest_frame, user_frames
 from perfscope.analyzers.ops import trace_attentions
-from perfscope.analyzers.time import graph_op, named_slices, nearest_ancestor, steps_at
+from perfscope.analyzers.spans import named_slices, nearest_ancestor
+from perfscope.analyzers.time import graph_op, steps_at
 from perfscope.model.finding import MOST_ROWS, Cell
 from perfscope.model.live_bytes import NEVER, Int64
 from perfscope.model.memory import ALLOCATION_ROUNDING, MemoryPhase, MemoryTimeline

@@ -30,7 +30,8 @@ from perfscope.analyzers.memory.blocks import Memory, event_timelines, memory_of
 from perfscope.analyzers.memory.phases import NO_PHASES, Phases, event_phases, following, op_categories, span_phases
 from perfscope.analyzers.memory.sites import Numbered, block_sites, stack_categories, stack_phases
 from perfscope.analyzers.ops import movements, recompute_regions
-from perfscope.analyzers.time import nearest_ancestor, step_windows, steps_at
+from perfscope.analyzers.spans import nearest_ancestor
+from perfscope.analyzers.time import step_windows, steps_at
 from perfscope.model.live_bytes import NEVER, Int64
 from perfscope.model.memory import (
     ALLOCATION_ROUNDING,

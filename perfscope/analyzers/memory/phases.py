@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from perfscope.analyzers.memory.sites import stack_phases
 from perfscope.analyzers.ops import EVALUATE, OPTIMIZER_STEP, autograd_nodes
-from perfscope.analyzers.time import input_slices, lineage, named_slices, nearest_ancestor, outermost_ancestor
+from perfscope.analyzers.spans import input_slices, lineage, named_slices, nearest_ancestor, outermost_ancestor
 from perfscope.model.live_bytes import NEVER, Int64
 from perfscope.model.memory import MemoryPhase
 from perfscope.model.op_flops import COMPOSITE_PRODUCTS, PRODUCTS

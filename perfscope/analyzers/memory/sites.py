@@ -17,7 +17,8 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from perfscope.analyzers.ops import autograd_nodes
-from perfscope.analyzers.time import graph_op, nearest_ancestor
+from perfscope.analyzers.spans import nearest_ancestor
+from perfscope.analyzers.time import graph_op
 from perfscope.model.frames import Owner, owner_of, parse_frame, parse_module
 from perfscope.model.live_bytes import Int64
 from perfscope.model.memory import MemoryPhase, SourceLine

@@ -37,7 +37,7 @@ from perfscope.analyzers.ops.graph_time import graph_time
 from perfscope.analyzers.ops.kernels import matmul_precision
 from perfscope.analyzers.ops.op_call import CostKind, OpCost
 from perfscope.analyzers.ops.recompute import recomputed_ops
-from perfscope.analyzers.time import nearest_ancestor, work_inside
+from perfscope.analyzers.spans import nearest_ancestor, work_inside
 from perfscope.model.collectives import algorithm_of, bus_bytes, element_size, message_elements, operation_of
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, CopyKind, SliceKind, Trace

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from perfscope.analyzers.time import jit_disabled, step_windows
+from perfscope.analyzers.time import jax_debugging, step_windows
 from perfscope.model.finding import Where
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, Trace
@@ -79,7 +79,7 @@ def anomaly_mode(trace: Trace) -> AnomalyMode | None:
 
 def distortion(trace: Trace) -> str | None:
     """Return why the rules in ``DISTORTED`` cannot evaluate this trace; ``None`` if they can."""
-    if jit_disabled(trace):
+    if trace.fact(jax_debugging).disable_jit is not None:
         return "jax_disable_jit makes every operation a separate program: turn it off and record again"
     if trace.fact(anomaly_mode) is None:
         return None

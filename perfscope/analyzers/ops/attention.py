@@ -30,7 +30,7 @@ from perfscope.analyzers.graph import (
 from perfscope.analyzers.ops.fusion import is_elementwise, region_bytes
 from perfscope.analyzers.ops.kernels import Operand, input_tensors
 from perfscope.analyzers.ops.recompute import EVALUATE, autograd_nodes
-from perfscope.analyzers.time import lineage, named_slices, nearest_ancestor, outermost, slice_name
+from perfscope.analyzers.spans import lineage, named_slices, nearest_ancestor, outermost, slice_name
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
 if TYPE_CHECKING:

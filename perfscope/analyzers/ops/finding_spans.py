@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.analyzers.ops.graph_time import graph_time
-from perfscope.analyzers.time import Window, work_inside, worst_spans
+from perfscope.analyzers.spans import Window, work_inside, worst_spans
 from perfscope.model.finding import MOST_SPANS, Span
 from perfscope.model.intervals import Intervals
 from perfscope.model.memory import MemoryTimeline

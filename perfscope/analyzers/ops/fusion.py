@@ -21,7 +21,7 @@ from perfscope.analyzers.graph import Flow, base_name, flow_of, trace_flow
 from perfscope.analyzers.ops.eager_cost import elementwise_result
 from perfscope.analyzers.ops.kernels import Operand, input_tensors
 from perfscope.analyzers.ops.recompute import EVALUATE
-from perfscope.analyzers.time import GRAPH_CALL, named_slices, nearest_ancestor, slice_name
+from perfscope.analyzers.spans import GRAPH_CALL, named_slices, nearest_ancestor, slice_name
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
 if TYPE_CHECKING:

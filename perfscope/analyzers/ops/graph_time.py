@@ -14,17 +14,8 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from perfscope.analyzers.graph import base_name
-from perfscope.analyzers.time import (
-    NO_WORK,
-    WorkTime,
-    named_slices,
-    outermost,
-    removed_inside,
-    step_windows,
-    time_with_core,
-    union_of,
-    work_time,
-)
+from perfscope.analyzers.spans import NO_WORK, WorkTime, named_slices, outermost, removed_inside, union_of, work_time
+from perfscope.analyzers.time import step_windows, time_with_core
 from perfscope.model.finding import Removed
 from perfscope.model.trace import MISSING, SliceKind, Trace
 

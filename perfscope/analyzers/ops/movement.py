@@ -19,6 +19,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from perfscope.analyzers.graph import short_name, trace_flow
+from perfscope.analyzers.spans import input_slices, named_slices, nearest_ancestor, op_times
 from perfscope.analyzers.time import (
     CallSite,
     FrameKind,
@@ -27,11 +28,7 @@ from perfscope.analyzers.time import (
     detail_row,
     graph_op,
     graph_ops_inside,
-    input_slices,
     kind_of_slice,
-    named_slices,
-    nearest_ancestor,
-    op_times,
 )
 from perfscope.model.intervals import Int64, covered, union
 from perfscope.model.op_flops import BATCHED_PRODUCTS, PLAIN_PRODUCTS

@@ -12,7 +12,8 @@ from msgspec import Struct
 from perfscope.analyzers.devices import kernel_roof, named_device
 from perfscope.analyzers.hlo import recorded_device
 from perfscope.analyzers.ops.graph_time import graph_time
-from perfscope.analyzers.time import step_windows, subtree_ends
+from perfscope.analyzers.spans import subtree_ends
+from perfscope.analyzers.time import step_windows
 from perfscope.model.finding import AbstainError, Basis
 from perfscope.model.trace import MISSING, Trace
 

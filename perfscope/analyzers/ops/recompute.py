@@ -17,7 +17,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from perfscope.analyzers.ops.graph_time import spans_time
-from perfscope.analyzers.time import WorkTime, named_slices, nearest_ancestor
+from perfscope.analyzers.spans import WorkTime, named_slices, nearest_ancestor
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
 EVALUATE = "autograd::engine::evaluate_function"

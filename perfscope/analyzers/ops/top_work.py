@@ -26,7 +26,8 @@ from perfscope.analyzers.ops.achieved import (
     utilization,
 )
 from perfscope.analyzers.ops.kernel_names import short_kernel_name
-from perfscope.analyzers.time import UNKNOWN_SITE, CallSite, call_site, device_doubts, op_times, warm_windows
+from perfscope.analyzers.spans import op_times
+from perfscope.analyzers.time import UNKNOWN_SITE, CallSite, call_site, device_doubts, warm_windows
 from perfscope.model.intervals import Int64, Intervals, covered, union
 from perfscope.model.trace import MISSING, Trace
 

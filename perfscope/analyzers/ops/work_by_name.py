@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from perfscope.analyzers.ops.achieved import Achieved, Costs, copy_costs, host_costs, kernel_costs
 from perfscope.analyzers.ops.top_work import WorkRow
-from perfscope.analyzers.time import call_site, op_times
+from perfscope.analyzers.spans import op_times
+from perfscope.analyzers.time import call_site
 from perfscope.model.trace import MISSING, Trace
 
 

@@ -9,7 +9,8 @@ from msgspec import Struct
 from perfscope.analyzers.graph import trace_flow
 from perfscope.analyzers.ops import graph_time, longest_ns, ops_time, region_bytes
 from perfscope.analyzers.plans.time import bytes_ns, plan_works, shortest_ns
-from perfscope.analyzers.time import WorkTime, step_windows, whole_ns
+from perfscope.analyzers.spans import WorkTime
+from perfscope.analyzers.time import step_windows, whole_ns
 from perfscope.model.severity import Severity, severity_of
 from perfscope.model.trace import MISSING, Trace
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from perfscope.analyzers.time import named_slices, nearest_ancestor, subtree_ends
+from perfscope.analyzers.spans import named_slices, nearest_ancestor, subtree_ends
 from perfscope.model.frames import parse_module
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, SliceKind, Trace

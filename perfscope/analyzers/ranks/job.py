@@ -18,7 +18,8 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.time import lineage, whole_ns
+from perfscope.analyzers.spans import lineage
+from perfscope.analyzers.time import whole_ns
 from perfscope.model.collectives import algorithm_of, element_size, message_elements, operation_of
 from perfscope.model.finding import AbstainError, Finding
 from perfscope.model.trace import MISSING, RECORDED, Trace

@@ -9,7 +9,7 @@ from msgspec import Struct
 from perfscope.analyzers.ranks.late_causes import Cause, Why
 from perfscope.analyzers.ranks.rank_work import HostLine, RankWork, ShapedOp
 from perfscope.analyzers.ranks.waits import COMPUTE, LOADER, NOTHING
-from perfscope.analyzers.time import FrameKind, Framework, Situation, does, for_device, frame_fix, record_stacks
+from perfscope.analyzers.time import FrameKind, Situation, does
 from perfscope.model.finding import Where
 from perfscope.model.units import format_ns
 
@@ -18,7 +18,7 @@ MOST_SHAPES = 2
 
 _SORT = "Sort the samples by length, cut them into batches, and deal neighbouring batches out over the ranks."
 
-_BALANCE: Mapping[Framework, str] = {
+_BALANCE: Mapping[str, str] = {
     "torch": "Give all ranks batches of one length in each step (a `batch_sampler` that sorts by length, "
     "`group_by_length=True` of Transformers). " + _SORT,
     "jax": "Give all processes batches of one length in each step. " + _SORT,
@@ -73,7 +73,7 @@ def advice_for(cause: Cause, reason: str, rank: int, work: RankWork, *, hosted: 
         return CauseTexts(
             short="its device is slower",
             because=f"its device took {cause.slower:.2f} times as long for the same kernels",
-            fix=for_device(_SLOWER, work.situation),
+            fix=work.situation.for_device(_SLOWER),
         )
     if cause.why is Why.MORE_WORK:
         return CauseTexts(
@@ -84,12 +84,12 @@ def advice_for(cause: Cause, reason: str, rank: int, work: RankWork, *, hosted: 
     if cause.why is Why.EARLIER:
         return CauseTexts(fix=_EARLIER)
     if reason == LOADER:
-        return CauseTexts(short="loading data", fix=frame_fix(FrameKind.LOADER, work.situation))
+        return CauseTexts(short="loading data", fix=work.situation.frame_fix(FrameKind.LOADER))
     where = None if cause.line is None else _where(cause.line)
     if reason == COMPUTE:
         return CauseTexts(record=_SHAPES, where=where)
     if reason == NOTHING or not hosted or work.cores is not None:
-        return CauseTexts(record=record_stacks(work.situation), where=where)
+        return CauseTexts(record=work.situation.record_stacks(), where=where)
     return CauseTexts(record=_CORES_OF_RANKS, where=where)
 
 
@@ -128,15 +128,15 @@ def _of_line(cause: Cause, line: HostLine, reason: str, rank: int, situation: Si
     if line.kind in (FrameKind.USER, FrameKind.LIBRARY, FrameKind.UNKNOWN, FrameKind.LOADER):
         because = f"it {'alone was' if cause.alone else 'was longer'} in {name}"
     if reason == LOADER:
-        fix = frame_fix(FrameKind.LOADER, situation)
+        fix = situation.frame_fix(FrameKind.LOADER)
         because += ", in its data loader"
         return CauseTexts(short=f"loading in {name}", because=because, fix=fix, where=_where(line))
-    fix = frame_fix(line.kind, situation)
+    fix = situation.frame_fix(line.kind)
     if not fix and cause.alone:
         fix = (
             f"Share {name} out over all ranks, do it less often, or in another thread: only rank {rank} runs it there."
         )
-    record = "" if fix else record_stacks(situation)
+    record = "" if fix else situation.record_stacks()
     return CauseTexts(short=f"it is in {name}", because=because, fix=fix, record=record, where=_where(line))
 
 

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from perfscope.analyzers.time import lineage, slice_name
+from perfscope.analyzers.spans import lineage, slice_name
 from perfscope.model.collectives import operation_of
 from perfscope.model.trace import MISSING, Trace
 

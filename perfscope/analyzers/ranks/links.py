@@ -19,7 +19,8 @@ from perfscope.analyzers.ranks.job import Local, locals_of
 from perfscope.analyzers.ranks.matching import Matched
 from perfscope.analyzers.ranks.sets import RankSet, device_of
 from perfscope.analyzers.ranks.waits import compute_intervals
-from perfscope.analyzers.time import exposed_communication, union_of
+from perfscope.analyzers.spans import union_of
+from perfscope.analyzers.time import exposed_communication
 from perfscope.model.collectives import bus_bytes, bus_factor
 from perfscope.model.intervals import Int64, Intervals, covered, merge, union
 from perfscope.model.trace import MISSING, Trace

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec import Struct
 
+from perfscope.analyzers.spans import op_times
 from perfscope.analyzers.time import (
     CoreSummary,
     CoreWaits,
@@ -24,13 +25,10 @@ from perfscope.analyzers.time import (
     core_summary,
     core_waits,
     main_thread,
-    nearest_samples,
-    op_times,
-    sampled_site,
     situation,
-    stacks,
     step_windows,
     steps_at,
+    thread_lines,
 )
 from perfscope.model.intervals import EMPTY, Int64, Intervals
 from perfscope.model.trace import MISSING, Trace
@@ -247,14 +245,9 @@ def _lines(trace: Trace) -> HostLines:
     if not len(trace.rows["samples"]) or not len(windows.starts):
         return HostLines(spans=EMPTY, line=np.empty(0, np.int64), lines=())
     spans = Intervals(windows.starts.astype(np.int64), windows.ends.astype(np.int64))
-    pieces = nearest_samples(trace, trace.fact(main_thread), spans)
-    frames = trace.rows["samples"]["frame"][pieces.samples]
+    found = thread_lines(trace, trace.fact(main_thread), spans)
     lines: dict[HostLine, int] = {}
-    of_frame: dict[int, int] = {}
-    for frame in np.unique(frames).tolist():
-        site = sampled_site(trace, frame)
-        kind = FrameKind.UNKNOWN if frame == MISSING else FrameKind(int(trace.fact(stacks).kinds[frame]))
-        line = HostLine(site.file, site.line, site.function, kind)
-        of_frame[frame] = lines.setdefault(line, len(lines))
-    numbers = np.array([of_frame[frame] for frame in frames.tolist()], np.int64)
-    return HostLines(spans=Intervals(pieces.starts, pieces.ends), line=numbers, lines=tuple(lines))
+    numbers = [
+        lines.setdefault(HostLine(site.file, site.line, site.function, kind), len(lines)) for site, kind in found.lines
+    ]
+    return HostLines(spans=found.spans, line=np.array(numbers, np.int64)[found.line], lines=tuple(lines))

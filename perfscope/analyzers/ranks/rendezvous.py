@@ -23,7 +23,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.time import nearest_ancestor
+from perfscope.analyzers.spans import nearest_ancestor
 from perfscope.model.trace import MISSING, Trace
 
 _WORK = "InvokeRendezvous"

@@ -17,13 +17,8 @@ from msgspec import Struct, field
 from perfscope.analyzers.ranks.job import Local
 from perfscope.analyzers.ranks.matching import Clocks, Group, Matched
 from perfscope.analyzers.ranks.sets import RankSet
-from perfscope.analyzers.time import (
-    account_windows,
-    communication_in_steps,
-    exposed_until,
-    input_slices,
-    union_of,
-)
+from perfscope.analyzers.spans import input_slices, union_of
+from perfscope.analyzers.time import account_windows, communication_in_steps, exposed_until
 from perfscope.model.frames import Frame, Owner, parse_frame
 from perfscope.model.intervals import EMPTY, Int64, Intervals, covered, difference_total, intersection, merge, union
 from perfscope.model.trace import MISSING, SliceKind, Trace

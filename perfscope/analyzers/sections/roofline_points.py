@@ -38,8 +38,8 @@ from perfscope.analyzers.ops import (
     op_work,
 )
 from perfscope.analyzers.programs import roof_device
+from perfscope.analyzers.spans import op_times as host_times
 from perfscope.analyzers.time import MOST_SITES, UNKNOWN_SITE, call_site
-from perfscope.analyzers.time import op_times as host_times
 from perfscope.model.finding import AbstainError
 from perfscope.model.op_graph import GraphOp, OpGraph
 from perfscope.model.trace import MISSING, Trace

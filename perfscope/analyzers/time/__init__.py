@@ -7,59 +7,34 @@ from perfscope.analyzers.time.account import (
     cause_intervals,
     idle_pieces,
     least_computing,
-    of_device,
     step_accounts,
     time_within,
     warm_accounts,
     warm_windows,
 )
-from perfscope.analyzers.time.calls import Framework, blocking_calls, framework, profiler_syncs, waits_for_all_streams
-from perfscope.analyzers.time.compiled_regions import (
-    GRAPH_CALL,
-    REGION,
-    Region,
-    Window,
-    compiled_rows,
-    regions,
-    user_line,
-)
+from perfscope.analyzers.time.calls import blocking_calls, framework, profiler_syncs, waits_for_all_streams
 from perfscope.analyzers.time.device_data.device_doubts import DeviceDoubt
 from perfscope.analyzers.time.device_time import DeviceParts, DeviceTime, device_busy, device_times
 from perfscope.analyzers.time.exposure import communication_in_steps, exposed_communication, exposed_until
-from perfscope.analyzers.time.fixes import UNCHECKED, Situation, does, for_device, frame_fix, record_stacks, situation
+from perfscope.analyzers.time.fixes import UNCHECKED, Situation, does, situation
 from perfscope.analyzers.time.frame_kinds import FrameKind
-from perfscope.analyzers.time.host_account import HOST_PARTS, HostAccount, HostPart, host_account, marks_of
-from perfscope.analyzers.time.host_activity import (
-    HostActivity,
-    compiles,
-    divide,
-    innermost_spans,
-    loads_code,
-    main_thread,
-)
+from perfscope.analyzers.time.host_account import HostAccount, HostPart, marks_of
+from perfscope.analyzers.time.host_activity import compiles, divide, innermost_spans, loads_code, main_thread
 from perfscope.analyzers.time.host_lines import kind_of_slice
 from perfscope.analyzers.time.idle_calls import SYNC_SLACK_NS
-from perfscope.analyzers.time.jax_debugging import (
-    JIT_DISABLED,
-    InterpretedKernel,
-    interpreted_kernels,
-    is_interpreted,
-    switches_on,
-)
+from perfscope.analyzers.time.jax_debugging import is_interpreted, jax_debugging
 from perfscope.analyzers.time.model_calls import (
     BACKWARD,
     Generation,
     ModelCall,
     answered_calls,
     call_tokens,
-    generation,
     one_generation,
     rows_of_product,
 )
 from perfscope.analyzers.time.phases import PHASES, work_phases
 from perfscope.analyzers.time.rank_waits import reduced_too_often
-from perfscope.analyzers.time.records import op_records, plan_records, program_records
-from perfscope.analyzers.time.samples import nearest_samples, sampled_site, stacks
+from perfscope.analyzers.time.samples import thread_lines
 from perfscope.analyzers.time.sites import (
     MOST_SITES,
     UNKNOWN_SITE,
@@ -71,30 +46,6 @@ from perfscope.analyzers.time.sites import (
     graph_ops_inside,
     launch_sites,
     steps_at,
-)
-from perfscope.analyzers.time.spans import (
-    NO_WORK,
-    WORK_TABLES,
-    WorkTime,
-    covering_slices,
-    input_slices,
-    lineage,
-    named_slices,
-    nearest_ancestor,
-    op_times,
-    outermost,
-    outermost_ancestor,
-    removed_inside,
-    removed_time,
-    rows_by_device,
-    slice_name,
-    spans_of_ranks,
-    subtree_ends,
-    time_of,
-    union_of,
-    work_inside,
-    work_time,
-    worst_spans,
 )
 from perfscope.analyzers.time.steps import (
     Windows,
@@ -109,8 +60,7 @@ from perfscope.analyzers.time.steps import (
     timed_cost,
     whole_ns,
 )
-from perfscope.analyzers.time.unjitted import jit_disabled
-from perfscope.analyzers.time.untraced import bounded, trace_step_time
+from perfscope.analyzers.time.untraced import adjusted, trace_step_time
 from perfscope.analyzers.time.whole_run.cores import (
     BUSY_SHARE,
     CoreSummary,
@@ -118,24 +68,17 @@ from perfscope.analyzers.time.whole_run.cores import (
     core_summary,
     core_waits,
     time_with_core,
-    with_busy_note,
 )
 from perfscope.analyzers.time.whole_run.step_growth import GrownName, StepGrowth, grown_names, step_growth
 
 __all__ = [
     "BACKWARD",
     "BUSY_SHARE",
-    "GRAPH_CALL",
-    "HOST_PARTS",
-    "JIT_DISABLED",
     "MOST_SITES",
-    "NO_WORK",
     "PHASES",
-    "REGION",
     "SYNC_SLACK_NS",
     "UNCHECKED",
     "UNKNOWN_SITE",
-    "WORK_TABLES",
     "CallSite",
     "CoreSummary",
     "CoreWaits",
@@ -143,34 +86,26 @@ __all__ = [
     "DeviceParts",
     "DeviceTime",
     "FrameKind",
-    "Framework",
     "Generation",
     "GrownName",
     "HostAccount",
-    "HostActivity",
     "HostPart",
-    "InterpretedKernel",
     "ModelCall",
-    "Region",
     "Situation",
     "StepAccount",
     "StepGrowth",
-    "Window",
     "Windows",
-    "WorkTime",
     "account_windows",
+    "adjusted",
     "answered_calls",
     "blocking_calls",
-    "bounded",
     "call_site",
     "call_tokens",
     "cause_intervals",
     "communication_in_steps",
-    "compiled_rows",
     "compiles",
     "core_summary",
     "core_waits",
-    "covering_slices",
     "detail_row",
     "device_busy",
     "device_doubts",
@@ -179,77 +114,43 @@ __all__ = [
     "does",
     "exposed_communication",
     "exposed_until",
-    "for_device",
     "forward_rows",
-    "frame_fix",
     "framework",
-    "generation",
     "graph_op",
     "graph_ops_inside",
     "grown_names",
-    "host_account",
     "idle_pieces",
     "innermost_spans",
-    "input_slices",
-    "interpreted_kernels",
     "is_interpreted",
-    "jit_disabled",
+    "jax_debugging",
     "kind_of_slice",
     "late_span_ns",
     "launch_sites",
     "least_computing",
-    "lineage",
     "loads_code",
     "main_thread",
     "marks_of",
-    "named_slices",
-    "nearest_ancestor",
-    "nearest_samples",
-    "of_device",
     "one_generation",
-    "op_records",
-    "op_times",
-    "outermost",
-    "outermost_ancestor",
     "per_step",
-    "plan_records",
     "planned_cost",
     "profiler_syncs",
-    "program_records",
-    "record_stacks",
     "reduced_too_often",
-    "regions",
-    "removed_inside",
-    "removed_time",
-    "rows_by_device",
     "rows_of_product",
-    "sampled_site",
     "situation",
-    "slice_name",
-    "spans_of_ranks",
-    "stacks",
     "step_accounts",
     "step_growth",
     "step_windows",
     "steps_at",
     "steps_known",
     "steps_work",
-    "subtree_ends",
-    "switches_on",
-    "time_of",
+    "thread_lines",
     "time_with_core",
     "time_within",
     "timed_cost",
     "trace_step_time",
-    "union_of",
-    "user_line",
     "waits_for_all_streams",
     "warm_accounts",
     "warm_windows",
     "whole_ns",
-    "with_busy_note",
-    "work_inside",
     "work_phases",
-    "work_time",
-    "worst_spans",
 ]

@@ -394,28 +394,29 @@ class IdlePieces(Struct, frozen=True, kw_only=True):
         return len(self.device)
 
 
-def idle_pieces(trace: Trace, cause: Cause, windows: Windows | None = None) -> IdlePieces:
-    """The idle intervals with time of ``cause`` in the windows, all devices; the costs sum to the accounts'.
+def idle_pieces(trace: Trace, cause: Cause, windows: Windows | None = None, *, device: int | None = None) -> IdlePieces:
+    """The idle intervals with time of ``cause`` in the windows; the costs sum to the accounts'.
 
-    ``windows``: those of the account by default.
+    ``windows``: those of the account by default. ``device``: row of ``devices``; all devices by default.
     """
     windows, columns = windows or trace.fact(account_windows), []
     inside = union(windows.starts, windows.ends)
-    for device, intervals in trace.fact(idle_intervals).items():
-        part = intersection(trace.fact(cause_intervals)[device].get(cause, EMPTY), inside)
+    for row, intervals in trace.fact(idle_intervals).items():
+        part = intersection(trace.fact(cause_intervals)[row].get(cause, EMPTY), inside)
         starts, ends = intervals.spans.starts, intervals.spans.ends
         cost = covered(part, starts, ends)
         has = np.flatnonzero(cost)
         wait = intervals.wait[has]
         wait = np.where(wait == MISSING, _last_wait(trace, ends[has]), wait)
-        columns.append((np.full(len(has), device), starts[has], ends[has], cost[has], intervals.launch[has], wait))
+        columns.append((np.full(len(has), row), starts[has], ends[has], cost[has], intervals.launch[has], wait))
     joined = [np.concatenate(column) for column in zip(*columns, strict=True)] or [np.empty(0, np.int64)] * 6
-    return IdlePieces(
+    pieces = IdlePieces(
         device=joined[0], start_ns=joined[1], end_ns=joined[2], cost_ns=joined[3], launch=joined[4], wait=joined[5]
     )
+    return pieces if device is None else _of_device(pieces, device)
 
 
-def of_device(pieces: IdlePieces, device: int) -> IdlePieces:
+def _of_device(pieces: IdlePieces, device: int) -> IdlePieces:
     """Return the pieces of one device (row of ``devices``)."""
     here = pieces.device == device
     return IdlePieces(**{name: getattr(pieces, name)[here] for name in pieces.__struct_fields__})
@@ -425,7 +426,7 @@ def worst_device(pieces: IdlePieces) -> IdlePieces:
     """Return the pieces of the device with most of the time, because devices are idle in parallel."""
     if not len(pieces):
         return pieces
-    return of_device(pieces, int(np.argmax(np.bincount(pieces.device, weights=pieces.cost_ns))))
+    return _of_device(pieces, int(np.argmax(np.bincount(pieces.device, weights=pieces.cost_ns))))
 
 
 def _last_wait(trace: Trace, times: Int64) -> Int64:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from perfscope.analyzers.time.spans import lineage, nearest_ancestor, rows_by_device
+from perfscope.analyzers.spans import lineage, nearest_ancestor, rows_by_device
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, CallKind, CopyKind, HostMemory, SliceKind, Trace
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.time.spans import rows_by_device, union_of
+from perfscope.analyzers.spans import rows_by_device, union_of
 from perfscope.model.intervals import Intervals, difference, intersection, merge
 from perfscope.model.trace import Trace
 

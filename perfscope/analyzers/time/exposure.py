@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from perfscope.analyzers.spans import rows_by_device
 from perfscope.analyzers.time.device_time import device_work
-from perfscope.analyzers.time.spans import rows_by_device
 from perfscope.analyzers.time.steps import account_windows
 from perfscope.model.intervals import Int64, Intervals, covered, intersection, merge, union
 from perfscope.model.trace import Rows, Trace

@@ -40,6 +40,24 @@ class Situation(Struct, frozen=True, kw_only=True):
     sampled: bool = False
     """Whether Python stacks were sampled (`perfscope run`)."""
 
+    def for_device(self, text: str) -> str:
+        """Return ``text`` with the names that exist on the recorded device in place of its {keys}."""
+        return text.format_map(NAMES[self.device])
+
+    def frame_fix(self, kind: FrameKind, *, flax_nnx: bool = False) -> str:
+        """Return the advice about time in frames of a kind; ``""`` without an entry."""
+        if kind is FrameKind.TOKENIZER:
+            return _TOKENIZER.get(self.phase, _TOKENIZE_AHEAD)
+        if kind is FrameKind.OPTIMIZER and self.phase not in ("training", "unknown"):
+            return ""
+        if flax_nnx and kind is FrameKind.COMPILED_CALL and self.framework == "jax":
+            return _NNX
+        return self.for_device(_BY_FRAMEWORK[self.framework].get(kind, ""))
+
+    def record_stacks(self) -> str:
+        """Return, as a sentence, which recording would show the host's activity."""
+        return _SAMPLE_MORE if self.sampled else _STACKS[self.framework]
+
 
 def situation(trace: Trace) -> Situation:
     """Return framework, phase and device of the recorded program; a fact of the trace."""
@@ -224,11 +242,6 @@ PyTorch for torch.npu and its environment variables; HIP runtime API reference.
 """
 
 
-def for_device(text: str, where: Situation) -> str:
-    """Return ``text`` with the names that exist on the recorded device in place of its {keys}."""
-    return text.format_map(NAMES[where.device])
-
-
 # Activity of a kind of frame, in words.
 
 
@@ -326,17 +339,6 @@ _TOKENIZER: Mapping[ProgramPhase, str] = {
 _TOKENIZE_AHEAD = "Tokenize in another thread or process while the device works on the request before."
 
 
-def frame_fix(kind: FrameKind, where: Situation, *, flax_nnx: bool = False) -> str:
-    """Return the advice about time in frames of a kind; ``""`` without an entry."""
-    if kind is FrameKind.TOKENIZER:
-        return _TOKENIZER.get(where.phase, _TOKENIZE_AHEAD)
-    if kind is FrameKind.OPTIMIZER and where.phase not in ("training", "unknown"):
-        return ""
-    if flax_nnx and kind is FrameKind.COMPILED_CALL and where.framework == "jax":
-        return _NNX
-    return for_device(_BY_FRAMEWORK[where.framework].get(kind, ""), where)
-
-
 _MOVED: Mapping[ProgramPhase, str] = {
     "training": "do it once before the loop, in the workers of a data loader, or in a thread while the step runs",
     "evaluation": "do it once before the loop, in another process, or in a thread while the step runs",
@@ -358,11 +360,6 @@ _STACKS: Mapping[Framework, str] = {
     "--sample=process-tree`), to see what runs there.",
 }
 _SAMPLE_MORE = "Trace more steps (`perfscope run --steps A:B`), so that more stacks are sampled there."
-
-
-def record_stacks(where: Situation) -> str:
-    """Return, as a sentence, which recording would show the host's activity."""
-    return _SAMPLE_MORE if where.sampled else _STACKS[where.framework]
 
 
 # Advice about idle time of a cause that no rule explains further.
@@ -407,7 +404,7 @@ _CAUSES_BY_FRAMEWORK: Mapping[Framework, Mapping[Cause, str]] = {
 
 def cause_fix(cause: Cause, where: Situation) -> str:
     """Return the advice about time of a cause of the account; ``""`` if the cause alone is not sufficient."""
-    return for_device(_CAUSES_BY_FRAMEWORK[where.framework].get(cause, ""), where)
+    return where.for_device(_CAUSES_BY_FRAMEWORK[where.framework].get(cause, ""))
 
 
 # Advice about reads of a value by the host, by kind of read.
@@ -486,7 +483,7 @@ def read_fix(kind: str, where: Situation) -> str:
     """
     if kind == "item" and (where.framework, where.phase) in _ITEM_ELSEWHERE:
         return _ITEM_ELSEWHERE[where.framework, where.phase]
-    return for_device(_READS[where.framework].get(kind, _LATER), where)
+    return where.for_device(_READS[where.framework].get(kind, _LATER))
 
 
 # Advice about launches and memory calls that the device waits for.
@@ -508,12 +505,12 @@ _MEMORY: Mapping[Framework, str] = {
 
 def launch_fix(where: Situation) -> str:
     """Return the advice about a device that waits for launches."""
-    return for_device(_LAUNCHES[where.framework], where)
+    return where.for_device(_LAUNCHES[where.framework])
 
 
 def memory_fix(where: Situation) -> str:
     """Return the advice about a device that waits for calls that allocate or free its memory."""
-    return for_device(_MEMORY[where.framework], where)
+    return where.for_device(_MEMORY[where.framework])
 
 
 FEWEST_STARTS = 3

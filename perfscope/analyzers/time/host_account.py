@@ -8,10 +8,9 @@ from typing import Literal, cast, get_args
 import numpy as np
 from msgspec import Struct
 
+from perfscope.analyzers.spans import is_compiled, named_slices, spans_by_thread
 from perfscope.analyzers.time.account import warm_windows
-from perfscope.analyzers.time.compiled_regions import is_compiled
 from perfscope.analyzers.time.host_activity import HostActivity, divide, host_activities, main_thread
-from perfscope.analyzers.time.spans import named_slices, spans_by_thread
 from perfscope.analyzers.time.steps import Windows, step_windows, steps_work
 from perfscope.analyzers.time.whole_run.cores import carve_waits, core_waits
 from perfscope.model.documents.causes import HostPurpose

@@ -16,11 +16,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perfscope.analyzers.time.calls import base_name, blocking_calls
-from perfscope.analyzers.time.frame_kinds import ENGINES, FrameKind, frame_kind
-from perfscope.analyzers.time.rank_waits import waits_between_ops, waits_in_calls
-from perfscope.analyzers.time.samples import device_waits, nearest_samples, shown_kinds, stacks, waiting_samples
-from perfscope.analyzers.time.spans import (
+from perfscope.analyzers.spans import (
     allocator_spans,
     input_spans,
     named_slices,
@@ -28,6 +24,10 @@ from perfscope.analyzers.time.spans import (
     outermost_ancestor,
     spans_by_thread,
 )
+from perfscope.analyzers.time.calls import base_name, blocking_calls
+from perfscope.analyzers.time.frame_kinds import ENGINES, FrameKind, frame_kind
+from perfscope.analyzers.time.rank_waits import waits_between_ops, waits_in_calls
+from perfscope.analyzers.time.samples import device_waits, nearest_samples, shown_kinds, stacks, waiting_samples
 from perfscope.model.intervals import (
     EMPTY,
     Int64,

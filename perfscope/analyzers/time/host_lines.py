@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
+from perfscope.analyzers.spans import lineage
 from perfscope.analyzers.time.account import StepAccount, step_accounts, time_of_cause
 from perfscope.analyzers.time.calls import framework
 from perfscope.analyzers.time.frame_kinds import ENGINES, FrameKind, frame_kind, kind_below, package_of
@@ -39,7 +40,6 @@ from perfscope.analyzers.time.samples import (
     stacks,
 )
 from perfscope.analyzers.time.sites import CallSite, call_site
-from perfscope.analyzers.time.spans import lineage
 from perfscope.analyzers.time.steps import step_windows
 from perfscope.model.documents.causes import Cause
 from perfscope.model.frames import Owner, owner_of

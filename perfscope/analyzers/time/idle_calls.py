@@ -12,8 +12,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from perfscope.analyzers.spans import covering_slices, rows_by_device
 from perfscope.analyzers.time.calls import blocking_calls
-from perfscope.analyzers.time.spans import covering_slices, rows_by_device
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, CallKind, Rows, Trace
 

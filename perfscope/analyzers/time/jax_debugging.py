@@ -33,12 +33,26 @@ class InterpretedKernel(Struct, frozen=True, kw_only=True):
     """Times of the loops of that line; empty if the recording has no instructions of them."""
 
 
-def switches_on(trace: Trace) -> tuple[ProgramFact, ...]:
-    """Return the enabled debugging switches of jax's configuration."""
-    return tuple(fact for fact in trace.program_facts if fact.name in SWITCHES)
+class JaxDebugging(Struct, frozen=True, kw_only=True):
+    """Debugging aids that slow a JAX program down."""
+
+    switches: tuple[ProgramFact, ...]
+    """Enabled debugging switches of jax's configuration."""
+    kernels: tuple[InterpretedKernel, ...]
+
+    @property
+    def disable_jit(self) -> ProgramFact | None:
+        """The switch that makes every operation a separate program."""
+        return next((fact for fact in self.switches if fact.name == JIT_DISABLED), None)
 
 
-def interpreted_kernels(trace: Trace) -> tuple[InterpretedKernel, ...]:
+def jax_debugging(trace: Trace) -> JaxDebugging:
+    """Return the enabled switches, and the interpreted kernels; a fact of the trace."""
+    switches = tuple(fact for fact in trace.program_facts if fact.name in SWITCHES)
+    return JaxDebugging(switches=switches, kernels=_interpreted_kernels(trace))
+
+
+def _interpreted_kernels(trace: Trace) -> tuple[InterpretedKernel, ...]:
     """Return the interpreted kernels, by line."""
     ops = trace.rows["hlo_ops"]
     result = []

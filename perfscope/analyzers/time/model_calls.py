@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.time.spans import named_slices, outermost, subtree_ends
+from perfscope.analyzers.spans import named_slices, outermost, subtree_ends
 from perfscope.model.frames import parse_module
 from perfscope.model.intervals import Int64
 from perfscope.model.op_flops import PRODUCTS

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from perfscope.analyzers.time.spans import input_spans, named_slices, rows_by_device, union_of
+from perfscope.analyzers.spans import input_spans, named_slices, rows_by_device, union_of
 from perfscope.model.frames import parse_module
 from perfscope.model.intervals import EMPTY, Int64, Intervals, covered, difference, intersection, merge
 from perfscope.model.trace import MISSING, CopyKind, SliceKind, Trace

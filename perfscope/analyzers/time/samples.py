@@ -94,6 +94,27 @@ def jitted_functions(trace: Trace) -> frozenset[str]:
     return frozenset(name.removeprefix("jit_") for name in modules if name.startswith("jit_"))
 
 
+class ThreadLines(Struct, frozen=True, kw_only=True):
+    """Pieces of time, and the user's line and kind of frame of each."""
+
+    spans: Intervals
+    line: Int64
+    """Index in ``lines``."""
+    lines: tuple[tuple[CallSite, FrameKind], ...]
+
+
+def thread_lines(trace: Trace, thread: int, spans: Intervals) -> ThreadLines:
+    """Return the lines of a thread in ``spans`` by its samples."""
+    pieces = nearest_samples(trace, thread, spans)
+    frames, line = np.unique(trace.rows["samples"]["frame"][pieces.samples], return_inverse=True)
+    kinds = trace.fact(stacks).kinds
+    lines = tuple(
+        (sampled_site(trace, frame), FrameKind.UNKNOWN if frame == MISSING else FrameKind(int(kinds[frame])))
+        for frame in frames.tolist()
+    )
+    return ThreadLines(spans=Intervals(pieces.starts, pieces.ends), line=line.astype(np.int64), lines=lines)
+
+
 def sampled_site(trace: Trace, frame: int, inside: npt.NDArray[np.bool_] | None = None) -> CallSite:
     """Return the user's function and line of a stack; ``frame``: row of its innermost frame.
 

@@ -27,8 +27,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perfscope.analyzers.time.compiled_regions import compiled_kernel, user_line
-from perfscope.analyzers.time.spans import lineage, nearest_ancestor, outermost
+from perfscope.analyzers.spans import compiled_kernel, lineage, nearest_ancestor, outermost, user_line
 from perfscope.analyzers.time.steps import step_windows
 from perfscope.model.finding import Where
 from perfscope.model.frames import Owner, parse_frame, parse_module

@@ -9,10 +9,10 @@ from typing import TypedDict
 import numpy as np
 from msgspec import Struct
 
+from perfscope.analyzers.spans import named_slices
 from perfscope.analyzers.time.device_data.device_doubts import DeviceDoubt, doubts_in
 from perfscope.analyzers.time.device_data.launched_work import launched_work
 from perfscope.analyzers.time.model_calls import model_calls
-from perfscope.analyzers.time.spans import named_slices
 from perfscope.model.finding import Basis
 from perfscope.model.intervals import Int64, covered, union
 from perfscope.model.severity import Severity, severity_of

@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from perfscope.analyzers.time.jax_debugging import JIT_DISABLED, switches_on
+from perfscope.analyzers.time.jax_debugging import jax_debugging
 from perfscope.model.documents.run import ProgramFact
 from perfscope.model.trace import Trace
 
@@ -23,17 +23,12 @@ class SingleOperations(Struct, frozen=True, kw_only=True):
     """
 
 
-def jit_disabled(trace: Trace) -> bool:
-    """Whether `jax_disable_jit` makes every operation a separate program."""
-    return any(fact.name == JIT_DISABLED for fact in switches_on(trace))
-
-
 def single_operations(trace: Trace) -> SingleOperations | None:
     """Return the counts of `perfscope run`; ``None`` for few or none, or with `jax_disable_jit`.
 
     A fact of the trace.
     """
-    if jit_disabled(trace):
+    if trace.fact(jax_debugging).disable_jit is not None:
         return None
     for fact in trace.program_facts:
         if fact.name == "unjitted_step":

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from perfscope.analyzers.time.account import StepAccount, step_accounts, time_of_cause, warm_windows
 from perfscope.analyzers.time.host_activity import main_thread
 from perfscope.analyzers.time.steps import late_span_ns, step_windows, steps_known, whole_ns
+from perfscope.analyzers.time.whole_run.cores import with_busy_note
 from perfscope.model.documents.causes import Cause
 from perfscope.model.documents.step_time import StepTime, step_time_of
 from perfscope.model.finding import Finding, Once
@@ -43,6 +44,11 @@ others are at least this share of their length.
 
 HOST_RULES = frozenset({"graph_break", "host_bound", "input_stall", "launch_bound", "small_kernels"})
 """Rules whose costs are host time while a device works."""
+
+
+def adjusted(trace: Trace, rule: str, finding: Finding) -> Finding:
+    """Return the finding with bounded costs, and a note if the machine was busy."""
+    return with_busy_note(trace, rule, bounded(trace, rule, finding))
 
 
 def bounded(trace: Trace, rule: str, finding: Finding) -> Finding:

@@ -7,16 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.time import (
-    WORK_TABLES,
-    Window,
-    blocking_calls,
-    device_busy,
-    removed_time,
-    step_windows,
-    time_of,
-    whole_ns,
-)
+from perfscope.analyzers.spans import WORK_TABLES, Window, removed_time, time_of
+from perfscope.analyzers.time import blocking_calls, device_busy, step_windows, whole_ns
 from perfscope.analyzers.torch_compile.frames import compile_spans
 from perfscope.model.finding import Removed
 from perfscope.model.intervals import Int64, Intervals, complement, covered, union

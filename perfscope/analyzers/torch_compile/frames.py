@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.time import plan_records
+from perfscope.analyzers.examined import plan_records
 from perfscope.model.finding import AbstainError, Scope, Where
 from perfscope.model.frames import Owner, owner_of
 from perfscope.model.intervals import EMPTY, Intervals, union

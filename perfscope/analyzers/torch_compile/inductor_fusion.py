@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from msgspec import Struct
 
 from perfscope.analyzers.ops import ITEM_SIZES, NOTHING_LOST
-from perfscope.analyzers.time import user_line
+from perfscope.analyzers.spans import user_line
 from perfscope.model.trace import Trace
 
 if TYPE_CHECKING:

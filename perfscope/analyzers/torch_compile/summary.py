@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from msgspec import Struct, field
 
-from perfscope.analyzers.time import compiled_rows, nearest_ancestor, step_windows
+from perfscope.analyzers.spans import compiled_rows, nearest_ancestor
+from perfscope.analyzers.time import step_windows
 from perfscope.analyzers.torch_compile.frames import (
     CompiledFrame,
     compilation_of,

@@ -7,7 +7,7 @@ from statistics import median
 
 import numpy as np
 
-from perfscope.analyzers.time import work_time
+from perfscope.analyzers.spans import work_time
 from perfscope.model.errors import UsageError
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import SliceKind, Trace

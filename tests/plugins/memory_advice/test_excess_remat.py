@@ -315,8 +315,8 @@ def test_evidence_tells_what_each_region_buys() -> None:
 @pytest.mark.parametrize(
     ("asked_by", "form"), [("CheckpointFunctionBackward", "reentrant"), ("AddmmBackward0", "selective")]
 )
-def test_forms_are_told_apart(elf_requirements: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"{__name__}.ADDMM_NODE", f"autograd::engine::evaluate_function: {elf_requirements}")
+def test_forms_are_told_apart(asked_by: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.ADDMM_NODE", f"autograd::engine::evaluate_function: {asked_by}")
     (finding,) = judged(checkpointed(PLAIN, selective=form == "selective"))
     assert {row["form"] for row in finding.evidence} == {form}
 

@@ -19,16 +19,8 @@ from msgspec.structs import replace
 
 from perfscope.analyzers.compare.runs.keys import Key, Naming, instruction_keys, span_key
 from perfscope.analyzers.compare.runs.window import Window, account_window, inside, without, work_in_window
-from perfscope.analyzers.time import (
-    StepAccount,
-    cause_intervals,
-    covering_slices,
-    idle_pieces,
-    nearest_ancestor,
-    of_device,
-    rows_by_device,
-    warm_windows,
-)
+from perfscope.analyzers.spans import covering_slices, nearest_ancestor, rows_by_device
+from perfscope.analyzers.time import StepAccount, cause_intervals, idle_pieces, warm_windows
 from perfscope.model.documents.causes import BUSY, CAUSES, Cause
 from perfscope.model.intervals import EMPTY, Int64, Intervals, covered, intersection, union
 from perfscope.model.trace import MISSING, SliceKind, Trace
@@ -223,7 +215,7 @@ def _work_parts(trace: Trace, naming: Naming, table: str, rows: Int64, own: Int6
 
 def _idle_parts(trace: Trace, naming: Naming, device: int, cause: Cause) -> list[Part]:
     """Return the idle time of one cause, a part per idle interval."""
-    pieces = of_device(idle_pieces(trace, cause, trace.fact(warm_windows)), device)
+    pieces = idle_pieces(trace, cause, trace.fact(warm_windows), device=device)
     calls = np.full(len(pieces), MISSING, np.int64)
     if cause in PLACED:
         calls = pieces.wait if cause == "sync" else pieces.launch

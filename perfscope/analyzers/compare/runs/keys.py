@@ -18,7 +18,8 @@ from msgspec.structs import replace
 from perfscope.analyzers.compare.runs.window import Window
 from perfscope.analyzers.hlo import hlo_time, scope_of
 from perfscope.analyzers.ops import autograd_nodes, recomputed_ops
-from perfscope.analyzers.time import UNKNOWN_SITE, CallSite, call_site, nearest_ancestor
+from perfscope.analyzers.spans import nearest_ancestor
+from perfscope.analyzers.time import UNKNOWN_SITE, CallSite, call_site
 from perfscope.model.documents.causes import Cause, cause_words
 from perfscope.model.documents.comparison import KeyValues
 from perfscope.model.frames import Owner, parse_frame

@@ -12,7 +12,8 @@ from perfscope.analyzers.compare.runs.keys import instruction_keys, plain_span
 from perfscope.analyzers.compare.runs.window import Window, compared_window, inside, work_in_window
 from perfscope.analyzers.memory import trace_memories
 from perfscope.analyzers.plans import step_bytes
-from perfscope.analyzers.time import blocking_calls, call_site, nearest_ancestor
+from perfscope.analyzers.spans import nearest_ancestor
+from perfscope.analyzers.time import blocking_calls, call_site
 from perfscope.analyzers.torch_compile import compile_summary
 from perfscope.model.compile_log import CodeLine
 from perfscope.model.op_graph import GraphOp, OpGraph

@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
+from perfscope.analyzers.examined import plan_records
 from perfscope.analyzers.memory.blocks import memory_of, memory_rows
 from perfscope.analyzers.memory.fragmentation import fragmentation_of
 from perfscope.analyzers.memory.holders import (
@@ -54,7 +55,6 @@ from perfscope.analyzers.memory.holders import (
 )
 from perfscope.analyzers.memory.sites import Numbered, block_sites
 from perfscope.analyzers.ops import spans_at
-from perfscope.analyzers.time import plan_records
 from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Scope, Where
 from perfscope.model.memory import MemoryTimeline, SourceLine
 from perfscope.model.severity import Severity

@@ -39,10 +39,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from perfscope.analyzers.examined import op_records
 from perfscope.analyzers.graph import base_name, short_name
 from perfscope.analyzers.ops.finding_spans import spans_of_ops
 from perfscope.analyzers.ops.graph_time import graph_time, ops_time, removed_ops
-from perfscope.analyzers.time import op_records, step_windows, timed_cost, whole_ns
+from perfscope.analyzers.time import step_windows, timed_cost, whole_ns
 from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Scope, Where
 from perfscope.model.op_flops import PRODUCTS
 from perfscope.model.trace import Trace

@@ -43,18 +43,19 @@ Fix:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec.structs import replace
 
+from perfscope.analyzers.examined import op_records
 from perfscope.analyzers.ops.anomaly import anomaly_mode
 from perfscope.analyzers.ops.graph_time import graph_time, ops_time
 from perfscope.analyzers.time import (
     UNCHECKED,
     call_site,
-    op_records,
+    jax_debugging,
     step_accounts,
     time_with_core,
     timed_cost,
@@ -66,7 +67,6 @@ from perfscope.model.trace import MISSING, Trace
 
 if TYPE_CHECKING:
     from perfscope.analyzers.ops.graph_time import GraphTime
-    from perfscope.analyzers.time import InterpretedKernel
     from perfscope.model.documents.causes import Cause
     from perfscope.model.documents.run import ProgramFact
 
@@ -85,16 +85,15 @@ def check(trace: Trace) -> Iterator[Finding]:
     yield from _filled_memory(trace)
     yield from _argument_checks(trace)
     if trace.hlo or trace.compile_events:
-        from perfscope.analyzers.time import JIT_DISABLED, interpreted_kernels, switches_on
+        debugging = trace.fact(jax_debugging)
+        yield from _interpreted(trace)
+        for fact in debugging.switches:
+            yield _jit_disabled(trace, fact) if fact is debugging.disable_jit else _switch(fact)
 
-        yield from _interpreted(trace, trace.fact(interpreted_kernels))
-        for fact in switches_on(trace):
-            yield _jit_disabled(trace, fact) if fact.name == JIT_DISABLED else _switch(fact)
 
-
-def _interpreted(trace: Trace, kernels: Sequence[InterpretedKernel]) -> Iterator[Finding]:
+def _interpreted(trace: Trace) -> Iterator[Finding]:
     whole = whole_ns(trace)
-    for kernel in kernels:
+    for kernel in trace.fact(jax_debugging).kernels:
         spent = kernel.spans.total()
         on_cpu = all(module.platform == "cpu" for module in trace.hlo)
         yield Finding(

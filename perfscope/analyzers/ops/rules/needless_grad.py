@@ -39,7 +39,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from perfscope.analyzers.time import BACKWARD, named_slices, op_records
+from perfscope.analyzers.examined import op_records
+from perfscope.analyzers.spans import named_slices
+from perfscope.analyzers.time import BACKWARD
 from perfscope.model.finding import AbstainError, Finding, Where, fit_title
 from perfscope.model.trace import Trace
 

@@ -31,16 +31,9 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.time import (
-    BACKWARD,
-    answered_calls,
-    call_tokens,
-    named_slices,
-    op_records,
-    rows_of_product,
-    step_windows,
-    whole_ns,
-)
+from perfscope.analyzers.examined import op_records
+from perfscope.analyzers.spans import named_slices
+from perfscope.analyzers.time import BACKWARD, answered_calls, call_tokens, rows_of_product, step_windows, whole_ns
 from perfscope.model.finding import NOWHERE, AbstainError, Finding, Scope, Where
 from perfscope.model.severity import severity_of
 from perfscope.model.trace import Trace

@@ -51,23 +51,18 @@ from perfscope.analyzers.ops.achieved import longest_ns, moved_bytes
 from perfscope.analyzers.ops.graph_time import spans_time
 from perfscope.analyzers.ops.kernels import input_tensors
 from perfscope.analyzers.ops.recompute import OPTIMIZER_STEP
-from perfscope.analyzers.time import (
-    Situation,
+from perfscope.analyzers.spans import (
     WorkTime,
-    call_site,
-    device_busy,
     named_slices,
     nearest_ancestor,
     outermost,
-    per_step,
     removed_inside,
-    situation,
     slice_name,
     subtree_ends,
-    whole_ns,
     work_inside,
     worst_spans,
 )
+from perfscope.analyzers.time import Situation, call_site, device_busy, per_step, situation, whole_ns
 from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Scope, Where, fit_title
 from perfscope.model.intervals import covered
 from perfscope.model.severity import severity_of

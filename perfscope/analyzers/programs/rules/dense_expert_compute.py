@@ -63,6 +63,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from perfscope.analyzers.devices import Device
+from perfscope.analyzers.examined import program_records
 from perfscope.analyzers.hlo import (
     Computation,
     Fusions,
@@ -81,7 +82,6 @@ from perfscope.analyzers.hlo import (
 from perfscope.analyzers.ops import spans_of_parts
 from perfscope.analyzers.programs.saving import Part, Price, price, priced
 from perfscope.analyzers.programs.selection import SelectionProduct, selection_products
-from perfscope.analyzers.time import program_records
 from perfscope.model.finding import AbstainError, Cell, Finding, Where
 from perfscope.model.trace import Trace
 

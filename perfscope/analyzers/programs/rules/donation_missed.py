@@ -42,6 +42,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from perfscope.analyzers.examined import program_records
 from perfscope.analyzers.hlo import program_label, where_of
 from perfscope.analyzers.ops import spans_of_instructions
 from perfscope.analyzers.programs.donation import (
@@ -53,7 +54,6 @@ from perfscope.analyzers.programs.donation import (
     refused_sizes,
     writers,
 )
-from perfscope.analyzers.time import program_records
 from perfscope.model.finding import AbstainError, Finding, Where, fit_title
 from perfscope.model.jax_log import CompileEvent
 from perfscope.model.trace import Trace

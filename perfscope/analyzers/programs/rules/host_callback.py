@@ -38,9 +38,10 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from perfscope.analyzers.examined import program_records
 from perfscope.analyzers.hlo import HloModule, Instruction, Runs, launched, primitive, rows_of, where_of
 from perfscope.analyzers.ops import spans_within
-from perfscope.analyzers.time import program_records, timed_cost, whole_ns
+from perfscope.analyzers.time import timed_cost, whole_ns
 from perfscope.model.finding import MOST_ROWS, Finding, Where, fit_title
 from perfscope.model.intervals import union
 from perfscope.model.severity import MEDIUM_SHARE

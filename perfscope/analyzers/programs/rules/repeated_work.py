@@ -36,11 +36,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from perfscope.analyzers.examined import program_records
 from perfscope.analyzers.hlo import call_line, costs, measured_run_ns, module_index, program_label, where_of
 from perfscope.analyzers.ops import spans_of_instructions
 from perfscope.analyzers.programs.repeated_work import RepeatedWork, repeated_work
 from perfscope.analyzers.programs.saving import Part, price, priced, program_roof_ns
-from perfscope.analyzers.time import program_records
 from perfscope.model.finding import AbstainError, Finding, Where, fit_title
 from perfscope.model.trace import Trace
 

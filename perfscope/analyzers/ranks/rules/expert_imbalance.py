@@ -39,7 +39,8 @@ from msgspec import Struct
 from perfscope.analyzers.ranks.job import only_compared
 from perfscope.analyzers.ranks.matching import Group, Matched, shorter_transfers
 from perfscope.analyzers.ranks.sets import RankSet, comparable
-from perfscope.analyzers.time import exposed_communication, spans_of_ranks, timed_cost
+from perfscope.analyzers.spans import spans_of_ranks
+from perfscope.analyzers.time import exposed_communication, timed_cost
 from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Scope, Where
 from perfscope.model.trace import MISSING, Trace
 

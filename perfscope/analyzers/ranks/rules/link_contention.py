@@ -49,7 +49,8 @@ from perfscope.analyzers.ranks.matching import Group, Matched, shorter_transfers
 from perfscope.analyzers.ranks.rank_work import rank_work
 from perfscope.analyzers.ranks.sets import RankSet, comparable, matched_records, nothing_alone
 from perfscope.analyzers.ranks.waits import compute_intervals
-from perfscope.analyzers.time import exposed_communication, for_device, spans_of_ranks, timed_cost
+from perfscope.analyzers.spans import spans_of_ranks
+from perfscope.analyzers.time import exposed_communication, timed_cost
 from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Where
 from perfscope.model.intervals import Intervals, covered, union
 from perfscope.model.trace import MISSING, Trace
@@ -132,10 +133,9 @@ def _finding(ranks: RankSet, kind: Compared, cost: int, whole: int) -> Finding:
             (collective.last, collective.sides[collective.last].start_ns, collective.sides[collective.last].end_ns)
             for collective in collectives
         ),
-        advice=for_device(
+        advice=trace.fact(rank_work).situation.for_device(
             "Let the one that is waited for go first{priority}.{channels} Or start the other later (no_sync() up to "
-            "the last microbatch, set_requires_gradient_sync(False) of fully_shard).",
-            trace.fact(rank_work).situation,
+            "the last microbatch, set_requires_gradient_sync(False) of fully_shard)."
         ),
         removes=shorter_transfers(
             (collective, min(1.0, kind.median_alone_ns / max(1, collective.core_ns))) for collective in collectives

@@ -56,7 +56,8 @@ from perfscope.analyzers.ranks.links import Call, of_job, stalled
 from perfscope.analyzers.ranks.matching import shorter_transfers
 from perfscope.analyzers.ranks.rank_work import rank_work
 from perfscope.analyzers.ranks.sets import comparable, matched_records, nothing_alone
-from perfscope.analyzers.time import for_device, spans_of_ranks, timed_cost
+from perfscope.analyzers.spans import spans_of_ranks
+from perfscope.analyzers.time import timed_cost
 from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Where
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns
@@ -144,7 +145,7 @@ def _finding(stalls: Sequence[Call], cost: int, whole: int) -> Finding:
             for stall in stalls[:MOST_ROWS]
         ),
         spans=spans_of_ranks((stall.rank, stall.side.start_ns, stall.side.end_ns) for stall in stalls),
-        advice=for_device(NETWORK_ADVICE if ideal.network else NVLINK_ADVICE, trace.fact(rank_work).situation),
+        advice=trace.fact(rank_work).situation.for_device(NETWORK_ADVICE if ideal.network else NVLINK_ADVICE),
         removes=shorter_transfers(
             (stall.collective, min(1.0, stall.ideal_ns / max(1, stall.took_ns))) for stall in stalls
         ),

@@ -42,15 +42,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from perfscope.analyzers.ranks.job import has_ranks
-from perfscope.analyzers.time import (
-    call_site,
-    exposed_communication,
-    named_slices,
-    step_windows,
-    timed_cost,
-    union_of,
-    whole_ns,
-)
+from perfscope.analyzers.spans import named_slices, union_of
+from perfscope.analyzers.time import call_site, exposed_communication, step_windows, timed_cost, whole_ns
 from perfscope.model.finding import AbstainError, Finding, Scope, Where
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, RECORDED, Trace

@@ -45,7 +45,8 @@ import numpy as np
 from msgspec import Struct
 
 from perfscope.analyzers.ranks.job import Local, has_ranks, locals_of
-from perfscope.analyzers.time import call_site, exposed_communication, timed_cost, whole_ns, worst_spans
+from perfscope.analyzers.spans import worst_spans
+from perfscope.analyzers.time import call_site, exposed_communication, timed_cost, whole_ns
 from perfscope.model.finding import MOST_ROWS, NOWHERE, AbstainError, Cell, Finding, Removed, Scope, Where
 from perfscope.model.trace import MISSING, RECORDED, Trace
 from perfscope.model.units import format_bytes, format_ns

@@ -79,7 +79,8 @@ from perfscope.analyzers.ranks.waits import (
     lateness_of,
     launch_ns,
 )
-from perfscope.analyzers.time import core_summary, per_step, spans_of_ranks, whole_ns, worst_spans
+from perfscope.analyzers.spans import spans_of_ranks, worst_spans
+from perfscope.analyzers.time import core_summary, per_step, whole_ns
 from perfscope.model.finding import (
     MOST_ROWS,
     NOWHERE,

@@ -34,10 +34,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from perfscope.analyzers.spans import rows_by_device, worst_spans
 from perfscope.analyzers.time.calls import Framework, framework
 from perfscope.analyzers.time.exposure import copies_in_steps
 from perfscope.analyzers.time.sites import call_site, op_of
-from perfscope.analyzers.time.spans import rows_by_device, worst_spans
 from perfscope.analyzers.time.steps import account_windows, timed_cost
 from perfscope.model.finding import MOST_ROWS, Cell, Finding, Removed, Scope, Where
 from perfscope.model.intervals import Int64

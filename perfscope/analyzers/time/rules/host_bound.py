@@ -49,18 +49,18 @@ from statistics import median
 from msgspec import Struct
 
 from perfscope.analyzers.consequences import FRAMEWORK_SUBJECT
+from perfscope.analyzers.examined import host_records
+from perfscope.analyzers.spans import removed_time, worst_spans
 from perfscope.analyzers.time.account import StepAccount, step_accounts, time_of_cause
 from perfscope.analyzers.time.calls import Framework, framework
-from perfscope.analyzers.time.fixes import does, frame_fix, move, record_stacks, situation
+from perfscope.analyzers.time.fixes import does, move, situation
 from perfscope.analyzers.time.frame_kinds import ENGINES, WAITS, FrameKind
 from perfscope.analyzers.time.host_activity import NOT_RECORDED, main_thread
 from perfscope.analyzers.time.host_lines import HALF, HostLine, HostLines, host_lines
-from perfscope.analyzers.time.records import host_records
 from perfscope.analyzers.time.samples import lock_wait, sampled_site, stacks
 from perfscope.analyzers.time.slow_steps import LEAST_SHARE as SLOW_SHARE
 from perfscope.analyzers.time.slow_steps import slow_steps
 from perfscope.analyzers.time.small_calls import small_call
-from perfscope.analyzers.time.spans import removed_time, worst_spans
 from perfscope.analyzers.time.steps import timed_cost
 from perfscope.analyzers.time.unjitted import single_operations
 from perfscope.analyzers.time.whole_run.cores import BUSY_SHARE, doubtful_causes
@@ -307,7 +307,7 @@ def _advice(trace: Trace, work: _Work) -> str:
         return ""
     if work.kind in WAITS and not line.is_users:
         return ""
-    fix = frame_fix(work.kind, where, flax_nnx=nnx)
+    fix = where.frame_fix(work.kind, flax_nnx=nnx)
     if fix or work.kind not in (FrameKind.USER, FrameKind.LIBRARY) or not line.is_users or line.site.running:
         return fix
     if not work.named:
@@ -351,7 +351,7 @@ def _record(trace: Trace, work: _Work) -> str:
         return "Trace more steps (`perfscope run --level deep`): it records which functions run between the ops."
     if len(trace.rows["samples"]) and work.lines.source in ("few", "nothing"):
         return "Run longer, or trace more steps (`perfscope run --steps A:B`): too few stacks were sampled there."
-    return record_stacks(trace.fact(situation))
+    return trace.fact(situation).record_stacks()
 
 
 def _waits_for_lock(trace: Trace, account: StepAccount) -> Iterable[Finding]:

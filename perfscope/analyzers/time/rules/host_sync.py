@@ -59,15 +59,15 @@ import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from perfscope.analyzers.examined import op_records
 from perfscope.analyzers.ops import spans_of_ops, spans_within
+from perfscope.analyzers.spans import named_slices, nearest_ancestor, outermost, slice_name, worst_spans
 from perfscope.analyzers.time.account import abstain_if_unrecorded, idle_pieces, step_accounts, worst_device
 from perfscope.analyzers.time.calls import NO_OP, blocking_calls
 from perfscope.analyzers.time.fixes import read_fix, situation
 from perfscope.analyzers.time.frame_kinds import FrameKind, frame_kind, package_of
 from perfscope.analyzers.time.model_calls import answered_calls
-from perfscope.analyzers.time.records import op_records
 from perfscope.analyzers.time.sites import CallSite, call_site, graph_ops_inside, op_of, steps_at
-from perfscope.analyzers.time.spans import named_slices, nearest_ancestor, outermost, slice_name, worst_spans
 from perfscope.analyzers.time.steps import step_windows, timed_cost, whole_ns
 from perfscope.model.finding import (
     MOST_ROWS,

@@ -39,10 +39,11 @@ from pathlib import PurePath
 import numpy as np
 from msgspec import Struct
 
+from perfscope.analyzers.examined import device_records
+from perfscope.analyzers.spans import INPUT_REGION, input_slices, outermost, union_of, worst_spans
 from perfscope.analyzers.time.account import cause_intervals, idle_intervals, step_accounts
 from perfscope.analyzers.time.fixes import worker_starts
 from perfscope.analyzers.time.host_activity import main_thread
-from perfscope.analyzers.time.records import device_records
 from perfscope.analyzers.time.samples import (
     SampledLine,
     free_samples,
@@ -52,7 +53,6 @@ from perfscope.analyzers.time.samples import (
     waiting_samples,
 )
 from perfscope.analyzers.time.sites import UNKNOWN_SITE, CallSite, call_site
-from perfscope.analyzers.time.spans import INPUT_REGION, input_slices, outermost, union_of, worst_spans
 from perfscope.analyzers.time.steps import account_windows, step_windows, timed_cost, whole_ns
 from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Removed, Scope, Where, fit_title
 from perfscope.model.frames import Owner, owner_of

@@ -41,12 +41,13 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
+from perfscope.analyzers.examined import host_records, launched_records
+from perfscope.analyzers.spans import removed_time, worst_spans
 from perfscope.analyzers.time.account import (
     IdlePieces,
     StepAccount,
     abstain_if_unrecorded,
     idle_pieces,
-    of_device,
     step_accounts,
     time_of_cause,
 )
@@ -54,10 +55,8 @@ from perfscope.analyzers.time.calls import framework, largest_by_op, launch_dela
 from perfscope.analyzers.time.fixes import launch_fix, memory_fix, move, situation
 from perfscope.analyzers.time.frame_kinds import FrameKind
 from perfscope.analyzers.time.host_lines import HALF, HostLine, host_lines
-from perfscope.analyzers.time.records import host_records, launched_records
 from perfscope.analyzers.time.sites import call_site, op_of
 from perfscope.analyzers.time.small_calls import SmallCall, small_call
-from perfscope.analyzers.time.spans import removed_time, worst_spans
 from perfscope.analyzers.time.steps import step_windows, timed_cost
 from perfscope.analyzers.time.unjitted import single_operations
 from perfscope.model.finding import MOST_ROWS, NOWHERE, AbstainError, Cell, Finding, Scope, Where, fit_title
@@ -183,9 +182,9 @@ def _late_ns(account: StepAccount) -> int:
 def _findings(trace: Trace, account: StepAccount) -> Iterator[Finding]:
     total, least = account.total_ns, PART_SHARE * account.whole_ns
     if total["launch"] >= least:
-        yield _overhead(trace, account, of_device(idle_pieces(trace, "launch"), account.device))
+        yield _overhead(trace, account, idle_pieces(trace, "launch", device=account.device))
     if total["memory"] >= least:
-        yield _allocator(trace, account, of_device(idle_pieces(trace, "memory"), account.device))
+        yield _allocator(trace, account, idle_pieces(trace, "memory", device=account.device))
 
 
 def _overhead(trace: Trace, account: StepAccount, idle: IdlePieces) -> Finding:

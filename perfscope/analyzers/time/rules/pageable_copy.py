@@ -31,12 +31,12 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from msgspec import Struct, field
 
+from perfscope.analyzers.spans import worst_spans
 from perfscope.analyzers.time.account import idle_pieces
 from perfscope.analyzers.time.calls import NO_OP, Framework, framework, ops_of_calls
 from perfscope.analyzers.time.exposure import copies_in_steps
-from perfscope.analyzers.time.fixes import for_device, situation
+from perfscope.analyzers.time.fixes import situation
 from perfscope.analyzers.time.sites import CallSite, call_site, op_of
-from perfscope.analyzers.time.spans import worst_spans
 from perfscope.analyzers.time.steps import timed_cost, whole_ns
 from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Removed, Scope, Where
 from perfscope.model.intervals import Int64
@@ -183,7 +183,7 @@ def _finding(trace: Trace, line: _Line, exposed: Int64, whole: int) -> Finding:
         for row in worst.tolist()
     ]
     to_device = line.direction == "host to device"
-    fix = for_device((_TO_DEVICE if to_device else _TO_HOST)[framework(trace)], trace.fact(situation))
+    fix = trace.fact(situation).for_device((_TO_DEVICE if to_device else _TO_HOST)[framework(trace)])
     also = f", {format_ns(line.idle_ns)} idle after waiting for them, which host_sync names too" if line.idle_ns else ""
     amount = f": {format_bytes(size)}" if known.any() else ""
     return Finding(

@@ -30,9 +30,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from statistics import median
 
+from perfscope.analyzers.spans import worst_spans
 from perfscope.analyzers.time.account import StepAccount, step_accounts
 from perfscope.analyzers.time.model_calls import call_tokens, recomputed_lengths
-from perfscope.analyzers.time.spans import worst_spans
 from perfscope.analyzers.time.steps import step_windows, timed_cost, whole_ns
 from perfscope.model.finding import NOWHERE, AbstainError, Finding, Scope, Where
 from perfscope.model.trace import Trace

@@ -32,11 +32,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from perfscope.analyzers.time.fixes import frame_fix, situation, worker_starts
+from perfscope.analyzers.examined import host_records
+from perfscope.analyzers.time.fixes import situation, worker_starts
 from perfscope.analyzers.time.frame_kinds import ENGINES, FrameKind
 from perfscope.analyzers.time.host_lines import UNANIMOUS
 from perfscope.analyzers.time.model_calls import generation
-from perfscope.analyzers.time.records import host_records
 from perfscope.analyzers.time.samples import sampled_site
 from perfscope.analyzers.time.slow_steps import (
     LEAST_SHARE,
@@ -121,7 +121,7 @@ def _prompts(trace: Trace, slow: int) -> bool:
 def _fix(trace: Trace, call: OwnCall, name: str) -> str:
     """Return the fix; ``''`` if only functions of a framework are known."""
     kind = FrameKind(call.kind)
-    fix = "" if kind in ENGINES else frame_fix(kind, trace.fact(situation))
+    fix = "" if kind in ENGINES else trace.fact(situation).frame_fix(kind)
     if fix or trace.fact(frame_owners)[call.frame] == Owner.FRAMEWORK:
         return fix
     if name.rpartition(".")[2] == "forward":  # a model that runs in each step cannot run less often

@@ -33,12 +33,12 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from perfscope.analyzers.examined import launched_records
+from perfscope.analyzers.spans import removed_time, rows_by_device, worst_spans
 from perfscope.analyzers.time.calls import SHORT_NS, Framework, ShortPairs, framework, short_pairs
 from perfscope.analyzers.time.device_time import DeviceTime, device_times
-from perfscope.analyzers.time.fixes import for_device, situation
-from perfscope.analyzers.time.records import launched_records
+from perfscope.analyzers.time.fixes import situation
 from perfscope.analyzers.time.sites import call_site
-from perfscope.analyzers.time.spans import removed_time, rows_by_device, worst_spans
 from perfscope.analyzers.time.steps import timed_cost, whole_ns
 from perfscope.model.finding import MOST_ROWS, Cell, Finding, Removed
 from perfscope.model.intervals import Int64, union
@@ -88,7 +88,7 @@ def _finding(trace: Trace, device: DeviceTime, pairs: ShortPairs, short: int, co
         "idle time in which the host was late is in launch_bound.",
         **timed_cost(trace, cost, whole_ns(trace), "modelled"),
         covers_ns={"dependency": int(pairs.gap_ns.sum())},
-        advice=for_device(_FIX[framework(trace)], trace.fact(situation)),
+        advice=trace.fact(situation).for_device(_FIX[framework(trace)]),
         evidence=_evidence(trace, pairs),
         spans=worst_spans(starts - pairs.gap_ns, ends, pairs.saved_ns),
         removes=(

@@ -34,13 +34,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from perfscope.analyzers.examined import device_records, host_records
+from perfscope.analyzers.spans import removed_time, worst_spans
 from perfscope.analyzers.time.account import StepAccount, cause_intervals, step_accounts
 from perfscope.analyzers.time.calls import Framework, framework
-from perfscope.analyzers.time.fixes import cause_fix, for_device, record_stacks, situation
+from perfscope.analyzers.time.fixes import cause_fix, situation
 from perfscope.analyzers.time.host_lines import host_lines
 from perfscope.analyzers.time.rank_waits import MessageKind, message_kind, reduced_too_often
-from perfscope.analyzers.time.records import device_records, host_records
-from perfscope.analyzers.time.spans import removed_time, worst_spans
 from perfscope.analyzers.time.steps import timed_cost
 from perfscope.analyzers.time.whole_run.cores import doubtful_causes
 from perfscope.model.documents.causes import BUSY, Cause
@@ -117,7 +117,7 @@ def _advice(trace: Trace, cause: Cause, *, on_host: bool) -> tuple[str, str]:
         stages = kind == "turns" and where.phase == "training"  # activations go forward, gradients back
         return MESSAGES["pipeline" if stages else kind][where.framework], ""
     fix = "" if on_host and cause == "sync" else cause_fix(cause, where)
-    return (f"{fix} The evidence has the other causes.", "") if fix else ("", record_stacks(where))
+    return (f"{fix} The evidence has the other causes.", "") if fix else ("", where.record_stacks())
 
 
 def _place(trace: Trace, cause: Cause, parts: Mapping[Cause, Intervals], account: StepAccount) -> Where:
@@ -161,7 +161,7 @@ def check_rest(trace: Trace, found: Sequence[tuple[str, Finding]]) -> Iterable[F
     if unrecorded or first == "unexplained":
         most = _UNRECORDED if unrecorded else "without a recorded cause"
         record = (
-            _RECORD_IT.format(wait=for_device(_WAITS[framework(trace)], trace.fact(situation)))
+            _RECORD_IT.format(wait=trace.fact(situation).for_device(_WAITS[framework(trace)]))
             if unrecorded
             else _LINKED
         )

@@ -41,9 +41,9 @@ from collections.abc import Iterator
 import numpy as np
 from msgspec.structs import replace
 
+from perfscope.analyzers.examined import host_records
 from perfscope.analyzers.time.account import step_accounts
 from perfscope.analyzers.time.host_activity import main_thread
-from perfscope.analyzers.time.records import host_records
 from perfscope.analyzers.time.samples import free_samples
 from perfscope.analyzers.time.steps import step_windows, timed_cost
 from perfscope.analyzers.time.unjitted import single_operations

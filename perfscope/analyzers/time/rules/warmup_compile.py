@@ -38,6 +38,8 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
+from perfscope.analyzers.examined import host_records
+from perfscope.analyzers.spans import removed_time, worst_spans
 from perfscope.analyzers.time.account import StepAccount, step_accounts, time_of_cause
 from perfscope.analyzers.time.calls import Framework, framework
 from perfscope.analyzers.time.host_activity import (
@@ -47,10 +49,8 @@ from perfscope.analyzers.time.host_activity import (
     main_thread,
     sample_activities,
 )
-from perfscope.analyzers.time.records import host_records
 from perfscope.analyzers.time.samples import free_samples, nearest_samples, sampled_lines
 from perfscope.analyzers.time.sites import UNKNOWN_SITE, CallSite, call_site
-from perfscope.analyzers.time.spans import removed_time, worst_spans
 from perfscope.analyzers.time.steps import steps_known, timed_cost
 from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Once
 from perfscope.model.intervals import Intervals

@@ -48,15 +48,8 @@ import numpy as np
 from msgspec import Struct
 
 from perfscope.analyzers.ops import spans_of_windows
-from perfscope.analyzers.time import (
-    REGION,
-    Window,
-    detail_row,
-    lineage,
-    nearest_ancestor,
-    per_step,
-    step_windows,
-)
+from perfscope.analyzers.spans import REGION, Window, lineage, nearest_ancestor
+from perfscope.analyzers.time import detail_row, per_step, step_windows
 from perfscope.analyzers.torch_compile.cost import eager_cost, steady_ns
 from perfscope.analyzers.torch_compile.frames import (
     CompiledFrame,

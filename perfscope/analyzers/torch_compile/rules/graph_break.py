@@ -57,7 +57,8 @@ from itertools import pairwise
 from msgspec import Struct
 
 from perfscope.analyzers.ops import spans_of_windows
-from perfscope.analyzers.time import Region, Window, per_step, regions, step_windows
+from perfscope.analyzers.spans import Region, Window, regions
+from perfscope.analyzers.time import per_step, step_windows
 from perfscope.analyzers.torch_compile.cost import EagerCost, eager_cost, steady_ns
 from perfscope.analyzers.torch_compile.frames import (
     CompiledFrame,

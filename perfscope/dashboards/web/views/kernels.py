@@ -25,7 +25,8 @@ from perfscope.analyzers.ops import (
 )
 from perfscope.analyzers.programs import RESULT as INSTRUCTIONS
 from perfscope.analyzers.programs import instructions
-from perfscope.analyzers.time import MOST_SITES, UNKNOWN_SITE, CallSite, call_site, launch_sites, op_times
+from perfscope.analyzers.spans import op_times
+from perfscope.analyzers.time import MOST_SITES, UNKNOWN_SITE, CallSite, call_site, launch_sites
 from perfscope.dashboards.report.blocks import Column
 from perfscope.dashboards.report.results import shown
 from perfscope.dashboards.web.timeline.lanes import CATEGORY_WORDS, Category, kernel_category, op_category, stream_names

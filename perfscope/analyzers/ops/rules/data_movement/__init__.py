@@ -38,20 +38,11 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
+from perfscope.analyzers.examined import op_records
 from perfscope.analyzers.ops.finding_spans import spans_of_slices
 from perfscope.analyzers.ops.movement import LEAST_PART, Movement, movements
-from perfscope.analyzers.time import (
-    StepGrowth,
-    account_windows,
-    framework,
-    op_records,
-    removed_inside,
-    step_growth,
-    time_of,
-    timed_cost,
-    whole_ns,
-    work_inside,
-)
+from perfscope.analyzers.spans import removed_inside, time_of, work_inside
+from perfscope.analyzers.time import StepGrowth, account_windows, framework, step_growth, timed_cost, whole_ns
 from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Scope, fit_title
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns

@@ -45,8 +45,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec import Struct, field
 
+from perfscope.analyzers.examined import op_records
 from perfscope.analyzers.ops.op_class import op_class
-from perfscope.analyzers.time import op_records, op_times, step_windows, time_of, timed_cost, whole_ns, worst_spans
+from perfscope.analyzers.spans import op_times, time_of, worst_spans
+from perfscope.analyzers.time import step_windows, timed_cost, whole_ns
 from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Where, fit_title
 from perfscope.model.trace import MISSING, Trace
 

@@ -20,7 +20,8 @@ from perfscope.analyzers.hlo import (
     where_of,
 )
 from perfscope.analyzers.ops.rules.double_precision import HALF, LEAST_SHARE
-from perfscope.analyzers.time import step_windows, timed_cost, whole_ns, worst_spans
+from perfscope.analyzers.spans import worst_spans
+from perfscope.analyzers.time import step_windows, timed_cost, whole_ns
 from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Where
 from perfscope.model.intervals import Int64, union
 from perfscope.model.trace import Trace

@@ -70,10 +70,12 @@ import numpy as np
 from msgspec import Struct
 
 from perfscope.analyzers.devices import Device, bytes_ns, find_device, peak_ratio
+from perfscope.analyzers.examined import op_records
 from perfscope.analyzers.ops.achieved import kernel_costs
 from perfscope.analyzers.ops.kernels import matmul_precision, uses_tensor_cores
 from perfscope.analyzers.ops.op_class import op_class
-from perfscope.analyzers.time import call_site, op_records, time_of, timed_cost, whole_ns, worst_spans
+from perfscope.analyzers.spans import time_of, worst_spans
+from perfscope.analyzers.time import call_site, timed_cost, whole_ns
 from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Removed, Where
 from perfscope.model.trace import MISSING, Trace
 from perfscope.model.units import format_ns

@@ -68,6 +68,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
+from perfscope.analyzers.examined import op_records
 from perfscope.analyzers.graph import short_name
 from perfscope.analyzers.ops.achieved import longest_ns
 from perfscope.analyzers.ops.attention import (
@@ -80,7 +81,8 @@ from perfscope.analyzers.ops.attention import (
 from perfscope.analyzers.ops.finding_spans import spans_of_ops, spans_of_slices
 from perfscope.analyzers.ops.graph_time import removed_ops, spans_time
 from perfscope.analyzers.ops.kernels import ITEM_SIZES
-from perfscope.analyzers.time import WorkTime, call_site, op_records, planned_cost, removed_inside, timed_cost, whole_ns
+from perfscope.analyzers.spans import WorkTime, removed_inside
+from perfscope.analyzers.time import call_site, planned_cost, timed_cost, whole_ns
 from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Where
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes

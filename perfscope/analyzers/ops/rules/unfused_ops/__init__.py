@@ -77,9 +77,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from perfscope.analyzers.examined import op_records
 from perfscope.analyzers.ops.achieved import longest_ns
 from perfscope.analyzers.ops.fusion import FORWARD_PRECISION, FORWARD_RECALL, KernelChain, chain_text, forward_chains
-from perfscope.analyzers.time import call_site, op_records, removed_inside, time_of, timed_cost, whole_ns, worst_spans
+from perfscope.analyzers.spans import removed_inside, time_of, worst_spans
+from perfscope.analyzers.time import call_site, timed_cost, whole_ns
 from perfscope.analyzers.torch_compile import log_has_refusals
 from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Scope, Where, fit_title
 from perfscope.model.trace import Trace

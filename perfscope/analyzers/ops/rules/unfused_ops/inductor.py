@@ -12,7 +12,8 @@ from perfscope.analyzers.devices import bytes_ns, find_device
 from perfscope.analyzers.ops.finding_spans import spans_of_slices
 from perfscope.analyzers.ops.fusion import FusionReason, fusion_reason
 from perfscope.analyzers.plans import plan_works
-from perfscope.analyzers.time import compiled_rows, per_step, planned_cost, whole_ns, work_time
+from perfscope.analyzers.spans import compiled_rows, work_time
+from perfscope.analyzers.time import per_step, planned_cost, whole_ns
 from perfscope.analyzers.torch_compile import PlannedPair, RefusedPair, planned_pairs, refused_pairs, where_of
 from perfscope.model.compile_log import CodeLine, CompiledKernel, ProgramLine
 from perfscope.model.finding import MOST_ROWS, Cell, Finding, Span, Where

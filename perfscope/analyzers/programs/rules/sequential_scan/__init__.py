@@ -54,6 +54,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
+from perfscope.analyzers.examined import op_records
 from perfscope.analyzers.hlo import where_of
 from perfscope.analyzers.ops import spans_of_parts
 from perfscope.analyzers.programs.rules.sequential_scan.plan import scan_findings
@@ -67,7 +68,7 @@ from perfscope.analyzers.programs.scan import (
     parallel_ns,
     part_of,
 )
-from perfscope.analyzers.time import is_interpreted, op_records
+from perfscope.analyzers.time import is_interpreted
 from perfscope.model.finding import AbstainError, Finding, Span, Where
 from perfscope.model.severity import Severity
 from perfscope.model.trace import Trace

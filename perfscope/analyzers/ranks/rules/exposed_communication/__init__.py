@@ -60,6 +60,7 @@ from perfscope.analyzers.ranks.matching import align
 from perfscope.analyzers.ranks.rules.exposed_communication.ranks import Side, by_kind, exposed_finding
 from perfscope.analyzers.ranks.sets import RankSet, comparable
 from perfscope.analyzers.ranks.waits import Wait, shares_of, waits_of
+from perfscope.analyzers.spans import rows_by_device, worst_spans
 from perfscope.analyzers.time import (
     PHASES,
     StepAccount,
@@ -67,13 +68,11 @@ from perfscope.analyzers.time import (
     communication_in_steps,
     framework,
     reduced_too_often,
-    rows_by_device,
     situation,
     step_accounts,
     step_windows,
     timed_cost,
     work_phases,
-    worst_spans,
 )
 from perfscope.model.finding import MOST_ROWS, NOWHERE, AbstainError, Cell, Finding, Removed, Scope, Where
 from perfscope.model.intervals import covered, union

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from perfscope.analyzers.ranks.job import shown_group
 from perfscope.analyzers.ranks.waits import Share, summed
-from perfscope.analyzers.time import spans_of_ranks
+from perfscope.analyzers.spans import spans_of_ranks
 from perfscope.model.finding import MOST_ROWS, Cell, Finding
 from perfscope.model.severity import severity_of
 from perfscope.model.units import format_ns

@@ -52,14 +52,8 @@ from msgspec import Struct
 from perfscope.analyzers.ranks.job import MIXED, Local, Member, has_ranks, locals_of, only_compared
 from perfscope.analyzers.ranks.matching import Group, waits_by_kernel
 from perfscope.analyzers.ranks.sets import RankSet, named_axis, rank_sets
-from perfscope.analyzers.time import (
-    device_times,
-    exposed_communication,
-    spans_of_ranks,
-    step_windows,
-    timed_cost,
-    whole_ns,
-)
+from perfscope.analyzers.spans import spans_of_ranks
+from perfscope.analyzers.time import device_times, exposed_communication, step_windows, timed_cost, whole_ns
 from perfscope.model.collectives import POINT_TO_POINT
 from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Scope, Where
 from perfscope.model.trace import MISSING, Trace

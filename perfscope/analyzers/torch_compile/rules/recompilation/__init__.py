@@ -63,7 +63,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from perfscope.analyzers.ops import spans_within
-from perfscope.analyzers.time import REGION, removed_time, time_within
+from perfscope.analyzers.spans import REGION, removed_time
+from perfscope.analyzers.time import time_within
 from perfscope.analyzers.torch_compile.frames import (
     CompiledFrame,
     compile_log_of,

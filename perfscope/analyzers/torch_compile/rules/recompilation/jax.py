@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from statistics import median
 
 from perfscope.analyzers.ops import spans_within
-from perfscope.analyzers.time import removed_time, time_within
+from perfscope.analyzers.spans import removed_time
+from perfscope.analyzers.time import time_within
 from perfscope.analyzers.torch_compile.jax_causes import CompiledAgain, arguments, fix_words, reason_words
 from perfscope.analyzers.torch_compile.jax_compilations import (
     Cause,

@@ -81,18 +81,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from perfscope.analyzers.examined import program_records
 from perfscope.analyzers.ops import EVALUATE, RecomputeRegion, recompute_regions, spans_of_regions
-from perfscope.analyzers.time import (
-    NO_WORK,
-    UNKNOWN_SITE,
-    call_site,
-    graph_op,
-    named_slices,
-    per_step,
-    program_records,
-    removed_inside,
-    whole_ns,
-)
+from perfscope.analyzers.spans import NO_WORK, named_slices, removed_inside
+from perfscope.analyzers.time import UNKNOWN_SITE, call_site, graph_op, per_step, whole_ns
 from perfscope.model.finding import AbstainError, Cell, Finding, Scope, Where
 from perfscope.model.severity import severity_of
 from perfscope.model.trace import RECORDED, Trace

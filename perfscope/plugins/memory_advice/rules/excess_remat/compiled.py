@@ -12,15 +12,8 @@ from msgspec import Struct
 
 from perfscope.analyzers.memory import SCARCE_SHARE, judged_timelines, peak_held
 from perfscope.analyzers.ops import spans_of_slices
-from perfscope.analyzers.time import (
-    REGION,
-    compiled_rows,
-    lineage,
-    named_slices,
-    per_step,
-    whole_ns,
-    work_time,
-)
+from perfscope.analyzers.spans import REGION, compiled_rows, lineage, named_slices, work_time
+from perfscope.analyzers.time import per_step, whole_ns
 from perfscope.analyzers.torch_compile import node_bytes, where_of
 from perfscope.model.compile_log import CompiledKernel, CompileLog, Graph, GraphNode
 from perfscope.model.finding import AbstainError, Cell, Finding, Where, fit_title

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from perfscope.analyzers.time.spans import lineage, nearest_ancestor
+from perfscope.analyzers.spans.rows import lineage, nearest_ancestor
 from perfscope.model.frames import Owner, owner_of
 from perfscope.model.intervals import complement, union
 from perfscope.model.trace import MISSING, SliceKind, Trace

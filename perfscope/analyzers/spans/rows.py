@@ -1,4 +1,4 @@
-"""Host spans with a known purpose, per thread: data loading, lookup of compiled code, device memory calls."""
+"""Rows of a trace: their names and ancestors, spans with a known purpose per thread, and the work below them."""
 
 from __future__ import annotations
 
