@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 from perfscope.__main__ import run
 from perfscope.analyzers import registry
 from perfscope.analyzers.readers import load as loading
-from perfscope.model.errors import DataError
+from perfscope.model.errors import DataError, see
 from perfscope.model.finding import Finding
 from perfscope.model.severity import Severity
 from perfscope.model.trace import Trace
@@ -195,7 +195,7 @@ def test_strangers_in_a_folder_are_left_out_and_named(tmp_path: Path, capsys: py
         (["{folder}/absent"], 4, "perfscope: {folder}/absent: no such file or folder\n"),
         (["{folder}/broken"], 4, "perfscope: {folder}/broken: cut off\n"),
         (["{folder}/t.json", "{folder}/broken"], 4, "perfscope: {folder}/broken: cut off\n"),
-        (["{folder}/text"], 4, "perfscope: {folder}/text: text; perfscope reads: fake\n"),
+        (["{folder}/text"], 4, "perfscope: {folder}/text: text; perfscope reads: fake" + see("I have a trace") + "\n"),
         (["{folder}/t.json", "--rule", "x"], 2, "perfscope: x: unknown rule; `perfscope rules` lists them\n"),
         (["{folder}/t.json", "-o", "{folder}/no/r.json"], 4,
          "perfscope: {folder}/no/r.json: cannot be written: no such file or directory\n"),

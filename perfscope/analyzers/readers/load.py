@@ -25,7 +25,7 @@ from perfscope.analyzers.readers.file_bytes import describe_file, named_rank, re
 from perfscope.analyzers.readers.run.parts import DividedRun, RunPart, divide_run, trace_order, why_nothing_captured
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.run import Run, dump, list_numbers, missing_ranks
-from perfscope.model.errors import DataError, UsageError
+from perfscope.model.errors import DataError, UsageError, see
 from perfscope.model.plugins import named
 from perfscope.model.trace import Trace
 from perfscope.model.untrusted_text import sanitize
@@ -172,7 +172,7 @@ def discover(path: str | Path) -> Input:
         return Input(path=str(folder), units=_units_below(folder), folder=True)
     words = {**named("format_words"), **FORMAT_WORDS}
     known = dict.fromkeys(words.get(name, name) for name in known_formats())
-    raise DataError(f"{path}: {describe_file(folder)}; perfscope reads: {', '.join(known)}")
+    raise DataError(f"{path}: {describe_file(folder)}; perfscope reads: {', '.join(known)}{see('I have a trace')}")
 
 
 def resolve(path: str | Path) -> Path:
