@@ -172,6 +172,7 @@ def cases() -> list[Case]:
         }),
         Case(key="xspace", title="XSpace", make=xspace_file, readers={
             "perfscope, all tables": python(READ.format("xspace.reader")),
+            "perfscope, without the native library": python(READ.format("xspace.reader"), environment=PLAIN),
             "ProfileData, names and times": python(NAMES),
             "ProfileData, names, times and stats": python(STATS),
             "xprof, overview_page": python(

@@ -5,14 +5,11 @@ from __future__ import annotations
 import ctypes
 import mmap
 from types import TracebackType
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from perfscope.native import library
-
-Array = npt.NDArray[Any]
+from perfscope.native.arrays import Array, count, cut_texts, pointer
 
 SLICE, CALL, KERNEL, COPY, SYNC, PYTHON, MARK, DROPPED, REST = 0, 1, 2, 3, 4, 6, 7, 8, 9
 """Groups of a category, as in ``src/kineto.rs``.
@@ -65,7 +62,7 @@ class Scan:
         names = "\n".join(groups).encode()
         numbers = np.array(list(groups.values()), np.uint8)
         self._scan = ctypes.c_void_p(
-            native.perfscope_kineto_new(names, ctypes.c_size_t(len(names)), _pointer(numbers), _count(numbers))
+            native.perfscope_kineto_new(names, ctypes.c_size_t(len(names)), pointer(numbers), count(numbers))
         )
 
     def __enter__(self) -> Scan:
@@ -84,7 +81,7 @@ class Scan:
         assert self._bytes is not None
         result = self._native.perfscope_kineto_scan(
             self._scan,
-            _pointer(self._bytes),
+            pointer(self._bytes),
             *map(ctypes.c_size_t, (end, start, soft_end)),
             ctypes.byref(self._position),
         )
@@ -104,20 +101,16 @@ class Scan:
     def rest(self) -> Array:
         """Return first byte, byte after and place of each event that is left to Python; shape (events, 3), int64."""
         found = np.empty(self._size(_REST), np.int64)
-        self._native.perfscope_kineto_rest(self._scan, _pointer(found), _count(found))
+        self._native.perfscope_kineto_rest(self._scan, pointer(found), count(found))
         return found.reshape(-1, 3)
 
     def texts(self, number: int) -> list[bytes]:
         """Return the texts of a dictionary by code, as written in the file."""
-        ends = np.empty(self._size(_TEXTS + 2 * number), np.int64)
-        joined = np.empty(self._size(_TEXTS + 2 * number + 1), np.uint8)
-        self._native.perfscope_kineto_texts(self._scan, ctypes.c_size_t(number), _pointer(joined), _pointer(ends))
-        content, start = joined.tobytes(), 0
-        found = []
-        for end in ends.tolist():
-            found.append(content[start:end])
-            start = end
-        return found
+        return cut_texts(
+            self._size(_TEXTS + 2 * number),
+            self._size(_TEXTS + 2 * number + 1),
+            lambda joined, ends: self._native.perfscope_kineto_texts(self._scan, ctypes.c_size_t(number), joined, ends),
+        )
 
     def take(self, table: str) -> dict[str, Array]:
         """Move the columns of a table out, in the order of the file; empty if it has no rows."""
@@ -128,7 +121,7 @@ class Scan:
             kind = np.int64 if name in _WIDE else np.float32 if name == "occupancy" else np.int32
             column = np.empty(rows, kind)
             taken = self._native.perfscope_kineto_take(
-                self._scan, ctypes.c_size_t(number), ctypes.c_size_t(_NUMBERS[name]), _pointer(column), _count(column)
+                self._scan, ctypes.c_size_t(number), ctypes.c_size_t(_NUMBERS[name]), pointer(column), count(column)
             )
             if taken != rows:
                 raise RuntimeError(f"{taken} of {rows} values of {table}.{name}")
@@ -137,11 +130,3 @@ class Scan:
 
     def _size(self, what: int) -> int:
         return int(self._native.perfscope_kineto_size(self._scan, ctypes.c_size_t(what)))
-
-
-def _pointer(array: Array) -> ctypes.c_void_p:
-    return ctypes.c_void_p(array.ctypes.data)
-
-
-def _count(array: Array) -> ctypes.c_size_t:
-    return ctypes.c_size_t(len(array))

@@ -22,7 +22,8 @@ def both(read: Reader, path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Tra
     monkeypatch.setenv("PERFSCOPE_CACHE", "off")
     with monkeypatch.context() as without:
         without.setattr(native, "library", lambda: None)
-        without.setattr("perfscope.analyzers.readers.kineto.decode.native_library", lambda: None)
+        for user in ("columns", "kineto.decode", "xspace.planes"):
+            without.setattr(f"perfscope.analyzers.readers.{user}.native_library", lambda: None)
         plain = _read(read, path)
     return plain, _read(read, path)
 

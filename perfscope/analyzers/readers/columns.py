@@ -12,6 +12,7 @@ import numpy as np
 
 from perfscope.model.trace import Rows, SliceKind
 from perfscope.model.trace.columns import MISSING, Array
+from perfscope.native import library as native_library
 
 Columns = dict[str, Array]
 
@@ -186,8 +187,13 @@ def parents(thread: Array, start: Array, end: Array) -> Array:
     """Return the row of the innermost enclosing span of the same thread, or ``MISSING``. Rows in nesting order.
 
     It works level by level. The depth of a span is the number of open spans of its thread at its start; its parent is
-    the last span one level up. Threads with spans that overlap without nesting are walked with a stack.
+    the last span one level up. Threads with spans that overlap without nesting are walked with a stack. The native
+    library walks all with a stack.
     """
+    if native_library() is not None:
+        from perfscope.native.sweep import parents as native_parents
+
+        return native_parents(thread, start, end)
     result = np.full(len(start), MISSING, np.int32)
     edges = np.flatnonzero(np.diff(thread)) + 1
     for low, high in zip([0, *edges.tolist()], [*edges.tolist(), len(thread)], strict=True):

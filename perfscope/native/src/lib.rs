@@ -7,14 +7,17 @@
 mod json;
 mod kineto;
 mod pool;
+mod sweep;
+mod xspace;
 
 use kineto::{narrow, wide, Group, Outcome, Scan, TABLES};
 use pool::Pool;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::slice;
+use xspace::{Events, Line, Stats, Stop};
 
 /// Version of this border; Python refuses a library of another one.
-const VERSION: i64 = 1;
+const VERSION: i64 = 2;
 
 const READ: i64 = 0;
 const BAD: i64 = 1;
@@ -156,9 +159,135 @@ pub unsafe extern "C" fn perfscope_kineto_rest(scan: *const Scan, out: *mut i64,
 /// `perfscope_kineto_size` returns.
 #[no_mangle]
 pub unsafe extern "C" fn perfscope_kineto_texts(scan: *const Scan, number: usize, texts: *mut u8, ends: *mut i64) {
-    let pool = pool(&*scan, number);
+    copy_texts(pool(&*scan, number), texts, ends);
+}
+
+/// Copy the texts of a pool and the position after each.
+unsafe fn copy_texts(pool: &Pool, texts: *mut u8, ends: *mut i64) {
     slice::from_raw_parts_mut(texts, pool.texts().len()).copy_from_slice(pool.texts());
     for (target, end) in slice::from_raw_parts_mut(ends, pool.len()).iter_mut().zip(pool.ends()) {
         *target = end;
     }
+}
+
+/// Write the number of events of a line of an XSpace, their first byte and the byte after them to `out`. Return 0, or 1
+/// for a line that is left to Python.
+///
+/// # Safety
+/// `text` has `length` bytes, `out` holds three numbers.
+#[no_mangle]
+pub unsafe extern "C" fn perfscope_xspace_extent(text: *const u8, length: usize, out: *mut i64) -> i64 {
+    guarded(|| match xspace::extent(slice::from_raw_parts(text, length)) {
+        Ok((count, (first, after))) => {
+            slice::from_raw_parts_mut(out, 3).copy_from_slice(&[count as i64, first as i64, after as i64]);
+            READ
+        }
+        Err(_) => BAD,
+    })
+}
+
+/// Columns that every event of a line has, as Python passes them.
+#[repr(C)]
+pub struct EventColumns {
+    metadata: *mut i64,
+    offset: *mut i64,
+    duration: *mut i64,
+    occurrences: *mut i64,
+    values: *mut f64,
+    count: usize,
+}
+
+/// Read the events from byte `first` on into `columns`; return the stats, or null: then `*status` is 1 for a line that is
+/// left to Python and 2 if no memory is left. `ids` and `kinds`: metadata id of each wanted stat, and 1 if it is a text.
+///
+/// # Safety
+/// `text` has `length` bytes, `ids` and `kinds` have `wanted` values, each of the columns has their `count`, and `status`
+/// holds one number.
+#[no_mangle]
+pub unsafe extern "C" fn perfscope_xspace_read(
+    text: *const u8, length: usize, first: usize, columns: *const EventColumns, ids: *const i64, kinds: *const u8,
+    wanted: usize, status: *mut i64,
+) -> *mut Line {
+    let mut line = std::ptr::null_mut();
+    *status = guarded(|| {
+        let columns = &*columns;
+        let events = Events {
+            metadata: slice::from_raw_parts_mut(columns.metadata, columns.count),
+            offset: slice::from_raw_parts_mut(columns.offset, columns.count),
+            duration: slice::from_raw_parts_mut(columns.duration, columns.count),
+            occurrences: slice::from_raw_parts_mut(columns.occurrences, columns.count),
+            values: slice::from_raw_parts_mut(columns.values, columns.count),
+        };
+        let mut stats = Stats::default();
+        for (id, kind) in slice::from_raw_parts(ids, wanted).iter().zip(slice::from_raw_parts(kinds, wanted)) {
+            stats.add(*id, *kind != 0);
+        }
+        match xspace::read(slice::from_raw_parts(text, length), first, &stats, events) {
+            Ok(found) => {
+                line = Box::into_raw(Box::new(found));
+                READ
+            }
+            Err(Stop::Unusual) => BAD,
+            Err(Stop::Memory) => MEMORY,
+        }
+    });
+    line
+}
+
+/// # Safety
+/// `line` is from `perfscope_xspace_read` and is not used afterwards.
+#[no_mangle]
+pub unsafe extern "C" fn perfscope_xspace_free(line: *mut Line) {
+    drop(Box::from_raw(line));
+}
+
+/// Return a size: 0 texts, 1 their bytes; from 2 on the number of values of each stat.
+///
+/// # Safety
+/// `line` is from `perfscope_xspace_read`.
+#[no_mangle]
+pub unsafe extern "C" fn perfscope_xspace_size(line: *const Line, what: usize) -> i64 {
+    let line = &*line;
+    match what {
+        0 => line.texts.len() as i64,
+        1 => line.texts.texts().len() as i64,
+        _ => line.stats.get(what - 2).map_or(FAULT, |column| column.len() as i64),
+    }
+}
+
+/// Copy the column of a stat to an array of `room` numbers; return their number.
+///
+/// # Safety
+/// `line` is from `perfscope_xspace_read`; `out` has `room` numbers.
+#[no_mangle]
+pub unsafe extern "C" fn perfscope_xspace_take(line: *const Line, stat: usize, out: *mut i64, room: usize) -> i64 {
+    guarded(|| copy(&(*line).stats[stat], out, room))
+}
+
+/// Copy the texts of a line and the position after each.
+///
+/// # Safety
+/// `line` is from `perfscope_xspace_read`; `texts` and `ends` have the sizes that `perfscope_xspace_size` returns.
+#[no_mangle]
+pub unsafe extern "C" fn perfscope_xspace_texts(line: *const Line, texts: *mut u8, ends: *mut i64) {
+    copy_texts(&(*line).texts, texts, ends);
+}
+
+/// Write to `out` the row of the innermost span of the same thread that encloses each span, -1 without one. Return 0, or
+/// 2 if no memory is left.
+///
+/// # Safety
+/// All arrays have `count` values; the spans are by thread, then start, then longest first.
+#[no_mangle]
+pub unsafe extern "C" fn perfscope_parents(
+    thread: *const i32, start: *const i64, end: *const i64, count: usize, out: *mut i32,
+) -> i64 {
+    guarded(|| {
+        let thread = slice::from_raw_parts(thread, count);
+        let (start, end) = (slice::from_raw_parts(start, count), slice::from_raw_parts(end, count));
+        match sweep::parents(thread, start, end, slice::from_raw_parts_mut(out, count)) {
+            Ok(()) => READ,
+            Err(_) => MEMORY,
+        }
+    })
 }

@@ -21,6 +21,7 @@ from perfscope.analyzers.readers.xspace.events import Columns, UnusualError, Wan
 from perfscope.model.errors import DataError
 from perfscope.model.trace.columns import MISSING, Array
 from perfscope.model.wire import Data, Field, WireError, fields, packed
+from perfscope.native import library as native_library
 
 _PLANES, _ERRORS, _WARNINGS, _HOSTNAMES = 1, 2, 3, 4
 
@@ -184,14 +185,34 @@ def read_lines(data: Data, plane: Plane, code: Any, shown: str) -> Iterator[Line
         if end - start > MAX_LINE_BYTES:
             raise DataError(f"{shown}: a line of {end - start:,} bytes: refused")
         try:
-            own, begins = split(data, start, end)
-            columns = read_events(data, start, begins, _wanted(plane.stat_names, code))
+            own, columns = _from_bytes(data, start, end, _wanted(plane.stat_names, code))
         except UnusualError:
             line = decode("xspace.XLine", data[start:end], shown)
             columns = _by_protobuf(line.events, plane, code)
         else:
             line = decode("xspace.XLine", own, shown)
         yield _line(line, columns, shown)
+
+
+def _from_bytes(data: Data, start: int, end: int, wanted: Wanted) -> tuple[bytes, Columns]:
+    """Return the fields of the line itself, and the columns of its events. ``UnusualError`` for an unusual form."""
+    names = [*wanted.numbers.values(), *wanted.texts.values()]
+    if native_library() is None or len(set(names)) < len(names):  # A name with two ids.
+        own, begins = split(data, start, end)
+        return own, read_events(data, start, begins, wanted)
+    from perfscope.native.xspace import read_line
+
+    line = read_line(data, start, end, list(wanted.numbers), list(wanted.texts))
+    if line is None:
+        raise UnusualError
+    codes = [wanted.refers(text) if isinstance(text, int) else wanted.code(text) for text in line.texts]
+    known = np.array([*codes, MISSING], np.int64)
+    stats = {}
+    for place, (name, column) in enumerate(zip(names, line.stats, strict=True)):
+        if column is not None:
+            stats[name] = column if place < len(wanted.numbers) else known[column]
+    columns = Columns(line.metadata, line.offset_ps, line.duration_ps, line.occurrences, line.values, stats)
+    return line.own, columns
 
 
 def _wanted(names: Mapping[int, str], code: Callable[[str], int]) -> Wanted:
