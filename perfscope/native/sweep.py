@@ -20,7 +20,8 @@ def parents(thread: Array, start: Array, end: Array) -> Array:
         raise RuntimeError("the native library is not loaded")
     native.perfscope_parents.restype = ctypes.c_int64
     result = np.empty(len(start), np.int32)
-    held = [np.ascontiguousarray(thread, np.int32), *(np.ascontiguousarray(times, np.int64) for times in (start, end))]
-    if native.perfscope_parents(*map(pointer, held), count(result), pointer(result)) != 0:
+    thread = np.ascontiguousarray(thread, np.int32)
+    start, end = np.ascontiguousarray(start, np.int64), np.ascontiguousarray(end, np.int64)
+    if native.perfscope_parents(pointer(thread), pointer(start), pointer(end), count(result), pointer(result)) != 0:
         raise MemoryError
     return result
