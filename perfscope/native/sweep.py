@@ -1,4 +1,4 @@
-"""Sweeps over sorted spans by the native library. Their twins are beside their callers."""
+"""Sweeps over sorted spans by the native library. The twin of each is in the module that calls it."""
 
 from __future__ import annotations
 
