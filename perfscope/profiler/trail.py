@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from msgspec import Struct, field
 
-from perfscope.model.documents.bounded_json import Count, Number, Texts, Value
 from perfscope.profiler.source_files import SourceFiles
+
+if TYPE_CHECKING:
+    from perfscope.model.documents.trail import Layer, Op
 
 MOST_OPS = 50_000
 """Most ops of the trail; later ones are not recorded."""
@@ -20,39 +22,8 @@ FLOATS = ("float64", "float32", "float16", "bfloat16")
 _FRAMEWORKS = ("torch", "jax", "jaxlib", "flax", "equinox", "numpy")
 
 
-class Layer(Value, frozen=True, kw_only=True):
-    """A point of the forward whose value was kept: the output of a module, or of an op that uses a weight."""
-
-    name: str
-    op: str
-    line: str = ""
-    """``model.py:38``, of the user's code."""
-    weights: Texts = ()
-    """Weights that it uses itself; ``NAME[i]`` of weights that are stacked by layer."""
-    follows: Count | None = None
-    """The layer whose result this layer takes: a product before its bias."""
-    dtype: str = ""
-    roundings: Count = 0
-    """Ops on floating point from the inputs up to here, each of which rounds its result."""
-    terms: Count = 0
-    """Sum of the reduction lengths of these ops."""
-
-
-class Op(Value, frozen=True, kw_only=True):
-    """An op of the forward, with numbers about its result that no change of layout changes."""
-
-    name: str
-    line: str = ""
-    layers: Count = 0
-    """Layers that were complete before it."""
-    size: Count
-    norm: Number | None
-    total: Number | None
-    absolute: Number | None
-    """Sum of the absolute values. ``None``: not finite."""
-
-
-class Trail(Struct):
+@dataclass(slots=True)
+class Trail:
     """Ops and layers of a forward in order, with the work done up to each."""
 
     layers: list[Layer] = field(default_factory=list)
@@ -69,6 +40,8 @@ class Trail(Struct):
         """Add a result, as float64. ``layers``: number of complete layers before it, by default all so far."""
         if len(self.ops) >= MOST_OPS:
             return
+        from perfscope.model.documents.trail import Op
+
         with np.errstate(over="ignore", invalid="ignore"):
             norm, total, absolute = np.sqrt(np.square(array).sum()), array.sum(), np.abs(array).sum()
         self.ops.append(
@@ -87,6 +60,8 @@ class Trail(Struct):
         self, name: str, op: str, line: str, dtype: str, weights: Iterable[str] = (), follows: int | None = None
     ) -> int:
         """Add a layer; return its number."""
+        from perfscope.model.documents.trail import Layer
+
         layer = Layer(
             name=name,
             op=op,

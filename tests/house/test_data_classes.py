@@ -21,16 +21,21 @@ STANDARD_LIBRARY_ONLY = {
     "perfscope/model/op_graph.py",
     "perfscope/plugins/numerics/document.py",
     "perfscope/plugins/numerics/history.py",
+    "perfscope/plugins/numerics/jax/observer.py",
+    "perfscope/plugins/numerics/jax/program.py",
+    "perfscope/plugins/numerics/jax/recorder.py",
     "perfscope/plugins/numerics/torch/ops.py",
     "perfscope/plugins/numerics/torch/recorder.py",
     "perfscope/plugins/trials/interventions/base.py",
     "perfscope/plugins/trials/process_report.py",
     "perfscope/profiler/jax/donation_warnings.py",
+    "perfscope/profiler/jax/jaxpr_walk.py",
     "perfscope/profiler/sampling/stack_tree.py",
     "perfscope/profiler/session/passes.py",
     "perfscope/profiler/session/ranks.py",
     "perfscope/profiler/torch/compile_log.py",
     "perfscope/profiler/torch/tensors.py",
+    "perfscope/profiler/trail.py",
     # programs as users write them
     "perfscope/workloads/options.py",
 }
@@ -68,8 +73,9 @@ def test_a_data_class_is_found(tmp_path: Path) -> None:
 
 def test_these_modules_work_without_msgspec() -> None:
     modules = [name.removesuffix(".py").replace("/", ".") for name in sorted(STANDARD_LIBRARY_ONLY)]
-    if find_spec("torch") is None:
-        modules = [name for name in modules if not name.startswith("perfscope.plugins.numerics.torch")]
+    for framework in ("torch", "jax"):
+        if find_spec(framework) is None:
+            modules = [name for name in modules if f".numerics.{framework}" not in name and "jaxpr" not in name]
     modules += ["perfscope.profiler.session.session", "perfscope.plugins.trials.recorder"]
     program = f"import sys\nsys.modules['msgspec'] = None\nimport {', '.join(modules)}"
     done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=False)

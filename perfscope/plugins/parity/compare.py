@@ -9,6 +9,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from perfscope.model.documents.trail import Op
 from perfscope.plugins.parity.document import Arrays, Divergence, Recording, Row, RowKind
 from perfscope.plugins.parity.errors import (
     FACTOR,
@@ -20,7 +21,6 @@ from perfscope.plugins.parity.errors import (
 )
 from perfscope.plugins.parity.matching import Align, Match, alignment, joined, match_layers, unmatched
 from perfscope.plugins.parity.translation import Translation
-from perfscope.profiler.trail import Op
 
 ALIKE = 0.1
 """Relative difference up to which values belong to one layer, if only their weights indicate that."""

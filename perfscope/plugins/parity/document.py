@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 
 from perfscope.model.documents.bounded_json import MANY, Count, Number, Texts, Value, read_document, schema_of
+from perfscope.model.documents.trail import Layer, Op
 from perfscope.model.errors import DataError
 from perfscope.model.untrusted_text import sanitize_value
-from perfscope.profiler.trail import Layer, Op
 
 SCHEMA = "perfscope.parity/1"
 RECORDING_SCHEMA = "perfscope.parity-recording/1"

@@ -9,11 +9,11 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 import numpy as np
 from msgspec import Struct
 
+from perfscope.model.documents.trail import Layer
 from perfscope.plugins.parity.document import Recording
 from perfscope.plugins.parity.errors import relative_error
 from perfscope.plugins.parity.names import parse_name
 from perfscope.plugins.parity.translation import Translation
-from perfscope.profiler.trail import Layer
 
 MOST_AXES = 5
 """Arrays with more axes are reshaped but not transposed."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from msgspec import Struct, field
 
 from perfscope.profiler.trail import FLOATS, Lines, Trail
 
@@ -64,7 +64,8 @@ class Observer(Protocol):
         """Handle the end of a scan. ``numbers``: of ``body``, with a leading axis of iterations; ``op`` follows."""
 
 
-class Walk(Struct):
+@dataclass(slots=True)
+class Walk:
     """Evaluates a jaxpr op by op and keeps the results of layers. ``wide``: skip casts to narrower dtypes."""
 
     lines: Lines
@@ -316,7 +317,8 @@ class Walk(Struct):
         return run(params[_CUSTOM[name]], values)
 
 
-class Scopes(Struct):
+@dataclass(slots=True)
+class Scopes:
     """Named scopes of one level of a program, to find those that end before the next op."""
 
     outer: str

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from msgspec import Struct, field
 
 from perfscope.model.op_flops import JAX_PRODUCTS
 from perfscope.plugins.numerics.counting import distance
@@ -37,7 +37,8 @@ class HasNumbers(Protocol):
     numbers: Any
 
 
-class OpNumbers(Struct):
+@dataclass(slots=True)
+class OpNumbers:
     """An op with floating-point results."""
 
     op: str
@@ -51,7 +52,8 @@ class OpNumbers(Struct):
     """For a scan: the ops of its body."""
 
 
-class TensorNumbers(Struct):
+@dataclass(slots=True)
+class TensorNumbers:
     """A named tensor."""
 
     kind: Kind
@@ -65,7 +67,8 @@ class TensorNumbers(Struct):
     """[smallest, largest, counts ...]."""
 
 
-class LossNumbers(Struct):
+@dataclass(slots=True)
+class LossNumbers:
     """A 16-bit value that lost precision."""
 
     how: Loss
@@ -77,7 +80,8 @@ class LossNumbers(Struct):
     """[error], or for an update [elements that stayed, elements that should not have]."""
 
 
-class OpStatistics(Struct):
+@dataclass(slots=True)
+class OpStatistics:
     """Sees the ops of a walk. ``names``: id of a value -> the argument that it is."""
 
     names: dict[int, str] = field(default_factory=dict)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from msgspec import Struct
 
 from perfscope.plugins.numerics.document import Kind
 from perfscope.plugins.numerics.jax.observer import HALF, LossNumbers, OpStatistics, wide_dtype
@@ -25,7 +25,8 @@ class NotWatchedError(Exception):
     """Why a function is not walked, in one line."""
 
 
-class Signature(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Signature:
     """The leaves of a call and of its results."""
 
     arguments: tuple[str, ...]
@@ -93,7 +94,8 @@ def _names(tree: Any, name: str) -> list[str]:
     return ["/".join((name, *(part.lstrip(".") for part in path))) for path in parts]
 
 
-class Walked(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Walked:
     """Result of a walk: the numbers of ``plan``'s ops, tensors and losses, each a list."""
 
     plan: OpStatistics

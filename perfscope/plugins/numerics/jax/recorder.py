@@ -12,13 +12,12 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from msgspec import Struct
 
 from perfscope.plugins.numerics.document import Kind, Nonfinite, Numerics, PrecisionLoss, State, StepValues
 from perfscope.plugins.numerics.history import History, Moment, TensorKey, state_of
@@ -45,7 +44,8 @@ _SCALES = (("flax.training.dynamic_scale", "DynamicScale", "scale"), ("jmp", "Dy
 """(Module, class, attribute) of loss scales."""
 
 
-class Known(Struct):
+@dataclass(slots=True)
+class Known:
     """A function for arguments of one shape."""
 
     signature: Signature | None = None
@@ -53,7 +53,8 @@ class Known(Struct):
     refused: bool = False
 
 
-class Call(Struct):
+@dataclass(slots=True)
+class Call:
     """Facts on a call before the program makes it."""
 
     function: WatchedFunction
