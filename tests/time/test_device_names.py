@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -22,6 +23,7 @@ from perfscope.analyzers.time.fixes import (
     situation,
 )
 from perfscope.analyzers.time.frame_kinds import FrameKind
+from perfscope.model.compile_log import CodeLine, Compile, CompileLog
 from perfscope.model.documents.causes import CAUSES
 from tests.build import EVERYTHING, TraceBuilder
 from tests.graphs import GraphBuilder
@@ -47,6 +49,48 @@ def test_no_fix_names_calls_of_another_device(device: DeviceKind) -> None:
 
 def test_each_device_has_each_name() -> None:
     assert [kind for kind in KINDS if set(NAMES[kind]) != set(NAMES["cuda"])] == []
+
+
+@pytest.mark.parametrize("device", KINDS)
+def test_a_model_that_is_compiled_is_not_told_to_be_compiled(device: DeviceKind) -> None:
+    for compiled in (False, True):
+        where = Situation(framework="torch", phase="training", device=device, compiled=compiled)
+        fixes = [where.frame_fix(kind) for kind in FrameKind] + [cause_fix(cause, where) for cause in CAUSES]
+        fixes.append(launch_fix(where))
+        assert [fix for fix in fixes if "{" in fix] == []
+        assert any("`torch.compile(model" in fix for fix in fixes) is not compiled
+        assert any("for the code that still runs eagerly" in fix for fix in fixes) is compiled
+
+
+def _compiled_by(*places: str | None, graphs: int = 1) -> CompileLog:
+    compiles = tuple(
+        Compile(
+            compile_id=f"{number}/0",
+            function="forward",
+            place=None if file is None else CodeLine(file=file, line=1),
+            traced_graphs=graphs,
+        )
+        for number, file in enumerate(places)
+    )
+    return CompileLog(path="log", compiles=compiles)
+
+
+@pytest.mark.parametrize(
+    ("log", "op", "compiled"),
+    [
+        (_compiled_by("/home/me/model.py"), "aten::mm", True),
+        (_compiled_by("/usr/lib/torch/optim/adamw.py"), "Torch-Compiled Region: 0/0", False),
+        (_compiled_by("/home/me/model.py", graphs=0), "aten::mm", False),
+        (None, "Torch-Compiled Region: 0/0", True),
+        (None, "aten::mm", False),
+    ],
+)
+def test_whether_the_program_compiles_is_known_by_the_log_or_the_ranges(
+    log: CompileLog | None, op: str, compiled: bool
+) -> None:
+    build = TraceBuilder()
+    build.op(op, 0, 10)
+    assert replace(build.build(), compile_log=log).fact(situation).compiled is compiled
 
 
 @pytest.mark.parametrize(

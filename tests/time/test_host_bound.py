@@ -198,6 +198,18 @@ def test_the_frameworks_own_work_in_a_step_is_not_told_to_move() -> None:
     assert finding.where.line == 30
 
 
+def test_a_compiled_model_is_not_told_to_be_compiled() -> None:
+    for op, compiled in (("aten::mm", False), ("Torch-Compiled Region: 0/0", True)):
+        b = TraceBuilder(recorded=EVERYTHING - {"device_work"})
+        b.step(1, 0, 20_000)
+        b.op(op, 0, 1_000)
+        for number in range(20):
+            b.sample("train.py(30): train > torch/nn/modules/module.py(1): _call_impl", 30_000 + 1_000 * number, step=2)
+        (finding,) = judge(RULE, b.build()).findings
+        assert ("`torch.compile(model)`" in finding.advice) is not compiled
+        assert ("`torch.compile` for the code that still runs eagerly" in finding.advice) is compiled
+
+
 def test_a_range_that_the_program_annotates_is_not_told_to_move() -> None:
     b = TraceBuilder()
     b.step(1, 0, 30_000)

@@ -15,6 +15,7 @@ import numpy as np
 from msgspec import Struct
 
 from perfscope.analyzers.time.calls import Framework, framework
+from perfscope.analyzers.time.compiled_regions import is_compiled
 from perfscope.analyzers.time.frame_kinds import FrameKind, frame_kind
 from perfscope.analyzers.time.model_calls import generation
 from perfscope.analyzers.time.phases import PHASES, host_phases, work_phases
@@ -39,10 +40,15 @@ class Situation(Struct, frozen=True, kw_only=True):
     device: DeviceKind = "unknown"
     sampled: bool = False
     """Whether Python stacks were sampled (`perfscope run`)."""
+    compiled: bool = False
+    """Whether the program compiles code of its own with torch.compile."""
 
     def for_device(self, text: str) -> str:
         """Return ``text`` with the names that exist on the recorded device in place of its {keys}."""
-        return text.format_map(NAMES[self.device])
+        names = NAMES[self.device]
+        if self.compiled:
+            names = {**names, **_COMPILED, **_COMPILED_BY_DEVICE.get(self.device, _COMPILED_ELSEWHERE)}
+        return text.format_map(names)
 
     def frame_fix(self, kind: FrameKind, *, flax_nnx: bool = False) -> str:
         """Return the advice about time in frames of a kind; ``""`` without an entry."""
@@ -66,7 +72,20 @@ def situation(trace: Trace) -> Situation:
         phase=_phase(trace),
         device=device_kind(trace),
         sampled=len(trace.rows["samples"]) > 0,
+        compiled=_is_compiled(trace),
     )
+
+
+_OPTIMIZERS = "torch/optim/"
+"""Folder of the code of optimizers in torch."""
+
+
+def _is_compiled(trace: Trace) -> bool:
+    """Return whether torch.compile made a graph of more than the optimizer, by its log, else by the recorded ranges."""
+    if trace.compile_log is not None:
+        made = (compiled for compiled in trace.compile_log.compiles if compiled.traced_graphs or compiled.graph_ops)
+        return any(compiled.place is None or _OPTIMIZERS not in compiled.place.file for compiled in made)
+    return any(is_compiled(trace.text(code)) for code in np.unique(trace.rows["slices"]["name"]).tolist())
 
 
 _DEVICE_NAMES: tuple[tuple[str, DeviceKind], ...] = (
@@ -135,6 +154,7 @@ def _phase(trace: Trace) -> ProgramPhase:
 
 
 _TORCH_CUDA = {
+    "compile_model": "`torch.compile(model)`",
     "launch_once": '`torch.compile(model, mode="reduce-overhead")`, or a `torch.cuda.CUDAGraph` around the step',
     "graph": "`torch.compile`, or a `torch.cuda.CUDAGraph` around the step",
     "compiled_call": 'Let a compiled call launch once: `mode="reduce-overhead"` makes a CUDA graph of it. ',
@@ -144,6 +164,7 @@ _TORCH_CUDA = {
     "synchronize": "`torch.cuda.synchronize()`",
 }
 _TORCH_OTHER = {
+    "compile_model": "`torch.compile(model)`",
     "launch_once": "`torch.compile(model)`",
     "graph": "`torch.compile`",
     "compiled_call": "",
@@ -153,6 +174,7 @@ _TORCH_OTHER = {
     "synchronize": "`torch.accelerator.synchronize()`",
 }
 _TORCH_NPU = {
+    "compile_model": "`torch.compile(model)`",
     "launch_once": "a `torch.npu.NPUGraph` around the step, or `TASK_QUEUE_ENABLE=2` in the environment without graphs",
     "graph": "a `torch.npu.NPUGraph` around the step",
     "compiled_call": "",
@@ -242,6 +264,21 @@ PyTorch for torch.npu and its environment variables; HIP runtime API reference.
 """
 
 
+_COMPILE_THE_REST = "`torch.compile` for the code that still runs eagerly"
+_COMPILED: Mapping[str, str] = {"compile_model": _COMPILE_THE_REST}
+_REDUCE_OVERHEAD = '`mode="reduce-overhead"` of `torch.compile`, or a `torch.cuda.CUDAGraph` around the step'
+_ONE_LAUNCH = {"launch_once": _REDUCE_OVERHEAD, "graph": _REDUCE_OVERHEAD}
+_REST_OR_GRAPH = f"{_COMPILE_THE_REST}, {_XPU_GRAPH}"
+_COMPILED_BY_DEVICE: Mapping[DeviceKind, Mapping[str, str]] = {
+    "cuda": _ONE_LAUNCH,
+    "hip": _ONE_LAUNCH,
+    "npu": {},
+    "xpu": {"launch_once": _REST_OR_GRAPH, "graph": _REST_OR_GRAPH},
+}
+_COMPILED_ELSEWHERE: Mapping[str, str] = {"launch_once": _COMPILE_THE_REST, "graph": _COMPILE_THE_REST}
+"""Names for a program whose model is compiled: advice to compile it would change nothing."""
+
+
 # Activity of a kind of frame, in words.
 
 
@@ -306,7 +343,7 @@ _TORCH: Mapping[FrameKind, str] = {
     FrameKind.CHECKPOINT: _ASYNC_TORCH,
     FrameKind.LOADER: "Load ahead: `DataLoader(..., num_workers=N, persistent_workers=True, prefetch_factor=4)`.",
     FrameKind.WORKER_START: "Keep the workers: `DataLoader(..., persistent_workers=True)`.",
-    FrameKind.DISPATCH: "Reduce the Python work between ops: larger batches, or `torch.compile(model)`.",
+    FrameKind.DISPATCH: "Reduce the Python work between ops: larger batches, or {compile_model}.",
     FrameKind.OPTIMIZER: "Reduce the launches of the update: {fused}, or `torch.compile(optimizer.step)`.",
     FrameKind.COMPILED_CALL: "{compiled_call}One larger function in place of several small ones checks fewer guards.",
     FrameKind.ALLOCATOR: "Remove {empty_cache} and statistics of the allocator from the step.",

@@ -51,7 +51,7 @@ from perfscope.analyzers.time.account import (
     step_accounts,
     time_of_cause,
 )
-from perfscope.analyzers.time.calls import framework, largest_by_op, launch_delays, ops_of_calls
+from perfscope.analyzers.time.calls import largest_by_op, launch_delays, ops_of_calls
 from perfscope.analyzers.time.fixes import launch_fix, memory_fix, move, situation
 from perfscope.analyzers.time.frame_kinds import FrameKind
 from perfscope.analyzers.time.host_lines import HALF, HostLine, host_lines
@@ -78,7 +78,7 @@ PART_SHARE = 0.01
 """Smallest share of the step for a finding about one part."""
 
 
-_HOST_ADVICE = "Give each op more work: larger batches, and `torch.compile(model)`, which merges small ops."
+_HOST_ADVICE = "Give each op more work: larger batches, and {compile_model}, which merges small ops."
 
 
 def examined(trace: Trace) -> Scope:
@@ -123,7 +123,8 @@ def _on_host(trace: Trace) -> Iterator[Finding]:
     gaps = time_of_cause(trace, account, "launch")
     cost, count = account.total_ns["launch"], len(gaps.starts)
     line, own = _own_line(trace, gaps, account)
-    advice = _HOST_ADVICE if framework(trace) != "jax" else launch_fix(trace.fact(situation))
+    where = trace.fact(situation)
+    advice = launch_fix(where) if where.framework == "jax" else where.for_device(_HOST_ADVICE)
     yield Finding(
         subject="between ops",
         title=f"the host is between ops most of the time: {count:,} gaps, {format_ns(cost // count)} on average",

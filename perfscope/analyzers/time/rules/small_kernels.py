@@ -52,7 +52,7 @@ COST_SHARE = 0.05
 """Smallest share of a device's span. The saving is modelled and not all pairs can be merged, so the margin is large."""
 
 
-_ADVICE = "Fuse them: `torch.compile` for the model, {fused} for the optimizer, `torch.bmm` for small matmuls."
+_ADVICE = "Fuse them: {compile_model}, {fused} for the optimizer, `torch.bmm` for small matmuls."
 _JAX_ADVICE = "Put what follows each other in one `jax.jit`, and batch small products with `jax.vmap`."
 _CUDA_ADVICE = "Merge kernels that follow each other, or capture them in {graph_capture}."
 _FIX: dict[Framework, str] = {"torch": _ADVICE, "jax": _JAX_ADVICE, "none": _CUDA_ADVICE}
