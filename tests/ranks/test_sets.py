@@ -109,6 +109,54 @@ def test_the_main_job_of_a_folder() -> None:
     assert main_job([*large, run]) == (4,)
 
 
+def test_streams_that_begin_in_one_nanosecond_are_told_apart_by_number() -> None:
+    seen = []
+    for streams in ((20, 24), (24, 20)):  # the order in the file
+        build = TraceBuilder(rank=0)
+        for stream in streams:
+            collective(build, 100, 200, stream=stream, operation=f"of_{stream}")
+        seen.append({local.operation: local.lane for local in locals_of(build.build())})
+    assert seen[0] == seen[1]
+
+
+def _alone(path: str, rank: int | None = None, *, group: tuple[int, ...] = ()) -> Trace:
+    """A recording without a world size; ``group``: members of the process group of its collective."""
+    build = TraceBuilder(rank=rank)
+    build.kernel("work", 0, 100)
+    if group:
+        collective(build, 200, 300, ranks=group)
+    return named(build.build(), path=path)
+
+
+@pytest.mark.parametrize(
+    ("traces", "together"),
+    [
+        ([_alone("bert.json"), _alone("resnet.json")], False),
+        ([_alone("bert.json", 0), _alone("resnet.json", 1)], False),
+        ([_alone("rank0.json", 0), _alone("rank1.json", 1)], True),
+        ([_alone("rank0/trace.json", 0), _alone("rank1/trace.json", 1)], True),
+        ([_alone("host_12.99.json"), _alone("host_13.98.json")], False),
+        ([_alone("a_rank0.json", 0), _alone("b_rank1.json", 1)], False),
+        ([_alone("a.json", 0, group=(0, 1)), _alone("b.json", 1, group=(0, 1))], True),
+        ([_alone("a.json", 0, group=(0, 1)), _alone("b.json", 1, group=(0, 1, 2, 3))], False),
+        ([_alone("a.json", group=(0,)), _alone("b.json", group=(0,))], False),
+    ],
+)
+def test_without_a_world_size_only_names_of_ranks_or_a_process_group_make_a_job(
+    traces: list[Trace], together: bool
+) -> None:
+    assert (len(main_job(traces)) == 2) is together
+
+
+def test_a_recording_of_another_program_is_no_rank_of_a_job_beside_it() -> None:
+    ranks = [named(trace, world=4) for trace in rank_set(LATE)]
+    assert main_job([*ranks, _alone("bert.json")]) == (0, 1, 2, 3)
+    strangers = [_alone("a.json", 0, group=(0, 1)), _alone("b.json", 1, group=(1, 2))]
+    sets = jobs_of(strangers)
+    assert [job.ranks for job in sets] == [(0,), (1,)]
+    assert "no world size" in sets[0].notes[0]
+
+
 def test_groups_of_one_name_with_other_members_are_no_job() -> None:
     one, other = TraceBuilder(rank=0), TraceBuilder(rank=1)
     for build, ranks in ((one, [0, 1]), (other, [0, 1, 2])):

@@ -1,16 +1,18 @@
 """Assignment of traces to the ranks of jobs: duplicate files of a rank, missing ranks, mixed jobs.
 
-Traces belong to one job if they have the same world size and overlap in time. Traces do not name their hosts, and
-clocks of hosts may differ, so recordings within ``APART_NS`` of each other count as simultaneous. If a rank has two
-files, the one that overlaps the other ranks is used. Notes report all of this.
+Traces belong to one job if they have the same world size and overlap in time. A trace without a world size belongs to a
+job if its name differs from another one's by the number of its rank, or if both record the same process group. Traces
+do not name their hosts, and clocks of hosts may differ, so recordings within ``APART_NS`` of each other count as
+simultaneous. If a rank has two files, the one that overlaps the other ranks is used. Notes report all of this.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -141,11 +143,12 @@ def _read(trace: Trace) -> Iterator[Local]:
 
 
 def _lanes(trace: Trace) -> dict[tuple[int, int], int]:
-    """Map (device row, stream) of kernels of collectives to an index by first use."""
+    """Map (device row, stream) of kernels of collectives to an index by first use; at one time by stream."""
     kernels, linked = trace.rows["kernels"], trace.rows["collectives"]["kernel"]
     rows = np.union1d(np.flatnonzero(kernels["communication"]), linked[linked != MISSING])
     lanes: dict[tuple[int, int], int] = {}
-    for row in rows[np.argsort(kernels["start_ns"][rows], kind="stable")].tolist():
+    order = np.lexsort((kernels["stream"][rows], kernels["device"][rows], kernels["start_ns"][rows]))
+    for row in rows[order].tolist():
         lanes.setdefault((int(kernels["device"][row]), int(kernels["stream"][row])), len(lanes))
     return lanes
 
@@ -268,7 +271,7 @@ def jobs_of(
     """
     with_rank = [trace for trace in traces if holds(trace) and trace.source.rank is not None]
     without_rank = sum(1 for trace in traces if holds(trace) and trace.source.rank is None)
-    clusters = [cluster for same in _by_world(with_rank) for cluster in _by_time(same)]
+    clusters = _clusters(with_rank)
     clusters.sort(key=lambda cluster: -len({trace.source.rank for trace in cluster}))
     shared = []
     if without_rank:
@@ -288,7 +291,7 @@ def main_job(traces: Sequence[Trace]) -> tuple[int, ...]:
     """
     in_run = [index for index, trace in enumerate(traces) if trace.source.format == "run"]
     loose = [trace for trace in traces if trace.source.format != "run" and trace.recorded & _WORK]
-    jobs = _one_world([cluster for same in _by_world(loose) for cluster in _by_time(same)])
+    jobs = _one_world(_clusters(loose))
     if len(jobs) + bool(in_run) < 2:
         return tuple(range(len(traces)))
     if in_run:
@@ -329,6 +332,60 @@ def _world(cluster: Sequence[Trace]) -> int | None:
     return next((trace.source.world_size for trace in cluster if trace.source.world_size is not None), None)
 
 
+def _clusters(traces: Sequence[Trace]) -> list[list[Trace]]:
+    return [job for same in _by_world(traces) for cluster in _by_time(same) for job in _related(cluster)]
+
+
+_NUMBER = re.compile(r"\d+")
+
+
+def _related(cluster: Sequence[Trace]) -> list[list[Trace]]:
+    """Divide recordings of one time; those without a world size are strangers unless they have a mark in common."""
+    if all(trace.source.world_size is not None for trace in cluster):
+        return [list(cluster)]
+    ranks: dict[str, set[int | None]] = defaultdict(set)
+    for trace in cluster:
+        ranks[_pattern(trace)].add(trace.source.rank)
+    leader = list(range(len(cluster)))
+    first: dict[Hashable, int] = {}
+    for index, trace in enumerate(cluster):
+        marks = list(_marks(trace))
+        if len(ranks[_pattern(trace)] - {None}) > 1:
+            marks.append(("name", _pattern(trace)))
+        for mark in marks:
+            leader[_leader(leader, index)] = _leader(leader, first.setdefault(mark, index))
+    groups: dict[int, list[Trace]] = defaultdict(list)
+    for index, trace in enumerate(cluster):
+        groups[_leader(leader, index)].append(trace)
+    return list(groups.values())
+
+
+def _leader(leader: list[int], index: int) -> int:
+    """Return the index that represents the group of ``index``."""
+    while leader[index] != index:
+        index = leader[index]
+    return index
+
+
+def _pattern(trace: Trace) -> str:
+    """The path with its numbers left out."""
+    return _NUMBER.sub("#", trace.source.path)
+
+
+def _marks(trace: Trace) -> Iterator[Hashable]:
+    """Yield what recordings of one job have in common: world, file, profile of JAX, process groups with members."""
+    source, rows = trace.source, trace.rows["collectives"]
+    if source.world_size is not None:
+        yield "world", source.world_size
+    yield "file", source.path
+    if source.format == "xspace":  # JAX writes the files of all hosts into one folder
+        yield "folder", str(Path(source.path).parent)
+    for group, members in np.unique(np.stack((rows["group"], rows["ranks"])), axis=1).T.tolist():
+        named = trace.text(members)
+        if group != MISSING and len(_ranks(named) or ()) > 1:
+            yield "group", trace.text(group), named
+
+
 def _by_world(traces: Sequence[Trace]) -> list[list[Trace]]:
     """Group the traces by world size; traces without one join the others if there is a single size."""
     by_size: dict[int | None, list[Trace]] = defaultdict(list)
@@ -358,6 +415,8 @@ def _why_apart(clusters: Sequence[Sequence[Trace]]) -> str:
     worlds = sorted({cluster[0].source.world_size or 0 for cluster in clusters})
     if len(worlds) > 1:
         return "world sizes " + ", ".join(str(size) if size else "not told" for size in worlds)
+    if any(cluster[0].source.world_size is None for cluster in clusters):
+        return "no world size, and neither the rank in the name nor a process group relates them"
     return f"they were recorded more than {APART_NS // 10**9} s apart"
 
 

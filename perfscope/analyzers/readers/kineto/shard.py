@@ -326,6 +326,7 @@ class Shard:
                 {
                     "start_ns": columns["start_ns"][rows],
                     "correlation": columns["correlation"][rows],
+                    "stream": columns["stream"][rows],
                     "name": self._codes(lambda a: str(a.collective), found),
                     "group": self._codes(lambda a: str(a.group), found),
                     "description": self._codes(lambda a: a.description or "", found),

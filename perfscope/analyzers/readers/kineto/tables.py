@@ -225,7 +225,7 @@ class Tables:
             "kernel": rows.astype(np.int32),
         }
         if described:
-            self._describe(on_device, described, kernels["correlation"][rows])
+            self._describe(on_device, described, {key: kernels[key][rows] for key in ("stream", "correlation")})
         spans = self._by_name(slices["name"], lambda name: categories.GLOO_NAME.match(name) is not None, bool)
         hosted = (
             np.flatnonzero(spans & (slices["kind"] == SliceKind.ANNOTATION)) if len(slices) else np.empty(0, np.int64)
@@ -243,10 +243,20 @@ class Tables:
             )
         self._builder.table("collectives", join_columns([on_device, on_host]))
 
-    def _describe(self, collectives: Columns, described: Columns, correlation: Array) -> None:
-        """Join sizes and groups to their kernels by correlation id (start time without one)."""
+    def _describe(self, collectives: Columns, described: Columns, ids: Columns) -> None:
+        """Join sizes and groups to their kernels by start time; equal times also by ``ids``: stream and correlation."""
         starts = Lookup(described["start_ns"], np.arange(len(described["start_ns"])))
         match = starts(collectives["start_ns"])
+        times, counts = np.unique(described["start_ns"], return_counts=True)
+        if (counts > 1).any():
+            keys = ("stream", "correlation")
+            known = {
+                key: row
+                for row, key in enumerate(zip(*(described[name].tolist() for name in ("start_ns", *keys)), strict=True))
+            }
+            for row in np.flatnonzero(np.isin(collectives["start_ns"], times[counts > 1])).tolist():
+                key = (int(collectives["start_ns"][row]), *(int(ids[name][row]) for name in keys))
+                match[row] = known.get(key, MISSING)
         result = match != MISSING
         numbers = ("group_size", "elements_in", "elements_out", "sequence", "peer")
         for name in ("group", "description", "ranks", "dtype", *numbers):
