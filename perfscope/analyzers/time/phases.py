@@ -1,9 +1,10 @@
 """Part of a training step that device work belongs to: forward, backward, optimizer, input, communication.
 
 Work belongs to the phase in which the host launched it. Phases are intervals of host time, of all threads together:
-``backward()`` blocks the calling thread while autograd's own threads launch. An instruction of a compiled XLA program
-has its phase in its path: ``transpose(...)`` is the backward pass, ``jvp(...)`` the forward pass of differentiated
-code. Other work is *not told*.
+``backward()`` blocks the calling thread while autograd's own threads launch. A collective between the backward pass and
+the optimizer is communication, although autograd numbers its op like those of the forward pass. An instruction of a
+compiled XLA program has its phase in its path: ``transpose(...)`` is the backward pass, ``jvp(...)`` the forward pass
+of differentiated code. Other work is *not told*.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from perfscope.model.trace import MISSING, CopyKind, SliceKind, Trace
 Phase = Literal["forward", "backward", "optimizer", "input", "communication", "not_told"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
-_PRECEDENCE: tuple[Phase, ...] = ("backward", "optimizer", "input", "forward")
+_PRECEDENCE: tuple[Phase, ...] = ("backward", "optimizer", "input", "forward", "communication")
 """A moment with several phases counts for the first: a checkpointed module runs its forward within the backward pass.
 """
 
@@ -41,6 +42,8 @@ _NAMED: dict[Phase, re.Pattern[str]] = {
 }
 """Names that programs use for ranges and jitted functions."""
 _COMPILED = "Torch-Compiled Region"
+_COLLECTIVE = re.compile(r"(c10d|_c10d_functional|nccl|gloo|mpi|ucc)::?.*|record_param_comms")
+"""Ops of collectives."""
 
 
 def phases_of(trace: Trace, device: int, busy: Mapping[str, Intervals], windows: Iterable[Int64]) -> dict[Phase, int]:
@@ -126,9 +129,34 @@ def host_phases(trace: Trace) -> dict[Phase, tuple[Intervals, Intervals]]:
     named["backward"] |= named_slices(trace, _BACKWARD.fullmatch) | (is_op & (slices["forward_thread"] > 0))
     named["optimizer"] |= named_slices(trace, _OPTIMIZER.fullmatch)
     named["forward"] |= named_slices(trace, lambda name: parse_module(name) or name.startswith(_COMPILED))
-    likely = {"forward": union_of(slices, recorded & (slices["forward_thread"] <= 0))}
+    forward = recorded & (slices["forward_thread"] <= 0)
+    late = _collectives_after(trace, forward, union_of(slices, named["backward"]))
+    named["communication"] = late
+    likely = {"forward": union_of(slices, forward & ~_contains(union_of(slices, late), slices["start_ns"]))}
     result = {phase: (union_of(slices, rows), likely.get(phase, EMPTY)) for phase, rows in named.items()}
     return {**result, "input": (merge(EMPTY, *trace.fact(input_spans).values()), EMPTY)}
+
+
+def _collectives_after(trace: Trace, forward: np.ndarray, backward: Intervals) -> np.ndarray:
+    """Mask of the collectives after a backward pass: no other op with a forward pass's number is between them.
+
+    ``forward``: mask of the ops with such a number.
+    """
+    slices = trace.rows["slices"]
+    collective = named_slices(trace, _COLLECTIVE.fullmatch) & forward
+    if not collective.any() or not len(backward.ends):
+        return np.zeros(len(slices), bool)
+    starts = slices["start_ns"]
+    inside = _contains(union_of(slices, collective), starts)
+    others = np.sort(starts[forward & ~inside])
+    last_backward, last_forward = _latest(backward.ends, starts), _latest(others, starts)
+    return collective & (last_backward != MISSING) & (last_backward >= last_forward)
+
+
+def _latest(times: Int64, until: Int64) -> Int64:
+    """The latest of the sorted ``times`` that is not after each time of ``until``; ``MISSING`` without one."""
+    at = np.searchsorted(times, until, side="right") - 1
+    return np.where(at >= 0, times[np.maximum(at, 0)], MISSING) if len(times) else np.full(len(until), MISSING)
 
 
 def _instruction_phases(trace: Trace) -> Int64:
