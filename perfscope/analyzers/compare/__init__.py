@@ -7,6 +7,7 @@ from perfscope.model.hooks import names_from
 if TYPE_CHECKING:
     from perfscope.analyzers.compare.ab.judge import AbJudge as AbJudge
     from perfscope.analyzers.compare.ab.judge import AbResult as AbResult
+    from perfscope.analyzers.compare.ab.judge import estimator_for as estimator_for
     from perfscope.analyzers.compare.ab.profiles import Profiles as Profiles
     from perfscope.analyzers.compare.ab.profiles import compare_profiles as compare_profiles
     from perfscope.analyzers.compare.programs.gates import PROGRAM_GATES as PROGRAM_GATES
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from perfscope.analyzers.compare.statistics.estimators import MEAN as MEAN
     from perfscope.analyzers.compare.statistics.estimators import location as location
     from perfscope.analyzers.compare.statistics.estimators import two_sided_p as two_sided_p
+    from perfscope.analyzers.compare.statistics.paired import EARLY_LOOK as EARLY_LOOK
     from perfscope.analyzers.compare.statistics.paired import Effect as Effect
     from perfscope.analyzers.compare.statistics.paired import effect_of as effect_of
     from perfscope.analyzers.compare.statistics.paired import is_worse as is_worse
@@ -60,7 +62,7 @@ else:
     __getattr__ = names_from(
         __name__,
         {
-            "ab.judge": "AbJudge AbResult",
+            "ab.judge": "AbJudge AbResult estimator_for",
             "ab.profiles": "Profiles compare_profiles",
             "programs.gates": "PROGRAM_GATES ProgramGate program_gate",
             "programs.row": "Amounts ProgramChange ProgramRow",
@@ -75,7 +77,7 @@ else:
             "runs.sets": "SetsComparison compare_sets",
             "runs.structure": "NEUTRAL Structure structure",
             "statistics.estimators": "MEAN location two_sided_p",
-            "statistics.paired": "Effect effect_of is_worse log_ratios",
+            "statistics.paired": "EARLY_LOOK Effect effect_of is_worse log_ratios",
             "statistics.verdict": "LEAST Least MetricResult STEP_LEAST",
         },
     )

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 PAIRS = 10
 CALIBRATION = 5
+LOOKS = "6, 10, 15, 20, 30 or 45"
 PROFILE = 1
 MOST_PROFILED = 30
 SEEDS = 1 << 32
@@ -38,10 +39,12 @@ class AbCommand(RunCommand):
         return rest
 
 
-def launch_options(against: str, *, pairs: int = PAIRS) -> Callable[[Decorated], Decorated]:
+def launch_options(
+    against: str, *, pairs: int = PAIRS, calibration: int = CALIBRATION, looks: str = LOOKS
+) -> Callable[[Decorated], Decorated]:
     """Options of commands that launch a program in pairs; ``against``: what each pair is compared with.
 
-    ``pairs``: at most, by default.
+    ``pairs``, ``calibration``: by default. ``looks``: numbers of pairs after which it may stop.
     """
     options = (
         click.option(
@@ -49,7 +52,7 @@ def launch_options(against: str, *, pairs: int = PAIRS) -> Callable[[Decorated],
             type=click.IntRange(2, 60),
             default=pairs,
             show_default=True,
-            help="Pairs of launches at most; it stops at 6, 10, 15, 20, 30 or 45 where the answer is settled.",
+            help=f"Pairs of launches at most; it stops at {looks} where the answer is settled.",
         ),
         click.option(
             "--least",
@@ -63,7 +66,7 @@ def launch_options(against: str, *, pairs: int = PAIRS) -> Callable[[Decorated],
         click.option(
             "--calibration",
             type=click.IntRange(0, 30),
-            default=CALIBRATION,
+            default=calibration,
             show_default=True,
             metavar="N",
             help=f"Pairs of the {against} against itself, from which the estimate of a launch is chosen.",

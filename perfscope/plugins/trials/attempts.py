@@ -30,5 +30,6 @@ class Unchanged(Struct, frozen=True, kw_only=True):
     """Launches of the unchanged program: two that recorded values, and pairs for the calibration."""
 
     first: Launch
-    second: Launch
+    second: Launch | None = None
+    """Repetition of the first; ``None`` before the first intervention was tried."""
     calibration: tuple[Pair, ...] = ()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from perfscope.commands.compare.commits import SEEDS, AbCommand, launch_options
+from perfscope.commands.compare.commits import LOOKS, SEEDS, AbCommand, launch_options
 from perfscope.commands.compare.outputs import new_folder
 from perfscope.commands.options import (
     STDOUT,
@@ -36,19 +36,34 @@ if TYPE_CHECKING:
 PAIRS = 45
 """At most, of an intervention: on a busy machine ten left every second gain of a quarter open (docs/try.md)."""
 RECORD_STEPS = 5
+SETTINGS_FILE = "settings.json"
+"""Options of a try in its folder, for ``--resume``."""
+KEPT = (
+    "only", "all_", "ladder", "to_the_end", "no_profile", "record_steps", "tolerance",
+    "pairs", "least", "calibration", "seed", "timeout_s", "step_annotation",
+)  # fmt: skip
+"""Options that a resumed try takes from its folder."""
+MOST_PROMISES = 3
+"""Findings that are named if nothing else is known yet."""
 
 
 @click.command(
     "try",
     cls=AbCommand,
-    epilog="The program is not edited, and runs where it lies. Everything is kept in perfscope-runs/try-...",
+    epilog="The program is not edited, and runs where it lies. Everything is kept in perfscope-runs/try-...; "
+    "after Ctrl-C or --budget, --resume DIR goes on.",
 )
 @click.option("--only", metavar="NAME,NAME", help="Try these interventions, in this order, whatever was found.")
 @click.option("--all", "all_", is_flag=True, help="Try all interventions that fit the program, whatever was found.")
 @click.option("--list", "list_", is_flag=True, help="List the interventions and end.")
 @click.option("--ladder", is_flag=True, help="Climb: each intervention on top of those before it that helped.")
 @click.option("--budget", metavar="TIME", help="End in about this time (90s, 20m, 1h), each intervention in its share.")
-@launch_options("program", pairs=PAIRS)
+@click.option(
+    "--to-the-end",
+    is_flag=True,
+    help="Run every launch to the end of the program. Otherwise a launch ends when enough of its steps are timed.",
+)
+@launch_options("program", pairs=PAIRS, calibration=0, looks=f"4, {LOOKS}")
 @click.option(
     "--record-steps",
     type=click.IntRange(1, 100),
@@ -67,6 +82,12 @@ RECORD_STEPS = 5
 @click.option("--json", "json_file", metavar="FILE", help="Write the result as JSON (- for stdout, alone).")
 @click.option("--markdown", "markdown_file", metavar="FILE", help="Write it as a comment on a pull request.")
 @output_folder_option("the launches")
+@click.option(
+    "--resume",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    metavar="DIR",
+    help="Go on with the try in DIR: give the program again, everything else is known.",
+)
 @quiet_option
 @verbose_option
 @click.pass_context
@@ -75,10 +96,13 @@ def try_(context: click.Context, /, **settings: Any) -> int:
 
     The program runs under `perfscope run`; interventions that answer its findings are then applied one by one from
     outside. Each must leave the losses, outputs and gradients of the first steps as they are; its gain comes from
-    pairs of launches with and without it.
+    pairs of launches with and without it. The change so far is printed after each pair; Ctrl-C prints all results so
+    far.
     """
     if settings["list_"]:
         return _list()
+    if settings["resume"] is not None:
+        settings |= _earlier_settings(settings["resume"])
     words, kind = context.meta[TARGET]
     if not words:
         raise UsageError("nothing to run: give script.py, -m module, or -- command")
@@ -98,9 +122,43 @@ def try_(context: click.Context, /, **settings: Any) -> int:
 
     target = Target(arguments=words, module=kind == "module", command=kind == "command")
     target.command_line()  # a missing program is a usage error before anything runs
+    folder = settings["resume"] or _new_folder(settings)
+    promised: dict[str, Promise] = {}
+    notes: list[str] = []
+    whole_s = None
+    if not settings["no_profile"]:
+        try:
+            promised, notes, whole_s = _profiled(target, folder, settings)
+        except KeyboardInterrupt:
+            announce(f"interrupted while the program was profiled: nothing is known yet (--resume {folder})")
+            raise
+    plan = _plan(target, folder, settings, deadline=deadline, whole_s=whole_s)
+    return _measure(plan, chosen, promised, notes, settings)
+
+
+def _new_folder(settings: dict[str, Any]) -> Path:
+    """A new folder that holds the options of this try."""
+    import secrets
+
+    from perfscope.model.files import json_bytes, write_atomically
+
+    if settings["seed"] is None:
+        settings["seed"] = secrets.randbelow(SEEDS)
     folder = new_folder(settings["output"], "try")
-    promised, notes = ({}, []) if settings["no_profile"] else _profiled(target, folder, settings)
-    return _measure(target, folder, chosen, promised, notes, deadline, settings)
+    write_atomically(folder / SETTINGS_FILE, json_bytes({name: settings[name] for name in KEPT}, indent=1))
+    return folder
+
+
+def _earlier_settings(folder: Path) -> dict[str, Any]:
+    """Options of the try in ``folder``. ``DataError`` if it has none."""
+    import json
+
+    file = folder / SETTINGS_FILE
+    try:
+        kept = json.loads(file.read_bytes())
+        return {name: kept[name] for name in KEPT}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{file}: no options of a try ({type(error).__name__})") from error
 
 
 def _list() -> int:
@@ -124,68 +182,101 @@ def _chosen(only: str | None) -> list[Intervention] | None:
     return [load_intervention(name) for name in dict.fromkeys(names)]
 
 
-def _profiled(target: Target, folder: Path, settings: dict[str, Any]) -> tuple[dict[str, Promise], list[str]]:
-    """Run the program under capture; return the savings that its findings predict, and its problems."""
+def _profiled(
+    target: Target, folder: Path, settings: dict[str, Any]
+) -> tuple[dict[str, Promise], list[str], float | None]:
+    """Run the program under capture, unless an earlier call did.
+
+    Return the savings that its findings predict, its problems, and the seconds that it took.
+    """
     from perfscope.analyzers.configuration import find_configuration
     from perfscope.analyzers.judge import judge_paths
     from perfscope.plugins.trials.judge import promises
-    from perfscope.plugins.trials.launches import profile
+    from perfscope.plugins.trials.launches import earlier_profile, profile
 
     configuration = find_configuration()  # its errors come before a long run
+    earlier = earlier_profile(folder)
+    if earlier is not None:
+        return promises(judge_paths([folder / earlier], configuration=configuration).analysis), [], None
     announce("profiling the unchanged program", quiet=settings["quiet"])
     launch = profile(target, folder, timeout_s=settings["timeout_s"], step_annotation=settings["step_annotation"])
     if launch.code:
         raise DataError(f"{target.name()}: {launch.problem}")
     if launch.problem is not None or launch.run is None:
-        return {}, [f"the program was not profiled: {launch.problem}"]
-    return promises(judge_paths([folder / launch.run], configuration=configuration).analysis), []
+        return {}, [f"the program was not profiled: {launch.problem}"], launch.seconds
+    analysis = judge_paths([folder / launch.run], configuration=configuration).analysis
+    return promises(analysis), [], launch.seconds
 
 
 def _measure(
-    target: Target,
-    folder: Path,
+    plan: TrialPlan,
     chosen: list[Intervention] | None,
     promised: dict[str, Promise],
     notes: list[str],
-    deadline: float | None,
     settings: dict[str, Any],
 ) -> int:
-    """Launch the baseline and the interventions, and show the results."""
-    from perfscope.plugins.trials.interventions import intervention_names, load_intervention
-    from perfscope.plugins.trials.judge import TrialJudge, signs
+    """Launch the baseline and the interventions, and show the results; also after an interruption."""
+    from perfscope.plugins.trials.judge import TrialJudge
     from perfscope.plugins.trials.launches import Trials
 
-    plan = _plan(target, folder, deadline, settings)
     judge = TrialJudge(pairs=settings["pairs"], least=settings["least"], tolerance=settings["tolerance"])
     trials = Trials(plan, judge, announce=partial(announce, quiet=settings["quiet"]))
-    trials.baseline()
-    known = [load_intervention(name) for name in intervention_names()] if chosen is None else chosen
-    promised |= signs(trials.unchanged, trials.evident(known))
-    interventions = _ordered(trials, chosen, promised, every=settings["all_"])
-    if not interventions:
-        notes.append("no intervention answers what was found: --all tries all that fit the program")
     interrupted: KeyboardInterrupt | None = None
     try:
-        trials.try_all(interventions)
-        trials.try_helpful()
+        _try_all(trials, chosen, promised, notes, every=settings["all_"])
         complete = not any(attempt.stop == "not reached" for attempt in trials.attempts)
+        if not complete:
+            notes.append(f"the budget is used up: --resume {plan.directory} goes on from here")
     except KeyboardInterrupt as error:
         interrupted, complete = error, False
-        notes.append("interrupted: what was not measured by then is missing")
-    document = _document(trials, judge, promised, settings, target, notes=notes, complete=complete)
-    _show(document, folder, settings)
+        notes.append(f"interrupted: --resume {plan.directory} goes on from here")
+        if not trials.begun:
+            announce(f"{notes[-1]}; {_promised_text(promised)}")
+            raise
+    document = _document(trials, judge, promised, settings, plan.target, notes=notes, complete=complete)
+    _show(document, plan.directory, settings)
     if interrupted is not None:
         raise interrupted  # earlier measurements are shown
     return 0
 
 
-def _plan(target: Target, folder: Path, deadline: float | None, settings: dict[str, Any]) -> TrialPlan:
-    import secrets
+def _try_all(
+    trials: Trials,
+    chosen: list[Intervention] | None,
+    promised: dict[str, Promise],
+    notes: list[str],
+    *,
+    every: bool,
+) -> None:
+    """Launch everything; signs in the launches are added to ``promised``, problems to ``notes``."""
+    from perfscope.plugins.trials.interventions import intervention_names, load_intervention
+    from perfscope.plugins.trials.judge import signs
 
+    trials.baseline()
+    known = [load_intervention(name) for name in intervention_names()] if chosen is None else chosen
+    promised |= signs(trials.unchanged, trials.evident(known))
+    interventions = _ordered(trials, chosen, promised, every=every)
+    if not interventions:
+        notes.append("no intervention answers what was found: --all tries all that fit the program")
+    trials.try_all(interventions)
+    trials.try_helpful()
+
+
+def _promised_text(promised: dict[str, Promise]) -> str:
+    """The largest savings that findings promise, in words."""
+    known = sorted(((promise.ns, rule) for rule, promise in promised.items() if promise.ns is not None), reverse=True)
+    if not known:
+        return "nothing is known yet"
+    named = ", ".join(f"{rule} {ns / 1e6:.3g} ms" for ns, rule in known[:MOST_PROMISES])
+    return f"the profile promises per step at most: {named}"
+
+
+def _plan(
+    target: Target, folder: Path, settings: dict[str, Any], *, deadline: float | None, whole_s: float | None
+) -> TrialPlan:
     from perfscope.model.documents.ab import AbPlan
     from perfscope.plugins.trials.launches import BASELINE, TrialPlan
 
-    seed = secrets.randbelow(SEEDS) if settings["seed"] is None else settings["seed"]
     kind = "module" if target.module else "command" if target.command else "script"
     return TrialPlan(
         target=target,
@@ -199,7 +290,7 @@ def _plan(target: Target, folder: Path, deadline: float | None, settings: dict[s
             head_ref="",
             pairs=settings["pairs"],
             calibration=settings["calibration"],
-            seed=seed,
+            seed=settings["seed"],
             least=settings["least"],
             confirm=False,
             timeout_s=settings["timeout_s"],
@@ -208,6 +299,8 @@ def _plan(target: Target, folder: Path, deadline: float | None, settings: dict[s
         record_steps=settings["record_steps"],
         deadline=deadline,
         ladder=settings["ladder"],
+        whole=settings["to_the_end"],
+        whole_s=whole_s,
     )
 
 

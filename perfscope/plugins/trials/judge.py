@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import msgspec
 from msgspec import Struct
 
-from perfscope.analyzers.compare import MEAN, AbJudge, MetricResult
+from perfscope.analyzers.compare import EARLY_LOOK, MEAN, AbJudge, MetricResult, estimator_for
 from perfscope.analyzers.engine import Analysis
-from perfscope.model.documents.ab import Launch, Pairs
+from perfscope.model.documents.ab import Launch, Pair, Pairs
 from perfscope.plugins.trials.attempts import Attempt, Unchanged
 from perfscope.plugins.trials.document import Baseline, Results, Trial, TrialState, Try
 from perfscope.plugins.trials.interventions.base import Intervention
@@ -37,13 +37,40 @@ ALLOCATOR, PROCESS = "peak of the allocator", "peak of the process"
 
 
 class TrialJudge:
-    """Judge of pairs like those of two commits, without a second batch, and of the recorded values."""
+    """Judge of pairs like those of two commits, without a second batch, and of the recorded values.
+
+    It looks at the pairs of an intervention after 4, 6, 10, 15, 20, 30 and 45, each time at the same level (Pocock,
+    Biometrika 64, 1977): of 20 interventions without an effect at most one is called a gain or slower, however the
+    pairs end (`perfscope.analyzers.compare.statistics.paired.looks_for`; tests/compare/test_early_look.py).
+    """
 
     def __init__(self, *, pairs: int, least: float, tolerance: float | None = None) -> None:
         """``tolerance``: relative tolerance of the user, in place of the dtype's."""
-        self._usual = AbJudge(pairs=pairs, least=least, confirm=False, give_up=True)
-        self._by_mean = AbJudge(pairs=pairs, least=least, confirm=False, give_up=True, estimator=MEAN)
+        self._pairs, self._least = pairs, least
+        self._usual = self._judge(None)
+        self._by_mean = self._judge(MEAN)
         self.tolerance = tolerance
+
+    def _judge(self, estimator: str | None) -> AbJudge:
+        return AbJudge(
+            pairs=self._pairs, least=self._least, confirm=False, give_up=True, early=True, estimator=estimator
+        )
+
+    def settle(self, unchanged: Unchanged) -> None:
+        """Choose the estimator of a launch: by the calibration, or without one by how busy the machine is."""
+        self._usual = self._judge(None if unchanged.calibration else estimator_for([unchanged.first]))
+
+    def so_far(self, intervention: Intervention, pairs: Sequence[Pair]) -> str:
+        """Return the change by the pairs so far in one line, with its interval from `EARLY_LOOK` pairs on."""
+        measured = Pairs(calibration=(), measured=tuple(pairs), confirming=())
+        step = self.of(intervention).result(measured).step
+        after = f"{len(pairs)} pair{'s' * (len(pairs) != 1)}"
+        if step.effect is None:
+            return f"{intervention.name}: no step time after {after}"
+        interval = f"no interval before {EARLY_LOOK} pairs"
+        if len(pairs) >= EARLY_LOOK and step.low is not None and step.high is not None:
+            interval = f"[{step.low:+.1%}, {step.high:+.1%}]"
+        return f"{intervention.name}: step time {step.effect:+.1%} after {after} ({interval})"
 
     def of(self, intervention: Intervention | None) -> AbJudge:
         """Return the judge of an intervention's pairs, or of the calibration."""
@@ -96,8 +123,8 @@ def signs(unchanged: Unchanged, evident: Sequence[str]) -> dict[str, Promise]:
     ``evident``: names of interventions that found such a setting.
     """
     found = {name: Promise(findings=1, ns=None) for name in evident}
-    collected = [trial.gc_ns_per_step or 0 for trial in unchanged.second.reports]
-    times = unchanged.second.times_ns()
+    collected = [trial.gc_ns_per_step or 0 for trial in unchanged.first.reports]
+    times = unchanged.first.times_ns()
     if collected and times and max(collected) >= LEAST_COLLECTED * statistics.median(times):
         found[GARBAGE_COLLECTION] = Promise(findings=1, ns=min(max(collected), round(statistics.fmean(times))))
     return found
@@ -116,12 +143,13 @@ def answered(intervention: Intervention, promised: Mapping[str, Promise]) -> tup
 def best_first(interventions: Iterable[Intervention], promised: Mapping[str, Promise]) -> list[Intervention]:
     """Sort interventions: a setting that is known to cost first, then by promise, then those without a promise.
 
-    With equal promises, the intervention that answers more rules is first.
+    The promise is divided by the effort, so that a result comes soon. With equal promises, the intervention that
+    answers more rules is first, and one with `after` is later.
     """
 
-    def rank(one: Intervention) -> tuple[bool, int, int]:
+    def rank(one: Intervention) -> tuple[bool, float, int, bool]:
         rules, ns = answered(one, promised)
-        return one.name not in promised, -(ns or 0), -len(rules)
+        return one.name not in promised, -(ns or 0) / one.effort, -len(rules), bool(one.after)
 
     return sorted(interventions, key=rank)
 
@@ -145,8 +173,9 @@ class Trials(Struct, frozen=True, kw_only=True):
 def document_of(trials: Trials, judge: TrialJudge, least: float, **head: object) -> Try:
     """Return the document. ``head``: its other fields (schema, command, created_utc, machine, record_steps, ...)."""
     unchanged = trials.unchanged
-    calibration = Pairs(calibration=unchanged.calibration, measured=unchanged.calibration, confirming=())
-    alone = judge.of(None).result(calibration) if unchanged.calibration else None
+    recorded = [launch for launch in (unchanged.first, unchanged.second) if launch is not None]
+    alike = unchanged.calibration or neighbours(trials.attempts)
+    alone = judge.of(None).result(Pairs(calibration=alike, measured=alike, confirming=())) if alike else None
     widened = judge.tolerance
     made = [trial_of(attempt, trials, judge) for attempt in trials.attempts]
     together = None if trials.together is None else trial_of(trials.together, trials, judge)
@@ -161,14 +190,29 @@ def document_of(trials: Trials, judge: TrialJudge, least: float, **head: object)
         tolerances=dict(TOLERANCES) if widened is None else dict.fromkeys(TOLERANCES, widened),
         baseline=Baseline(
             step_ns=_level(None if alone is None else alone.step),
-            launches=2 + 2 * len(unchanged.calibration),
-            peak_bytes=_peak([unchanged.first, unchanged.second])[0],
-            results=judge.results(unchanged.first, unchanged.second),
+            launches=len(recorded) + 2 * len(unchanged.calibration),
+            peak_bytes=_peak(recorded)[0],
+            results=Results(state="not compared", reason="it was launched once")
+            if unchanged.second is None
+            else judge.results(unchanged.first, unchanged.second),
         ),
         trials=tuple(made),
         together=together,
         **head,  # type: ignore[arg-type]
     )
+
+
+def neighbours(attempts: Sequence[Attempt]) -> tuple[Pair, ...]:
+    """Return the unchanged program against itself: the launches without an intervention of every two pairs in turn.
+
+    Those launches took turns with the launches that are judged, on the same machine at the same time.
+    """
+    alike: list[Pair] = []
+    for attempt in attempts:
+        if attempt.pairs is not None and not attempt.base and not attempt.intervention.by_mean:
+            bases = [base for base, _ in attempt.pairs.measured]
+            alike += [(bases[place], bases[place + 1]) for place in range(0, len(bases) - 1, 2)]
+    return tuple(alike)
 
 
 def _rungs(trials: Sequence[Trial]) -> Iterator[Trial]:

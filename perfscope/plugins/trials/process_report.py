@@ -48,6 +48,16 @@ class RecordedValue:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """When a launch ends before its program does."""
+
+    steps: int = 0
+    """Number of steps; 0: when the steps have taken as long as the start of the program."""
+    began_unix_s: float = 0.0
+    """When the launch began; for ``steps=0``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessTrial:
     """Effects of the interventions in one process, and the values that it recorded."""
 
@@ -63,6 +73,8 @@ class ProcessTrial:
     """Results that could not be recorded, and why."""
     peak_rss_bytes: int | None = None
     """Most physical memory that the process used."""
+    ended_after: int | None = None
+    """Steps after which the program was ended (`Ending`); ``None`` if it ended by itself."""
     gc_ns_per_step: int | None = None
     """Time of Python's garbage collector per step, if values were recorded and steps were seen."""
 

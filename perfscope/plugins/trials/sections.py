@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from perfscope.analyzers.compare import EARLY_LOOK
 from perfscope.dashboards.report.blocks import (
     Badge,
     Block,
@@ -92,6 +93,8 @@ def _facts(document: Try) -> Iterator[str]:
     if baseline.step_ns is not None:
         yield f"baseline {amount_text('ns', baseline.step_ns)} per step; {document.estimator}"
     yield f"the baseline against itself: {_results_text(baseline.results)}"
+    if not document.complete:
+        yield from document.notes
 
 
 def _sections(document: Try, *, bars: bool) -> Iterator[Section]:
@@ -210,7 +213,9 @@ def _remarks(rows: Sequence[Trial]) -> Iterator[Block]:
 
 
 def _unclear(trial: Trial) -> str:
-    after = f"open after {trial.pairs} pairs"
+    after = f"open after {trial.pairs} pair{'s' * (trial.pairs != 1)}"
+    if trial.pairs < EARLY_LOOK:
+        return f"{after}: an answer needs {EARLY_LOOK} or more"
     if trial.needed_pairs is None or trial.needed_pairs > MOST_PAIRS:
         return f"{after}: the launches scatter; a quieter machine or longer launches help more than more pairs"
     return f"{after}; about {trial.needed_pairs} would settle it (--pairs)"

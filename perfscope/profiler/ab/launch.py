@@ -438,12 +438,12 @@ def profile_once(
         code=code,
         run=None if directory is None else directory.name,
     )
-    problem = ended_badly(launch, log, limit) or _why_nothing(directory)
+    problem = ended_badly(launch, log, limit) or why_nothing(directory)
     return launch if problem is None else replace(launch, problem=problem)
 
 
-def _why_nothing(directory: Path | None) -> str | None:
-    """Why a program that ended normally left nothing to compare, or ``None``."""
+def why_nothing(directory: Path | None) -> str | None:
+    """Return why the run in ``directory`` of a program that ended normally has no timed steps, or None if it has."""
     if directory is None:
         return "its run was not kept"
     try:

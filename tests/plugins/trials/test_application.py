@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from perfscope.model.documents.ab import Launch
 from perfscope.plugins.trials.interventions import load_intervention
 from perfscope.plugins.trials.interventions.base import Application
 from perfscope.plugins.trials.launches import changes_of
+from perfscope.plugins.trials.process_report import Ending
 from perfscope.plugins.trials.results import compare_results
 from perfscope.profiler.ab.launch import ArmFolder, launch_once
 from perfscope.profiler.launch.program import Target
@@ -37,7 +39,7 @@ def _finds_perfscope(monkeypatch: pytest.MonkeyPatch) -> None:
     warm.use_for_launches(monkeypatch)
 
 
-def launched(folder: Path, program: str, *names: str, record_steps: int = 3) -> Launch:
+def launched(folder: Path, program: str, *names: str, record_steps: int = 3, ending: Ending | None = None) -> Launch:
     (folder / "train.py").write_text(program)
     return launch_once(
         Target(arguments=("train.py",)),
@@ -47,7 +49,7 @@ def launched(folder: Path, program: str, *names: str, record_steps: int = 3) -> 
         pair=0,
         slot=0,
         log=folder / "log",
-        changes=changes_of(names, {}, record_steps=record_steps),
+        changes=changes_of(names, {}, record_steps=record_steps, ending=ending),
     )
 
 
@@ -67,6 +69,52 @@ def test_several_at_once_in_a_program_that_keeps_its_results(tmp_path: Path) -> 
     assert compare_results(plain.reports, changed.reports).state == "same"
     assert report.peak_rss_bytes is not None
     assert report.peak_rss_bytes > 50 << 20
+
+
+@pytest.mark.torch
+def test_a_launch_ends_after_its_steps_as_by_sys_exit(tmp_path: Path) -> None:
+    program = f"""{LOOP}
+import atexit
+atexit.register(print, "exit handlers run")
+try:
+    work(40)
+    print("the whole program")
+finally:
+    print("finally", flush=True)
+"""
+    ended = launched(tmp_path, program, ending=Ending(steps=9))
+    assert (ended.code, ended.problem) == (0, None)
+    assert (ended.steps_seen, len(ended.step_ns)) == (9, 7)
+    assert ended.reports[0].ended_after == 9
+    assert (tmp_path / "log").read_text().split("\n")[-3:-1] == ["finally", "exit handlers run"]
+    whole = launched(tmp_path, program)
+    assert whole.reports[0].ended_after is None
+    assert compare_results(whole.reports, ended.reports).state == "same"
+
+
+@pytest.mark.torch
+def test_a_rank_of_several_is_never_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    launch = launched(tmp_path, LOOP + "work(12)", ending=Ending(steps=6))
+    assert (launch.problem, launch.steps_seen, launch.reports[0].ended_after) == (None, 12, None)
+
+
+@pytest.mark.jax
+def test_a_launch_of_jax_ends_when_enough_steps_are_timed(tmp_path: Path) -> None:
+    program = """
+import jax, jax.numpy as jnp
+step = jax.jit(lambda x: jnp.tanh(x @ x))
+x = jnp.ones((64, 64))
+for _ in range(1_000_000):
+    x = step(x)
+    x.block_until_ready()
+"""
+    launch = launched(tmp_path, program, ending=Ending(began_unix_s=time.time()))
+    assert launch.problem is None
+    assert 42 <= launch.steps_seen < 1_000_000
+    assert launch.reports[0].ended_after == launch.steps_seen
+    assert launch.windows_ns
 
 
 @pytest.mark.jax

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from perfscope.plugins.trials.judge import (
     TrialJudge,
     answered,
     best_first,
+    neighbours,
     promises,
     signs,
     unanswered,
@@ -133,8 +135,8 @@ def test_garbage_collection_in_steps_is_a_sign_from_two_percent_on() -> None:
     program = unchanged(3.0)
     for share, shown in ((0.019, {}), (0.021, {GARBAGE_COLLECTION: Promise(findings=1, ns=210_000)})):
         trial = dataclasses.replace(report(3.0), gc_ns_per_step=round(share * 1e7))
-        second = replace(program.second, reports=(trial,))
-        assert signs(replace(program, second=second), ()) == shown
+        first = replace(program.first, reports=(trial,))
+        assert signs(replace(program, first=first), ()) == shown
     seen = signs(program, ("debug-off",))
     assert answered(intervention("debug-off"), seen) == (("debug-off",), None)
     assert unanswered([intervention("debug-off")], seen) == ()
@@ -157,3 +159,36 @@ def test_of_equal_promises_that_which_answers_more_comes_first() -> None:
     promised = {"unfused_ops": Promise(findings=1, ns=9), "host_bound": Promise(findings=1, ns=4)}
     given = [intervention("channels-last", "unfused_ops"), intervention("compile", "unfused_ops", "host_bound")]
     assert [one.name for one in best_first(given, promised)] == ["compile", "channels-last"]
+    both = [intervention("foreach", "unfused_ops", after="fused"), intervention("fused", "unfused_ops")]
+    assert [one.name for one in best_first(both, promised)] == ["fused", "foreach"]
+
+
+def test_what_takes_long_to_try_comes_later_unless_it_promises_more() -> None:
+    given = [intervention("compile", "unfused_ops", effort=3.0), intervention("fused", "unfused_optimizer")]
+    for ns, first in ((8, "fused"), (10, "compile")):
+        promised = {
+            "unfused_ops": Promise(findings=1, ns=ns),
+            "unfused_optimizer": Promise(findings=1, ns=3),
+        }
+        assert best_first(given, promised)[0].name == first
+
+
+def test_the_unchanged_program_against_itself_are_its_launches_in_the_pairs() -> None:
+    pairs = pairs_of([10, 11, 12, 13, 14], [9] * 5)
+    alike = neighbours([replace(attempt("fused", 0.9), pairs=pairs), left("pin-memory", "no GPU")])
+    assert [(first.step_ns[0] // 1_000_000, second.step_ns[0] // 1_000_000) for first, second in alike] == [
+        (10, 11),
+        (12, 13),
+    ]
+
+
+def test_fewer_than_six_pairs_answer_only_if_launches_do_not_overlap() -> None:
+    judge = TrialJudge(pairs=6, least=0.02)
+    apart = replace(attempt("fused", 0.8), pairs=pairs_of([10, 11, 10, 11], [8, 8.8, 8.01, 8.79]))
+    overlapping = replace(apart, pairs=pairs_of([10, 20, 10, 20], [8, 16, 8.01, 15.99]))
+    assert judge.helped(apart)
+    assert not judge.helped(overlapping)
+    assert judge.so_far(apart.intervention, pairs_of([10], [8]).measured).endswith("(no interval before 4 pairs)")
+    assert apart.pairs is not None
+    told = judge.so_far(apart.intervention, apart.pairs.measured)
+    assert re.fullmatch(r"fused: step time -20\.0% after 4 pairs \(\[-20\.\d%, -19\.\d%\]\)", told)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from pathlib import Path
 
@@ -82,8 +83,11 @@ def test_each_is_launched_against_the_program_as_it_is(tmp_path: Path, monkeypat
         "pin-memory": "not applicable",
     }
     alone = [names for names in program.launches if names == ("fused-optimizer",)]
-    assert len(alone) == 1 + 6, "one that records values, and six pairs"
-    assert program.launches.count(()) == 2 + 2 + 3 * 6, "values twice, a calibration pair, and a partner in each pair"
+    assert len(alone) == 1 + 4, "one that records values, and four pairs"
+    assert program.launches.count(()) == 2 + 2 + 3 * 4, "values twice, a calibration pair, and a partner in each pair"
+    assert program.launches[:6] == [(), (), (), ("fused-optimizer",), *program.launches[4:6]], (
+        "the first result is soon"
+    )
     assert made.together is not None
     assert made.together.head == ("fused-optimizer", "gc-freeze")
     assert not any("pin-memory" in names for names in program.launches)
@@ -149,7 +153,7 @@ def test_settings_that_cost_are_looked_for_in_one_launch(tmp_path: Path, monkeyp
 
 def test_the_budget_leaves_out_what_would_not_end_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Program(monkeypatch)
-    short = time.monotonic() + 10  # a launch takes 2.3 s, so that six pairs take 28 s
+    short = time.monotonic() + 10  # a launch takes 2.3 s, so that four pairs take 21 s
     made = trials(tmp_path, deadline=short)
     assert tried(made, "gc-freeze") == {"gc-freeze": "not reached"}
     assert made.attempts[0].reason.endswith("it takes 1 min")
@@ -219,5 +223,78 @@ def test_each_has_its_share_of_the_budget(tmp_path: Path, monkeypatch: pytest.Mo
     made.baseline()
     made.try_all([load_intervention(name) for name in ("gc-freeze", "gc-off")])
     pairs = [len(attempt.pairs.measured) for attempt in made.attempts if attempt.pairs]
-    assert [count >= 6 for count in pairs] == [True, True]
+    assert [count >= 4 for count in pairs] == [True, True]
     assert sum(pairs) <= 22
+
+
+def whole(made: Trials) -> dict[str, int]:
+    return {one.intervention.name: len(one.pairs.measured) for one in made.attempts if one.pairs is not None}
+
+
+def test_an_interrupted_try_keeps_its_pairs_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = Program(monkeypatch, fused_optimizer=0.8)
+    plain = program.launch
+
+    def launch(*given: object, **settings: object) -> Launch:
+        if program.count == 9:
+            raise KeyboardInterrupt
+        return plain(*given, **settings)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "launch_once", launch)
+    made = trials(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        tried(made, "fused-optimizer", "gc-freeze")
+    assert whole(made) == {"fused-optimizer": 2}, "the third pair has one launch"
+    before = list(program.launches)
+    monkeypatch.setattr(module, "launch_once", plain)
+    again = trials(tmp_path)
+    assert tried(again, "fused-optimizer", "gc-freeze") == {"fused-optimizer": None, "gc-freeze": None}
+    assert whole(again)["fused-optimizer"] == 4
+    later = program.launches[len(before) :]
+    assert later.count(("fused-optimizer",)) == 2, "neither its values nor its finished pairs again"
+    assert again.unchanged.first.reports == made.unchanged.first.reports
+
+
+def test_launches_end_early_but_those_of_a_gain_run_once_to_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = Program(monkeypatch, fused_optimizer=0.8, gc_freeze=0.8, foreach_optimizer=0.8)
+    plain, endings = program.launch, []
+
+    def launch(*given: object, changes: Changes, **settings: object) -> Launch:
+        ending = changes.settings["ending"]
+        endings.append((changes.settings["interventions"], None if ending is None else ending["steps"]))
+        ended = plain(*given, changes=changes, **settings)
+        steps = None if ending is None else ending["steps"] or 20
+        problem = "exit code 1: boom" if endings[-1] == (["foreach-optimizer"], None) else ended.problem
+        return replace(
+            ended, problem=problem, reports=tuple(dataclasses.replace(one, ended_after=steps) for one in ended.reports)
+        )
+
+    monkeypatch.setattr(module, "launch_once", launch)
+    made = trials(tmp_path)
+    assert tried(made, "fused-optimizer", "gc-freeze", "foreach-optimizer") == {
+        "fused-optimizer": None,
+        "gc-freeze": None,
+        "foreach-optimizer": "failed",
+    }
+    assert endings[0] == ([], 0)
+    of_fused = [steps for names, steps in endings if names == ["fused-optimizer"]]
+    assert of_fused == [6, 20, 20, 20, 20, None], "values, four pairs, and once to the end"
+    assert {steps for names, steps in endings if names == ["gc-freeze"]} == {None}, "time moves between its steps"
+    assert made.attempts[2].reason == "after the timed steps: exit code 1: boom"
+
+
+def test_a_program_that_cannot_be_ended_runs_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = Program(monkeypatch, fused_optimizer=0.8)
+    plain = program.launch
+
+    def launch(*given: object, changes: Changes, **settings: object) -> Launch:
+        ended = plain(*given, changes=changes, **settings)
+        if changes.settings["ending"] is None:
+            return ended
+        reports = tuple(dataclasses.replace(one, ended_after=20) for one in ended.reports)
+        return replace(ended, problem="exit code 1: it caught SystemExit", reports=reports)
+
+    monkeypatch.setattr(module, "launch_once", launch)
+    assert tried(trials(tmp_path), "fused-optimizer") == {"fused-optimizer": None}

@@ -12,9 +12,20 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from perfscope.analyzers.compare.ab.environment import drift_remark, environment_of, order_remark
-from perfscope.analyzers.compare.statistics.estimators import TAILS, Chosen, choose, location
+from perfscope.analyzers.compare.statistics.estimators import (
+    BUSY,
+    BUSY_SHARE,
+    CANDIDATES,
+    TAILS,
+    Chosen,
+    choose,
+    location,
+)
 from perfscope.analyzers.compare.statistics.paired import (
     CONFIRM_LEVEL,
+    EARLY_LOOK,
+    LOOKS,
+    are_apart,
     could_settle,
     effect_of,
     is_promising,
@@ -30,6 +41,7 @@ from perfscope.model.documents.ab import Decision, Launch, Pair, Pairs
 STEP_TIME = "step time"
 MOST_REJECTED = 1 / 3
 """Share of pairs without a steady state from which the rest is not representative."""
+FEW = f"fewer than {LOOKS[0]} pairs whose launches overlap decide nothing"
 EXACT_UNITS = {
     "allocated_bytes.all.peak": ("peak memory allocated", "bytes"),
     "reserved_bytes.all.peak": ("peak memory reserved", "bytes"),
@@ -67,7 +79,8 @@ class AbJudge:
     """Judge of pairs of launches (`perfscope.profiler.ab.runner.Judge`).
 
     ``pairs``: the maximum; ``least``: relative change that matters; ``estimator``: statistic of a launch, in place of
-    the calibration's choice; ``give_up``: end at the second look or later if all pairs would not be enough.
+    the calibration's choice; ``give_up``: end if all pairs would not be enough, but not before the second of `LOOKS`;
+    ``early``: also look at `EARLY_LOOK`.
     """
 
     def __init__(
@@ -78,10 +91,12 @@ class AbJudge:
         confirm: bool = True,
         estimator: str | None = None,
         give_up: bool = False,
+        early: bool = False,
     ) -> None:
         """``ValueError`` if this number of pairs cannot be compared."""
-        self._looks = looks_for(pairs)
-        self._level = level_for(len(self._looks))
+        self._looks = looks_for(pairs, early=early)
+        self._early = early
+        self._level = level_for(len(self._looks), early=early)
         self._least = least
         self._confirm = confirm
         self._estimator = estimator
@@ -100,7 +115,7 @@ class AbJudge:
             return "confirm"
         if step.verdict != "inconclusive" or len(pairs) == self._looks[-1]:
             return "stop"
-        hopeless = self._give_up and len(pairs) > self._looks[0] and not self._could_settle(calibration, pairs)
+        hopeless = self._give_up and len(pairs) > LOOKS[0] and not self._could_settle(calibration, pairs)
         return "stop" if hopeless else "go on"
 
     def _could_settle(self, calibration: Sequence[Pair], pairs: Sequence[Pair]) -> bool:
@@ -135,7 +150,10 @@ class AbJudge:
 
     def _chosen(self, calibration: Sequence[Pair]) -> Chosen:
         chosen = _chosen(calibration)
-        return chosen if self._estimator is None else replace(chosen, name=self._estimator, others_share=None)
+        if self._estimator is None:
+            return chosen
+        share = chosen.others_share if chosen.name == self._estimator else None
+        return replace(chosen, name=self._estimator, others_share=share)
 
     @staticmethod
     def _sides(chosen: Chosen, pairs: Sequence[Pair]) -> tuple[int, list[float], list[float]]:
@@ -155,6 +173,8 @@ class AbJudge:
             least=self._least,
             estimator=chosen.name,
         )
+        if self._early and step.verdict != "inconclusive" and not _enough(base, head):
+            step = replace(step, verdict="inconclusive", remarks=(*step.remarks, FEW))
         lost = len(pairs) - usable
         if not lost:
             return step
@@ -185,6 +205,20 @@ class AbJudge:
                     )
                 )
         return rows
+
+
+def _enough(base: Sequence[float], head: Sequence[float]) -> bool:
+    """Return whether as few pairs as at the early look may give an answer."""
+    return len(base) >= LOOKS[0] or (len(base) >= EARLY_LOOK and are_apart(base, head))
+
+
+def estimator_for(launches: Sequence[Launch]) -> str:
+    """Return the estimator for a machine that is as busy as during ``launches``, without a look at their times.
+
+    So the choice cannot favour a verdict, also where the launches that are judged are the only ones.
+    """
+    shares = [share for launch in launches if (share := launch.machine.get("others_share")) is not None]
+    return BUSY if shares and statistics.median(shares) > BUSY_SHARE else CANDIDATES[0]
 
 
 def _chosen(pairs: Sequence[Pair]) -> Chosen:

@@ -83,6 +83,10 @@ class Intervention:
     by_mean: bool = False
     """Whether it moves time from one step to others (prefetched batches, garbage collection), so that only the mean of
     all steps shows its gain."""
+    effort: float = 1.0
+    """How much longer it takes to try than other interventions: each launch compiles the model."""
+    after: str = ""
+    """Intervention that is tried before it if both have the same promise, because its change goes further."""
     applies: Callable[[Facts], str | None] = always
     """Reason why it cannot help this program, or ``None``."""
     environment: Callable[[Facts], Mapping[str, str]] = nothing

@@ -11,6 +11,8 @@ from perfscope.plugins.trials.interventions.root_modules import RootModules, rep
 _MAY_CHANGE = (
     "Fused kernels keep intermediate values in registers and sum in another order; random numbers of dropout differ."
 )
+_EFFORT, _LONG_EFFORT = 3.0, 10.0
+"""Launches take longer by the compilation, and with ``max-autotune`` by the measurement of kernels."""
 _ANSWERS = ("unfused_ops", "launch_bound", "small_kernels", "host_bound", "unfused_attention")
 
 
@@ -86,6 +88,7 @@ COMPILE = Intervention(
     family="compile",
     framework="torch",
     answers=_ANSWERS,
+    effort=_EFFORT,
     may_change=_MAY_CHANGE,
     code="model = torch.compile(model)",
     applies=_needs_compiler,
@@ -97,6 +100,7 @@ BLOCKS = Intervention(
     family="compile",
     framework="torch",
     answers=(*_ANSWERS, "compile_time"),
+    effort=_EFFORT,
     may_change=_MAY_CHANGE,
     code="for block in model.blocks:\n    block.compile()",
     applies=_needs_compiler,
@@ -108,6 +112,7 @@ REDUCE_OVERHEAD = Intervention(
     family="compile",
     framework="torch",
     answers=("launch_bound", "small_kernels", "host_bound"),
+    effort=_EFFORT,
     may_change=f"{_MAY_CHANGE} Outputs lie in memory that the next call uses again.",
     code='model = torch.compile(model, mode="reduce-overhead")',
     applies=needs_cuda,
@@ -119,6 +124,7 @@ MAX_AUTOTUNE = Intervention(
     family="compile",
     framework="torch",
     answers=("unfused_ops", "launch_bound", "unfused_attention"),
+    effort=_LONG_EFFORT,
     may_change=f"{_MAY_CHANGE} Matrix products may come from Triton.",
     code='model = torch.compile(model, mode="max-autotune")',
     applies=needs_cuda,

@@ -86,6 +86,7 @@ FOREACH = Intervention(
     answers=("unfused_optimizer", "small_kernels", "launch_bound"),
     may_change="The same operations in the same order; temporary tensors as large as the parameters.",
     code="optimizer = torch.optim.AdamW(model.parameters(), lr=lr, foreach=True)",
+    after="fused-optimizer",
     apply=partial(_implementation, "foreach"),
 )
 ZERO_GRAD_NONE = Intervention(
