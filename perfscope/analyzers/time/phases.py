@@ -150,7 +150,7 @@ def _collectives_after(trace: Trace, forward: np.ndarray, backward: Intervals) -
     inside = _contains(union_of(slices, collective), starts)
     others = np.sort(starts[forward & ~inside])
     last_backward, last_forward = _latest(backward.ends, starts), _latest(others, starts)
-    return collective & (last_backward != MISSING) & (last_backward >= last_forward)
+    return np.asarray(collective & (last_backward != MISSING) & (last_backward >= last_forward))
 
 
 def _latest(times: Int64, until: Int64) -> Int64:
