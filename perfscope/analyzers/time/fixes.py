@@ -14,8 +14,8 @@ from typing import Literal, get_args
 import numpy as np
 from msgspec import Struct
 
+from perfscope.analyzers.spans import is_compiled
 from perfscope.analyzers.time.calls import Framework, framework
-from perfscope.analyzers.time.compiled_regions import is_compiled
 from perfscope.analyzers.time.frame_kinds import FrameKind, frame_kind
 from perfscope.analyzers.time.model_calls import generation
 from perfscope.analyzers.time.phases import PHASES, host_phases, work_phases
