@@ -41,7 +41,7 @@ class Situation(Struct, frozen=True, kw_only=True):
     sampled: bool = False
     """Whether Python stacks were sampled (`perfscope run`)."""
     compiled: bool = False
-    """Whether the program compiles code of its own with torch.compile."""
+    """Whether torch.compile made a graph of more than the optimizer."""
 
     def for_device(self, text: str) -> str:
         """Return ``text`` with the names that exist on the recorded device in place of its {keys}."""

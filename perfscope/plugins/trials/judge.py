@@ -205,7 +205,7 @@ def document_of(trials: Trials, judge: TrialJudge, least: float, **head: object)
 def neighbours(attempts: Sequence[Attempt]) -> tuple[Pair, ...]:
     """Return the unchanged program against itself: the launches without an intervention of every two pairs in turn.
 
-    Those launches took turns with the launches that are judged, on the same machine at the same time.
+    They took turns with the launches that are judged, on the same machine at the same time.
     """
     alike: list[Pair] = []
     for attempt in attempts:
