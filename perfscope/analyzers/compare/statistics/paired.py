@@ -43,8 +43,8 @@ MOST_PAIRS = LOOKS[-1]
 
 EARLY_LOOK = 4
 """Number of pairs at the additional first look of `perfscope try`. It gives an answer only if the launches of the two
-sides do not overlap (`are_apart`), because equal ratios are frequent if a launch has one of two levels: with three pairs
-3% of comparisons without a change would show one (tests/compare/test_early_look.py).
+sides do not overlap (`are_apart`), because equal ratios are frequent if a launch has one of two levels: with three
+pairs 3% of comparisons without a change would show one (tests/compare/test_early_look.py).
 """
 
 LEVELS = (0.05, 0.028, 0.021, 0.0174, 0.0144, 0.0124, 0.0109)
