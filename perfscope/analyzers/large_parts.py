@@ -30,7 +30,7 @@ from perfscope.analyzers.ops import (
     times_of_ops,
 )
 from perfscope.analyzers.spans import named_slices, outermost_ancestor
-from perfscope.analyzers.time import BUSY_SHARE, account_windows, warm_accounts
+from perfscope.analyzers.time import account_windows, warm_accounts
 from perfscope.model.finding import MOST_SPANS, Finding, Outcome, covered_ns
 from perfscope.model.intervals import Int64, covered, union
 from perfscope.model.trace import MISSING, SliceKind, Trace
@@ -185,9 +185,7 @@ def merge_large_parts(
         for account in given
     )
     merged = [replace(_together(members, whole_ns), waited=waited) for members in by_name.values()]
-    if any(
-        account.total_ns["core_wait"] >= BUSY_SHARE * account.whole_ns for _, given in of_traces for account in given
-    ):
+    if any(account.lacked_core for _, given in of_traces for account in given):
         merged = [replace(part, reason="no_core") if part.reason == "no_rule" else part for part in merged]
     merged.sort(key=lambda part: -part.share)
     large = [part for part in merged if part.share >= LARGE_SHARE]

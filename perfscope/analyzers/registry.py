@@ -60,7 +60,7 @@ RULES: dict[str, str] = {
     "repeated_work": "perfscope.analyzers.programs.rules.repeated_work",
     "resharding_collective": "perfscope.analyzers.programs.rules.resharding_collective",
     "sequential_scan": "perfscope.analyzers.programs.rules.sequential_scan",
-    "single_requests": "perfscope.analyzers.ops.rules.single_requests",
+    "single_requests": "perfscope.analyzers.time.rules.single_requests",
     "slow_steps": "perfscope.analyzers.time.rules.slow_steps",
     "small_collectives": "perfscope.analyzers.ranks.rules.small_collectives",
     "small_kernels": "perfscope.analyzers.time.rules.small_kernels",

@@ -13,7 +13,7 @@ from tests.conftest import REPOSITORY
 
 ANALYZERS = "perfscope.analyzers"
 CAPABILITIES = sorted(path.parent.name for path in (REPOSITORY / "perfscope" / "analyzers").glob("*/__init__.py"))
-MOST_NAMES = {"hlo": 124, "time": 81}
+MOST_NAMES = {"hlo": 124}
 """Capability -> maximum number of names in its face. It only falls."""
 USUAL_NAMES = 76
 """Maximum number of names in any other face."""

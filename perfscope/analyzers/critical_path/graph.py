@@ -29,10 +29,8 @@ from perfscope.analyzers.time import (
     SYNC_SLACK_NS,
     Windows,
     account_windows,
-    blocking_calls,
     device_doubts,
-    profiler_syncs,
-    waits_for_all_streams,
+    device_waits,
 )
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, Trace
@@ -182,7 +180,7 @@ def _awaited(trace: Trace, lane: Lane, work: _Work) -> dict[int, list[int]]:
     A wait for the whole device has one work per stream, in order of their end.
     """
     calls = trace.rows["calls"]
-    waits = np.union1d(trace.fact(blocking_calls), profiler_syncs(trace))
+    waits, wide = device_waits(trace)
     if not len(waits) or not len(work):
         return {}
     begins, returns = calls["start_ns"][waits].astype(np.int64), calls["end_ns"][waits].astype(np.int64)
@@ -190,11 +188,10 @@ def _awaited(trace: Trace, lane: Lane, work: _Work) -> dict[int, list[int]]:
     here = (
         (lane.thread[piece] == calls["thread"][waits]) & (lane.ends[piece] == returns) & (lane.call[piece] != MISSING)
     )
-    waits, piece = waits[here], piece[here]
+    waits, wide, piece = waits[here], wide[here], piece[here]
     begins = np.maximum(begins[here], lane.starts[piece])
     streams = _streams_of_waits(trace)
     stream = np.array([streams.get(int(wait), MISSING) for wait in waits], np.int64)
-    wide = np.array([waits_for_all_streams(trace, int(wait)) for wait in waits], bool)
     groups = [(work.stream == number, stream == number) for number in np.unique(stream[stream != MISSING]).tolist()]
     groups.append((np.ones(len(work), bool), (stream == MISSING) & ~wide))
     pairs = np.unique(np.stack((work.device, work.stream)), axis=1).T.tolist() if wide.any() else []

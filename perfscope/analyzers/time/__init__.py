@@ -12,7 +12,7 @@ from perfscope.analyzers.time.account import (
     warm_accounts,
     warm_windows,
 )
-from perfscope.analyzers.time.calls import blocking_calls, framework, profiler_syncs, waits_for_all_streams
+from perfscope.analyzers.time.calls import blocking_calls, device_waits, framework
 from perfscope.analyzers.time.device_data.device_doubts import DeviceDoubt
 from perfscope.analyzers.time.device_time import DeviceParts, DeviceTime, device_busy, device_times
 from perfscope.analyzers.time.exposure import communication_in_steps, exposed_communication, exposed_until
@@ -27,10 +27,7 @@ from perfscope.analyzers.time.model_calls import (
     BACKWARD,
     Generation,
     ModelCall,
-    answered_calls,
-    call_tokens,
     one_generation,
-    rows_of_product,
 )
 from perfscope.analyzers.time.phases import PHASES, work_phases
 from perfscope.analyzers.time.rank_waits import reduced_too_often
@@ -62,7 +59,6 @@ from perfscope.analyzers.time.steps import (
 )
 from perfscope.analyzers.time.untraced import adjusted, trace_step_time
 from perfscope.analyzers.time.whole_run.cores import (
-    BUSY_SHARE,
     CoreSummary,
     CoreWaits,
     core_summary,
@@ -73,7 +69,6 @@ from perfscope.analyzers.time.whole_run.step_growth import GrownName, StepGrowth
 
 __all__ = [
     "BACKWARD",
-    "BUSY_SHARE",
     "MOST_SITES",
     "PHASES",
     "SYNC_SLACK_NS",
@@ -97,10 +92,8 @@ __all__ = [
     "Windows",
     "account_windows",
     "adjusted",
-    "answered_calls",
     "blocking_calls",
     "call_site",
-    "call_tokens",
     "cause_intervals",
     "communication_in_steps",
     "compiles",
@@ -110,6 +103,7 @@ __all__ = [
     "device_busy",
     "device_doubts",
     "device_times",
+    "device_waits",
     "divide",
     "does",
     "exposed_communication",
@@ -133,9 +127,7 @@ __all__ = [
     "one_generation",
     "per_step",
     "planned_cost",
-    "profiler_syncs",
     "reduced_too_often",
-    "rows_of_product",
     "situation",
     "step_accounts",
     "step_growth",
@@ -148,7 +140,6 @@ __all__ = [
     "time_within",
     "timed_cost",
     "trace_step_time",
-    "waits_for_all_streams",
     "warm_accounts",
     "warm_windows",
     "whole_ns",

@@ -35,7 +35,7 @@ from perfscope.analyzers.time.host_activity import STALL_NS, HostActivity, divid
 from perfscope.analyzers.time.idle_calls import draining_sync, launch_at, pick
 from perfscope.analyzers.time.phases import Phase, phases_of
 from perfscope.analyzers.time.steps import Windows, account_windows, device_doubts
-from perfscope.analyzers.time.whole_run.cores import carve_waits, core_waits
+from perfscope.analyzers.time.whole_run.cores import BUSY_SHARE, carve_waits, core_waits
 from perfscope.model.documents.causes import BUSY, CAUSES, Cause
 from perfscope.model.finding import AbstainError
 from perfscope.model.intervals import (
@@ -96,6 +96,11 @@ class StepAccount(Struct, frozen=True, kw_only=True):
     def whole_ns(self) -> int:
         """Length of all steps together."""
         return sum(self.total_ns.values())
+
+    @property
+    def lacked_core(self) -> bool:
+        """Whether the host waited for a core long enough to doubt its times."""
+        return self.total_ns["core_wait"] >= BUSY_SHARE * self.whole_ns
 
     @property
     def mean_ns(self) -> dict[Cause, int]:

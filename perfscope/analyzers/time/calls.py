@@ -116,9 +116,14 @@ def profiler_syncs(trace: Trace) -> npt.NDArray[np.int64]:
     return np.array(own, np.int64)
 
 
-def waits_for_all_streams(trace: Trace, call: int) -> bool:
-    """Whether a row of ``calls`` waits for all work of a device, not only for one stream or event."""
-    return bool(_DEVICE_WIDE.fullmatch(base_name(trace.text(int(trace.rows["calls"]["name"][call])))))
+def device_waits(trace: Trace) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Return the rows of ``calls`` that wait for the device, the profiler's own among them.
+
+    The mask marks those that wait for all work of a device, not only for one stream or event.
+    """
+    rows = np.union1d(trace.fact(blocking_calls), profiler_syncs(trace)).astype(np.int64)
+    names = trace.rows["calls"]["name"][rows]
+    return rows, np.isin(names, _codes(trace, lambda name: bool(_DEVICE_WIDE.fullmatch(name))))
 
 
 def _surroundings(trace: Trace, parent: int) -> tuple[bool, bool]:

@@ -63,7 +63,7 @@ from perfscope.analyzers.time.slow_steps import slow_steps
 from perfscope.analyzers.time.small_calls import small_call
 from perfscope.analyzers.time.steps import timed_cost
 from perfscope.analyzers.time.unjitted import single_operations
-from perfscope.analyzers.time.whole_run.cores import BUSY_SHARE, doubtful_causes
+from perfscope.analyzers.time.whole_run.cores import doubtful_causes
 from perfscope.model.documents.causes import Cause
 from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, fit_title
 from perfscope.model.frames import is_profilers
@@ -127,7 +127,7 @@ def check(trace: Trace) -> Iterable[Finding]:
             work = _work(trace, account, cause)
             if dispatches and work.kind in (*ENGINES, FrameKind.UNKNOWN):
                 continue  # `unjitted_step` or `launch_bound` has it, with the function
-            if cause == "other_host" and work.kind is FrameKind.UNKNOWN and not work.named and _is_busy(account):
+            if cause == "other_host" and work.kind is FrameKind.UNKNOWN and not work.named and account.lacked_core:
                 continue  # it may be a consequence of the waiting
             key = (work.subject, work.place())
             works[key] = work if key not in works else works[key].merged(work)
@@ -139,10 +139,6 @@ def check(trace: Trace) -> Iterable[Finding]:
             f"the host waited for a core {waited} of the step, and its own work is less than half of that and of "
             "the rest: record again without other programs"
         )
-
-
-def _is_busy(account: StepAccount) -> bool:
-    return account.total_ns["core_wait"] >= BUSY_SHARE * account.whole_ns
 
 
 def keeps_idle(account: StepAccount) -> bool:

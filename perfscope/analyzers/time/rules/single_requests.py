@@ -33,7 +33,8 @@ from typing import TYPE_CHECKING
 
 from perfscope.analyzers.examined import op_records
 from perfscope.analyzers.spans import named_slices
-from perfscope.analyzers.time import BACKWARD, answered_calls, call_tokens, rows_of_product, step_windows, whole_ns
+from perfscope.analyzers.time.model_calls import BACKWARD, answered_calls, call_tokens, rows_of_product
+from perfscope.analyzers.time.steps import step_windows, whole_ns
 from perfscope.model.finding import NOWHERE, AbstainError, Finding, Scope, Where
 from perfscope.model.severity import severity_of
 from perfscope.model.trace import Trace
