@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.session.programs import environment
 
 pytest.importorskip("IPython", reason="IPython is not installed")
@@ -35,7 +35,7 @@ print(shell.user_ns.get("kept"))
 
 
 def shell(folder: Path, *cells: str) -> list[str]:
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-c", SHELL.replace("CELLS", repr(cells))],
         cwd=folder, env=environment(), capture_output=True, text=True, check=True,
     )  # fmt: skip
