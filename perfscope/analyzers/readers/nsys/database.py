@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Protocol
 from urllib.parse import quote
 
+import msgspec
 import numpy as np
 
 from perfscope.analyzers.readers.columns import ColumnBuffer, Columns
@@ -30,6 +31,8 @@ TEXT_BYTES = 16 << 10
 NOTHING: Mapping[str, Callable[[object], object]] = MappingProxyType({})
 
 _BATCH = 1 << 16
+_ROW_ID, _LARGEST = "_rowid_", 2**63 - 1
+_INTEGERS = msgspec.json.Decoder(list[int])
 _LENGTH_LIMIT = 64 << 20
 """Maximum bytes of one value or row; SQLite allows 1 GB."""
 _STEPS_PER_CALL = 1_000_000
@@ -37,7 +40,7 @@ _STEPS_PER_BYTE = 1_000
 _STEPS_AT_LEAST = 2_000_000_000
 """Minimum step limit of SQLite's machine; a row of 20 columns takes 100 steps, a file of a few MB 10^8."""
 MESSAGE_LETTERS = 200
-_PLAIN_FUNCTIONS = frozenset({"coalesce", "ifnull", "substr", "count"})
+_PLAIN_FUNCTIONS = frozenset({"coalesce", "ifnull", "substr", "count", "json_group_array", "max"})
 _PRAGMAS = frozenset({"table_info"})
 
 _LONGEST_NS = 2**53
@@ -110,6 +113,12 @@ class Database:
         held = self.columns(table)
         present = [name for name in names if name in held]
         optional = [name for name in others if name in held]
+        if present and not optional:
+            columns = self._as_json(table, present)
+            if columns is not None:
+                size = len(columns[present[0]])
+                found = {name: columns.get(name, np.full(size, NULL)) for name in names}
+                return found, [[None] * size for _ in others]
         grown = ColumnBuffer()
         values: list[list[object]] = [[] for _ in others]
         if present:
@@ -154,6 +163,35 @@ class Database:
         listed = ", ".join(f"'{key}'" for key in keys)
         sql = f"SELECT name, SUBSTR(value, 1, 100) FROM {_quoted(table)} WHERE name IN ({listed})"  # noqa: S608 (ours)
         return {str(name): str(value) for name, value in self._rows(sql)}
+
+    def _as_json(self, table: str, names: list[str]) -> Columns | None:
+        """Return integer columns that SQLite hands over as JSON, a text per column and batch instead of a value each.
+
+        ``None`` if the table has other values than integers, or no row ids: then its rows are read one by one.
+        """
+        wanted = ", ".join(f"COALESCE({_quoted(name)}, {NULL}) AS c{place}" for place, name in enumerate(names))
+        lists = ", ".join(f"json_group_array(c{place})" for place in range(len(names)))
+        query = (
+            f"SELECT MAX(_row), {lists} FROM (SELECT _rowid_ AS _row, {wanted} FROM {_quoted(table)} "  # noqa: S608
+            f"WHERE _rowid_ >= ? ORDER BY _rowid_ LIMIT {_BATCH})"
+        )
+        if _ROW_ID in map(str.lower, self.columns(table)):
+            return None
+        grown, first = ColumnBuffer(), NULL
+        try:
+            while first <= _LARGEST:
+                row, *texts = self._connection.execute(query, (first,)).fetchone()
+                if row is None:
+                    break
+                if row < first or len(grown) > self._size:
+                    return None  # It is corrupt, and has its error when it is read row by row.
+                grown.append(
+                    {name: np.array(_INTEGERS.decode(text), np.int64) for name, text in zip(names, texts, strict=True)}
+                )
+                first = row + 1
+        except (sqlite3.Error, msgspec.DecodeError, UnicodeDecodeError, OverflowError):
+            return None
+        return grown.take() if len(grown) else {name: np.empty(0, np.int64) for name in names}
 
     def _integers(self, batch: list[tuple[object, ...]], table: str) -> np.ndarray:
         try:
