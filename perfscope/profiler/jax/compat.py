@@ -12,9 +12,9 @@ import importlib
 import importlib.util
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 from perfscope.profiler.jax.post_hook import hook_state, hook_threads
@@ -60,6 +60,7 @@ PRIVATE: dict[str, tuple[str, ...]] = {
 _TIMER_DEPTH = 4
 """Frames from a listener to the context manager that measures the duration: jax 0.6 has one between them."""
 
+_TENSORFLOW = ("tensorflow", "tensorflow.python.profiler.trace")
 NO_SESSION = "this jax has no ProfilerSession where it is expected"
 TRANSFORMATION = "perfscope"
 """Name under which the callback on compiled modules is registered."""
@@ -202,12 +203,34 @@ def options(*, host_tracer_level: int) -> Any:
 
 
 def session(*, host_tracer_level: int) -> Any:
-    """A profiler that records from now on; its ``stop()`` gives a serialized XSpace.
+    """A profiler that records from now on, until `stop`.
 
     ``None`` if this jax has no such profiler.
     """
     profiler = _profiler()
-    return None if profiler is None else profiler.ProfilerSession(options(host_tracer_level=host_tracer_level))
+    if profiler is None:
+        return None
+    with _without_tensorflow():
+        return profiler.ProfilerSession(options(host_tracer_level=host_tracer_level))
+
+
+def stop(running: Any) -> bytes:
+    """End a `session`; its trace, a serialized XSpace."""
+    with _without_tensorflow():
+        space: bytes = running.stop()
+    return space
+
+
+@contextlib.contextmanager
+def _without_tensorflow() -> Iterator[None]:
+    """Replace the module of TensorFlow that XLA imports with jax 0.6, and whose absence it reports on stderr."""
+    absent = [] if "tensorflow" in sys.modules else [name for name in _TENSORFLOW if name not in sys.modules]
+    sys.modules.update({name: ModuleType(name) for name in absent})
+    try:
+        yield
+    finally:
+        for name in absent:
+            sys.modules.pop(name, None)
 
 
 def is_tracing() -> bool:

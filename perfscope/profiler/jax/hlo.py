@@ -148,7 +148,7 @@ def snapshot() -> list[Module]:
     session = compat.session(host_tracer_level=0)
     if session is None:
         raise RuntimeError(available())
-    return modules(session.stop())
+    return modules(compat.stop(session))
 
 
 class ProgramLog:

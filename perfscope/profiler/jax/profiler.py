@@ -110,7 +110,7 @@ class JaxProfilerCapture:
         with self._lock:
             session, self._session = self._session, None
             if session is not None:
-                self._space = session.stop()
+                self._space = compat.stop(session)
                 if again:
                     self._session = compat.session(host_tracer_level=HOST_TRACER_LEVEL)
         return session is not None
