@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from perfscope.model.documents.run import Run
 from perfscope.model.errors import DataError, NotStartedError
 from perfscope.profiler.launch.program import Ended, Target
 from perfscope.profiler.launch.record import await_others, begun, ended_as, message_for, task_of_run, write_first
+from perfscope.profiler.session import annotate
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 FRAMEWORKS = ("torch", "jax")
@@ -139,6 +141,40 @@ class _Profiled(Profile):
                 return function(*arguments, **named)
 
         return profiled
+
+
+class Training:
+    """The capture of one training at a time, which a callback of a trainer begins, divides into steps, and ends."""
+
+    def __init__(self, **options: Any) -> None:
+        """``options``: those of `profile`."""
+        self._options = options
+        self._profile: Profile | None = None
+        self._runs = False
+
+    def begin(self) -> None:
+        """The training begins. One that failed before without a word has ended with it."""
+        self.end(failed=True)
+        profile_: Profile = profile(**self._options)
+        self._profile, self._runs = profile_.__enter__(), True
+        atexit.register(self.end, failed=True)
+
+    def step(self) -> None:
+        """A step of the training ended, and the next one begins."""
+        if self._runs:
+            annotate.step()
+
+    def end(self, *, failed: bool = False) -> None:
+        """The training ended."""
+        if self._profile is not None and self._runs:
+            self._runs = False
+            atexit.unregister(self.end)
+            error = RuntimeError if failed else None
+            self._profile.__exit__(error, None, None)
+
+    def analysis(self) -> Any:
+        """The `perfscope.Analysis` of the last training, after its end; ``None`` if nothing was captured."""
+        return None if self._profile is None else self._profile.analysis()
 
 
 def trace_handler(output: str | Path = "perfscope-traces", *, quiet: bool = False) -> Callable[[Any], None]:
