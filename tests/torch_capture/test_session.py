@@ -389,20 +389,29 @@ import torch
 parameter = torch.nn.Parameter(torch.ones(4))
 optimizer = torch.optim.SGD([parameter], lr=0.1)
 
-def plain_update():
-    optimizer.step()
-
-update = torch.compile(optimizer.step if "method" in sys.argv else plain_update, backend="eager")
-for turn in range(14):
+def gradients():
     optimizer.zero_grad()
     parameter.square().sum().backward()
+
+def update():
+    optimizer.step()
+
+def whole():
+    gradients()
     update()
+
+how = sys.argv[1]
+compiled = torch.compile({"method": optimizer.step, "function": update, "whole": whole}[how], backend="eager")
+for turn in range(14):
+    if how != "whole":
+        gradients()
+    compiled()
 print("done", parameter.sum().item().hex())
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["function", "method"])
+@pytest.mark.parametrize("how", ["function", "method", "whole"])
 def test_steps_that_end_in_compiled_code_are_captured(how: str, tmp_path: Path) -> None:
     program = write(tmp_path, COMPILED_STEPS)
     done = captured(program, how, cwd=tmp_path)
