@@ -55,7 +55,7 @@ TOGETHER = "together"
 SETTINGS = "settings"
 PROFILE_LOG = "profile.log"
 PROFILED = "base-1"
-"""Run folder of the launch under capture: its arm and the number of its pair."""
+"""Name of the run of the launch under capture: its arm and the number of its pair."""
 MOST_FOLDERS = 100
 """Folders of one intervention in one try: a ladder that is tried again may have other rungs."""
 
@@ -135,7 +135,7 @@ def changes_of(
 
 def earlier_profile(directory: Path) -> str | None:
     """Name of the run folder that `profile` left in ``directory`` before; ``None`` without a usable one."""
-    runs = sorted(path for path in directory.glob(f"{PROFILED}*") if path.is_dir() and why_nothing(path) is None)
+    runs = sorted(path for path in directory.glob(f"*-{PROFILED}-*") if path.is_dir() and why_nothing(path) is None)
     return runs[-1].name if runs else None
 
 

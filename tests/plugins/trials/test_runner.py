@@ -255,6 +255,15 @@ def test_an_interrupted_try_keeps_its_pairs_and_goes_on(tmp_path: Path, monkeypa
     assert again.unchanged.first.reports == made.unchanged.first.reports
 
 
+def test_the_profile_of_an_interrupted_try_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert module.earlier_profile(tmp_path) is None
+    monkeypatch.setattr(module, "why_nothing", lambda path: None if "whole" in path.name else "it was cut")
+    for name in ("20260101-000000-base-1-cut", "20260101-000001-base-1-whole", "20260101-000002-base-1-cut2"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "fused-optimizer").mkdir()
+    assert module.earlier_profile(tmp_path) == "20260101-000001-base-1-whole"
+
+
 def test_launches_end_early_but_those_of_a_gain_run_once_to_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
