@@ -166,6 +166,14 @@ def test_the_first_screen_of_a_cpu_program_has_its_source_lines() -> None:
     assert render(judged).count("By source line") == render(judged, verbose=True).count("By source line") == 1
 
 
+def test_the_first_screen_of_a_jax_program_has_the_lines_of_its_instructions() -> None:
+    judged = analyze(load_all(REPOSITORY / "fixtures" / "advice" / "jax_promoted_to_f32"))
+    screen = render(judged).splitlines()[:SCREEN]
+    begin = next(index for index, line in enumerate(screen) if line.startswith("  By source line: instructions"))
+    assert screen[begin + 2].split()[:5] == ["286", "ms", "79.6%", "jax_promoted_to_f32.py:20", "transpose"]
+    assert not any("0.0%" in line for line in screen)
+
+
 def test_source_lines_follow_a_first_screen_without_room() -> None:
     finding = Finding(
         subject="s",

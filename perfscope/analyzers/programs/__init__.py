@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from perfscope.analyzers.programs.hot_instructions import (
+    NO_LINE,
     HotInstruction,
     HotPlace,
     HotSpots,
@@ -19,6 +20,7 @@ from perfscope.analyzers.programs.saving import Part, Price, bytes_ns, once_ns, 
 from perfscope.model.hooks import names_from
 
 __all__ = [
+    "NO_LINE",
     "Execution",
     "HotInstruction",
     "HotPlace",

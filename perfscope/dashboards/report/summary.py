@@ -41,7 +41,7 @@ from perfscope.dashboards.report.sections.large_parts import large_sections
 from perfscope.dashboards.report.sections.memory import memory_fact, memory_sections, memory_tile
 from perfscope.dashboards.report.sections.plan import plan_sections
 from perfscope.dashboards.report.sections.plugins import plugin_facts, plugin_sections
-from perfscope.dashboards.report.sections.programs import programs_sections, ran_on_cpu
+from perfscope.dashboards.report.sections.programs import hot_line_sections, programs_sections, ran_on_cpu
 from perfscope.dashboards.report.sections.top_work import line_sections, top_sections, utilization_sentences
 from perfscope.model.documents.run import failure_of
 from perfscope.model.units import format_ns, format_share
@@ -123,6 +123,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     """Whether there are only memory snapshots, without a recording of a run."""
     lines: tuple[Section, ...] = ()
     """The costliest source lines; empty if no line is known."""
+    hot_lines: tuple[Section, ...] = ()
+    """Source lines of compiled programs, for a first screen without ``lines``; ``sections`` has them all."""
     top: tuple[Section, ...] = ()
     """The costliest kernels, ops and modules; empty if unknown."""
     representative: bool = True
@@ -207,6 +209,7 @@ def summarize(analysis: Analysis) -> Summary:
         none_found=_none_found(analysis, representative=representative),
         nothing="" if findings else _nothing(analysis, representative=representative),
         lines=line_sections(analysis.top),
+        hot_lines=hot_line_sections(analysis.programs),
         top=(
             *what_if_sections(analysis.what_ifs),
             *counted_sections(analysis.of("hardware_counters")),
@@ -218,17 +221,20 @@ def summarize(analysis: Analysis) -> Summary:
         blind=sum(outcome.status == "abstained" for outcome in analysis.outcomes),
         recordable=recordable(analysis),
         abstained=not_evaluated(analysis),
-        partly=tuple(
-            (outcome.rule, outcome.reason)
-            for outcome in analysis.outcomes
-            if outcome.status == "flagged" and outcome.reason
-        ),
+        partly=tuple(_partly(analysis)),
         again=_again(analysis),
         remarks=tuple(remarks(analysis)),
         rank_sources=rank_sources(analysis.sources),
         sections=sections(analysis),
         tiles=tuple(filter(None, (estimate_tile(analysis.estimate), memory_tile(analysis.memory)))),
     )
+
+
+def _partly(analysis: Analysis) -> Iterator[tuple[str, str]]:
+    """Rules that were evaluated on some sources only, with the reason."""
+    for outcome in analysis.outcomes:
+        if outcome.status == "flagged" and outcome.reason:
+            yield outcome.rule, outcome.reason
 
 
 def sections(analysis: Analysis) -> tuple[Section, ...]:

@@ -179,7 +179,7 @@ def _large_part(summary: Summary, width: int, brief: Brief, *, verbose: bool) ->
 
 
 def _lines_part(summary: Summary, width: int, brief: Brief) -> Iterator[RenderableType]:
-    for section in summary.lines:
+    for section in summary.lines or summary.hot_lines:
         blocks = tuple(
             replace(block, few=block.few // 2) if brief.fewer and isinstance(block, Table) else block
             for block in section.blocks

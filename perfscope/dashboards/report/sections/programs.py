@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from perfscope.analyzers.programs import NO_LINE
 from perfscope.dashboards.report.blocks import Column, Marked, Section, notes, table, tables
+from perfscope.model.documents.causes import LEAST_SHARE
 from perfscope.model.units import format_ns, format_share
 from perfscope.model.untrusted_text import sanitize
 
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
     from perfscope.analyzers.programs import Execution, HotInstruction, HotPlace, HotSpots, LeastTime, Program
     from perfscope.analyzers.sections import ProgramsSection
     from perfscope.dashboards.report.blocks import Block, Value
+
+FIRST_LINES = 4
+"""Source lines shown on the first screen of a terminal."""
 
 NAME_LIMIT = 28
 """Characters of a program's or an instruction's name in a table."""
@@ -41,6 +46,21 @@ def programs_sections(section: ProgramsSection) -> tuple[Section, ...]:
         Section(title="Compiled programs", summary=_summary(section), blocks=tuple(_blocks(section, programs))),
         *(Section(title=hot_title(hot), blocks=_hot(hot)) for hot in spots),
     )
+
+
+def hot_line_sections(section: ProgramsSection) -> tuple[Section, ...]:
+    """Measured time of instructions by source line, of the recording with most; empty if no line is known."""
+    spots = next((spots for spots in section.hot_spots if spots.basis == "measured"), None)
+    if spots is None:
+        return ()
+    least = LEAST_SHARE * spots.total_ns
+    known = (place for place in spots.lines if place.instructions and place.name != NO_LINE)
+    lines = tuple(place for place in known if place.time_ns >= least)
+    if not lines:
+        return ()
+    summary = f"instructions in the whole recording (100% = {format_ns(spots.total_ns)})"
+    shown = table(_place_columns("source line", spots), lines, few=FIRST_LINES)
+    return (Section(title="By source line", summary=summary, blocks=(shown,)),)
 
 
 def _summary(section: ProgramsSection) -> str:
