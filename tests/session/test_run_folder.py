@@ -14,9 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfscope.model.documents import run_folders
-from perfscope.model.documents.run import RUN_SCHEMA, Capture, Process, Run, RunState, dump, load_process, load_run
+from perfscope.model.documents.run import (
+    RUN_SCHEMA,
+    Capture,
+    Process,
+    Run,
+    RunState,
+    dump,
+    failure_of,
+    load_process,
+    load_run,
+)
 from perfscope.model.documents.run_list import list_runs
-from perfscope.model.errors import DataError, NotStartedError, UsageError
+from perfscope.model.errors import DataError, NotStartedError, UsageError, see
 from perfscope.model.files import write_atomically
 
 
@@ -286,3 +296,13 @@ def test_processes_that_start_at_once_get_directories_of_their_own(tmp_path: Pat
     assert len(set(names)) == 20
     assert (tmp_path / "latest").resolve().name in names
     assert json.dumps(sorted(names)) == json.dumps(sorted(p.name for p in tmp_path.iterdir() if not p.is_symlink()))
+
+
+@pytest.mark.parametrize("kind", ["OutOfMemoryError", "MemoryError"])
+def test_a_program_that_ran_out_of_memory_gets_the_question_that_explains_it(kind: str) -> None:
+    assert failure_of("finished", 1, f"{kind}: 3 GiB") == (
+        f"the program failed with exit code 1: {kind}: 3 GiB{see('out of memory')}"
+    )
+    assert failure_of("finished", 1, "ValueError: MemoryError") == (
+        "the program failed with exit code 1: ValueError: MemoryError"
+    )
