@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from perfscope.analyzers.sections.call_trees import device_tree as device_tree
     from perfscope.analyzers.sections.call_trees import host_tree as host_tree
     from perfscope.analyzers.sections.call_trees import of_ranks as of_ranks
+    from perfscope.analyzers.sections.call_trees import sampled_tree as sampled_tree
     from perfscope.analyzers.sections.call_trees import scope_tree as scope_tree
     from perfscope.analyzers.sections.collectives import MOST_JOBS as MOST_JOBS
     from perfscope.analyzers.sections.collectives import NO_COLLECTIVES as NO_COLLECTIVES
@@ -71,12 +72,14 @@ if TYPE_CHECKING:
     from perfscope.analyzers.sections.roofline_points import merged as merged
     from perfscope.analyzers.sections.roofline_points import op_points as op_points
     from perfscope.analyzers.sections.roofline_points import points_by_kind as points_by_kind
+    from perfscope.analyzers.sections.sampled import SampledCalls as SampledCalls
+    from perfscope.analyzers.sections.sampled import sampled_calls as sampled_calls
     from perfscope.analyzers.sections.tables.roofline import RESULT as RESULT
 else:
     __getattr__ = names_from(
         __name__,
         {
-            "call_trees": "CallNode LEAST_SHARE NO_STACK device_tree host_tree of_ranks scope_tree",
+            "call_trees": "CallNode LEAST_SHARE NO_STACK device_tree host_tree of_ranks sampled_tree scope_tree",
             "collectives": "CollectivesSection JobCollectives MOST_JOBS NO_COLLECTIVES collectives_section",
             "compile": "CompileSection JaxCompile JaxFunction NO_COMPILE RankCompile compile_section",
             "memory": "MemoryEntry MemorySection NO_MEMORY RankMemory memory_section",
@@ -87,6 +90,7 @@ else:
             "roofline_points": (
                 "Point call_points costed_time graph_device instruction_points merged op_points points_by_kind"
             ),
+            "sampled": "SampledCalls sampled_calls",
             "tables.roofline": "RESULT",
         },
     )

@@ -1,4 +1,4 @@
-"""Time as trees: host stacks, device work below the host spans that launched it, scopes of programs.
+"""Time as trees: host stacks, device work below the host spans that launched it, sampled stacks, scopes of programs.
 
 A node is a name below a path of names. Its time includes all nodes below it; the remainder is its self time, so that
 self times of a tree sum to the whole exactly. In a *merged* tree repetitions are one node: steps, and layers that are
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from pathlib import PurePath
 from typing import Literal
 
 import numpy as np
@@ -17,13 +18,20 @@ from msgspec import Struct, field
 
 from perfscope.analyzers.ops import short_kernel_name
 from perfscope.analyzers.programs import hot_instructions
+from perfscope.analyzers.sections.sampled import (
+    MODULE_CALL,
+    SampledFrame,
+    sampled_stacks,
+    unrecorded_calls,
+)
 from perfscope.analyzers.time import call_site
 from perfscope.model.frames import parse_frame, parse_module
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
-Kind = Literal["slice", "kernel", "collective", "copy", "scope", "instruction"]
-"""Kind of a node; ``slice``: a host span, whose own kind is ``CallNode.span``."""
+Kind = Literal["slice", "kernel", "collective", "copy", "scope", "instruction", "sampled"]
+"""Kind of a node; ``slice``: a host span, whose own kind is ``CallNode.span``; ``sampled``: a frame of sampled stacks.
+"""
 
 NO_STACK = "launching op unknown"
 SOLE_SHARE = 0.99
@@ -35,8 +43,6 @@ MOST_RECORDED = 64
 """Most recorded names that a merged node keeps."""
 
 _NUMBERED = re.compile(r"(#(\w+=)?\d+#?|[ _]\d+)$")
-_MODULE_CALL = re.compile(r"(.*/)?torch/nn/modules/module\.py\(\d+\): _(wrapped_)?call_impl")
-"""The frame between every module and its ``forward``."""
 _NUMBERED_SCOPE = re.compile(r"([_.]\d+|\[\d+\])$")
 
 
@@ -49,7 +55,7 @@ class CallNode(Struct):
     span: SliceKind = SliceKind.OTHER
     own_ns: int = 0
     count: int = 0
-    """Number of runs."""
+    """Number of runs; of a sampled frame, number of samples."""
     ns: int = 0
     """Including all nodes below; set by `sum_tree`."""
     first_ns: int | None = None
@@ -66,6 +72,8 @@ class CallNode(Struct):
     """
     row: int = MISSING
     """First row in ``slices``."""
+    lines: dict[int, int] = field(default_factory=dict)
+    """Time of a sampled function by line: row of ``frames`` -> ns."""
     below: dict[str, CallNode] = field(default_factory=dict)
 
     def add(self, other: CallNode) -> None:
@@ -80,7 +88,7 @@ class CallNode(Struct):
 
 
 def host_tree(trace: Trace, *, merge: bool) -> CallNode:
-    """Call stacks of host threads; waiting is included."""
+    """Call stacks of host threads; waiting is included. Time without a recorded op has its sampled stacks."""
     return _finished(trace, trace.fact(_merged_stacks if merge else _plain_stacks).root)
 
 
@@ -109,6 +117,15 @@ def device_tree(trace: Trace, *, merge: bool) -> CallNode:
             sums.fill(node, index)
             _copied(root, stacks, parent, made).below[f"{table} {text}"] = node
     return _finished(trace, root)
+
+
+def sampled_tree(trace: Trace, *, merge: bool) -> CallNode:
+    """Sampled stacks of the steps' thread in all steps; ``count``: samples. Both forms are equal."""
+    root, begin = CallNode("all", "scope"), _begin(trace)
+    for item in sampled_stacks(trace):
+        _add_sampled(trace, root, item, begin)
+    sum_tree(root)
+    return root
 
 
 def scope_tree(trace: Trace, *, merge: bool) -> CallNode:
@@ -145,7 +162,7 @@ def of_ranks(trees: Iterable[CallNode]) -> CallNode:
                 waiting.append((same, child))
     sum_tree(root)
     for node in _nodes(root):
-        if node.span == SliceKind.PYTHON and node.below and _MODULE_CALL.fullmatch(node.name):
+        if node.span == SliceKind.PYTHON and node.below and MODULE_CALL.fullmatch(node.name):
             node.fold = FOLDED
     for top in root.below.values():
         _mark_launchers(top)
@@ -274,7 +291,40 @@ def _stacks(trace: Trace, *, merge: bool) -> _Stacks:
     counted = np.bincount(names // max(len(trace.strings), 1), minlength=len(found.nodes))
     for index in np.flatnonzero(counted > 1).tolist():
         found.nodes[index].merged = int(counted[index])
+    begin = _begin(trace)
+    for item in unrecorded_calls(trace):
+        around = found.root if item.slice == MISSING else found.nodes[found.node[item.slice]]
+        around.own_ns -= 0 if around is found.root else item.total_ns
+        _add_sampled(trace, around, item, begin)
     return found
+
+
+def _add_sampled(trace: Trace, node: CallNode, item: SampledFrame, begin: int) -> None:
+    """Add a sampled stack below ``node``: a node per function, named by its line with most time.
+
+    ``begin``: start of the trace, from `_begin`.
+    """
+    frames = trace.rows["frames"]
+    place = ""
+    for row in item.path:
+        file = trace.text(int(frames["file"][row]))
+        name = trace.text(int(frames["name"][row])).replace("<locals>.", "")
+        key = f"sampled {file} {name}"
+        inner = node.below.get(key)
+        if inner is None:
+            inner = node.below[key] = CallNode(name, "sampled", SliceKind.PYTHON, recorded={name: None})
+        inner.lines[row] = inner.lines.get(row, 0) + item.total_ns
+        if file:
+            most = max(inner.lines, key=lambda line: inner.lines[line])
+            inner.line, place = (f"{file}:{int(frames['line'][at])}" for at in (most, row))
+            inner.name = f"{name} ({PurePath(inner.line).name})"
+        else:  # what the line above calls
+            inner.line = inner.line or place
+        inner.count += item.samples
+        node = inner
+    node.own_ns += item.total_ns
+    first = max(item.first_ns - begin, 0)
+    node.first_ns = first if node.first_ns is None else min(node.first_ns, first)
 
 
 def _labels(trace: Trace, *, merge: bool) -> tuple[Int64, list[str]]:

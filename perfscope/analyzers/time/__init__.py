@@ -18,7 +18,7 @@ from perfscope.analyzers.time.device_time import DeviceParts, DeviceTime, device
 from perfscope.analyzers.time.exposure import communication_in_steps, exposed_communication, exposed_until
 from perfscope.analyzers.time.fixes import UNCHECKED, Situation, does, situation
 from perfscope.analyzers.time.frame_kinds import FrameKind
-from perfscope.analyzers.time.host_account import HostAccount, HostPart, marks_of
+from perfscope.analyzers.time.host_account import HostAccount, marks_of
 from perfscope.analyzers.time.host_activity import compiles, divide, innermost_spans, loads_code, main_thread
 from perfscope.analyzers.time.host_lines import kind_of_slice
 from perfscope.analyzers.time.idle_calls import SYNC_SLACK_NS
@@ -31,7 +31,7 @@ from perfscope.analyzers.time.model_calls import (
 )
 from perfscope.analyzers.time.phases import PHASES, work_phases
 from perfscope.analyzers.time.rank_waits import reduced_too_often
-from perfscope.analyzers.time.samples import thread_lines
+from perfscope.analyzers.time.samples import nearest_samples, thread_lines
 from perfscope.analyzers.time.sites import (
     MOST_SITES,
     UNKNOWN_SITE,
@@ -84,7 +84,6 @@ __all__ = [
     "Generation",
     "GrownName",
     "HostAccount",
-    "HostPart",
     "ModelCall",
     "Situation",
     "StepAccount",
@@ -124,6 +123,7 @@ __all__ = [
     "loads_code",
     "main_thread",
     "marks_of",
+    "nearest_samples",
     "one_generation",
     "per_step",
     "planned_cost",

@@ -16,7 +16,7 @@ from perfscope.model.untrusted_text import sanitize
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from perfscope.analyzers.time import HostAccount, HostPart, StepAccount
+    from perfscope.analyzers.time import HostAccount, StepAccount
 
 NAME_LIMIT = 40
 """Characters of a device's name."""
@@ -129,7 +129,7 @@ def _busy(accounts: Sequence[StepAccount]) -> str:
 MOST_NAMED = 3
 """Most parts named in the summary."""
 
-_HOST_WORDS: dict[HostPart, str] = {
+_HOST_WORDS: dict[str, str] = {
     "ops": "in ops",
     "compiled_regions": "in compiled regions",
     "launch": "launching device work",

@@ -20,7 +20,13 @@ KINDS = {
     "device": ("Device time", "Kernels and copies under the ops (and Python frames, if recorded) that launched them."),
     "scopes": ("Scopes", "Instructions of compiled programs under the scopes of your program."),
     "host": ("Host time", "Call stacks of host threads; waiting is included."),
+    "samples": (
+        "Sampled stacks",
+        "Stacks of the thread that runs the steps, sampled in all steps, also without the profiler; waiting is "
+        "included.",
+    ),
 }  # fmt: skip
+SAMPLED = " Time without a recorded op is divided among sampled stacks."
 NOTHING = (
     "No stacks were recorded. perfscope run records them; torch.profiler does with with_stack=True, without it, "
     "only ops are shown."
@@ -45,7 +51,7 @@ def layout(request: PageRequest, view: dict[str, Any]) -> Any:
             + [tabs(request, key, words, here, label=key) for key, words, here, there in ways if there],
             className="ps-ways",
         ),
-        html.P(KINDS[kind][1], className="ps-soft ps-note"),
+        html.P(KINDS[kind][1] + _sampled(kind, tree), className="ps-soft ps-note"),
         Flame(
             id="flame",
             tree=tree,
@@ -56,3 +62,11 @@ def layout(request: PageRequest, view: dict[str, Any]) -> Any:
             look={key: view[key] for key in ("categories", "colors", "code")},
         ),
     ]
+
+
+def _sampled(kind: str, tree: dict[str, Any]) -> str:
+    """How much of a tree is known from samples."""
+    if kind == "samples":
+        tops = sum(count for count, parent in zip(tree["count"], tree["parent"], strict=True) if parent == 0)
+        return f" {tops:,} samples."
+    return SAMPLED if any(tree["sampled"]) else ""

@@ -27,6 +27,8 @@ ENUMS = {"CallKind": CallKind, "CopyKind": CopyKind, "SliceKind": SliceKind}
 COSTS = ("flops", "bytes", "roof_ns")
 FILE = "arguments.json"
 
+SAMPLED = ["basis", "sampled stacks: begin and end are between two samples", "text"]
+"""Fact on a call that sampled stacks show."""
 _SHAPES = ("input shapes", "input types", "input strides", "input values")
 _WORDS = {
     "shapes": "input shapes", "dtypes": "input types", "strides": "input strides", "values": "input values",
@@ -39,7 +41,7 @@ def save(trace: Trace, folder: Path) -> None:
     codes: list[np.ndarray] = []
     for name in EVENT_TABLES:
         rows = trace.rows[name]
-        if not len(rows):
+        if not len(rows) or (name == "frames" and not len(trace.rows["samples"])):
             continue
         for column in TABLES[name].columns:
             if column.name in NOT_SHOWN - {"name", "start_ns", "end_ns", "blocks"}:
@@ -68,7 +70,7 @@ def _modules(trace: Trace) -> dict[int, str]:
 
 
 def of_row(folder: Path, table: str, row: int) -> dict[str, Any]:
-    """``facts``: ``[[word, value, unit], ...]``, ``stack``: host spans around the launch, innermost first.
+    """``facts``: ``[[word, value, unit], ...]``, ``stack``: host spans around the launch or callers, innermost first.
 
     ``op``: the row of ``slices`` that launched device work, or ``None``. Values are numbers or texts.
     """
@@ -76,6 +78,8 @@ def of_row(folder: Path, table: str, row: int) -> dict[str, Any]:
     values = _values(folder, table, row, kept)
     op = int(values.pop("op", MISSING))
     parent = int(values.pop("parent", MISSING))
+    if table == "frames":
+        return {"facts": [SAMPLED], "stack": _callers(folder, parent, kept), "op": None}
     facts = list(_launch(values)) if table == "kernels" else []
     facts += _plain(table, values)
     if op != MISSING:
@@ -191,6 +195,18 @@ def _of_others(folder: Path, table: str, row: int, kept: _Kept) -> Iterator[list
             name = values.get("name", "")
             yield ["collective" if other == "collectives" else "instruction", name, "code"]
             yield from _plain(other, values)
+
+
+def _callers(folder: Path, first: int, kept: _Kept) -> list[str]:
+    """A row of ``frames`` and its callers, as ``function file:line``."""
+    result: list[str] = []
+    row = first
+    while row != MISSING and len(result) < MOST_FRAMES:
+        values = _values(folder, "frames", row, kept)
+        place = f"{values['file']}:{values.get('line', '')}".rstrip(":") if "file" in values else ""
+        result.append(f"{values.get('name', '')} {place}".strip())
+        row = int(values.get("parent", MISSING))
+    return result
 
 
 def _stack(folder: Path, first: int, kept: _Kept) -> list[str]:

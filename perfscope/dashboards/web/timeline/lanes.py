@@ -15,6 +15,7 @@ from perfscope.analyzers.compare import work_class
 from perfscope.analyzers.hlo import program_platform
 from perfscope.analyzers.memory import memory_timelines
 from perfscope.analyzers.ops import op_class
+from perfscope.analyzers.sections import SampledCalls, sampled_calls
 from perfscope.analyzers.time import loads_code
 from perfscope.model.frames import parse_module
 from perfscope.model.intervals import Int64
@@ -35,8 +36,10 @@ CATEGORY_WORDS = (
 _NAMED = (SliceKind.OP, SliceKind.ANNOTATION, SliceKind.OTHER)
 """Kinds of host spans whose category follows from their names; for others the kind decides."""
 
-TABLES = ("steps", "kernels", "copies", "hlo_ops", "slices", "calls", "collectives")
-"""Tables whose rows are events; an event's ``table`` is an index into this list."""
+TABLES = ("steps", "kernels", "copies", "hlo_ops", "slices", "calls", "collectives", "frames")
+"""Tables whose rows are events; an event's ``table`` is an index into this list. Events of ``frames`` are calls that
+sampled stacks show; a frame has as many as it was seen in.
+"""
 
 MOST_SERIES = 64
 
@@ -292,7 +295,7 @@ def _instructions(trace: Trace) -> Iterator[tuple[str, str, list[_Part]]]:
 
 
 def _threads(trace: Trace) -> Iterator[tuple[str, str, list[_Part]]]:
-    """For each thread its activity (ops, calls), and separately its Python stack, which is deep."""
+    """For each thread its activity (ops, calls), and separately its recorded or sampled stack, which is deep."""
     slices, calls, threads = trace.rows["slices"], trace.rows["calls"], trace.rows["threads"]
     python = slices["kind"] == SliceKind.PYTHON
     of_slice = _mapped(slices["kind"], _OF_SLICE)
@@ -309,11 +312,13 @@ def _threads(trace: Trace) -> Iterator[tuple[str, str, list[_Part]]]:
         inside = calls["parent"] != MISSING
         above = calls["parent"][inside]
         below[inside] = work[above] + ~python[above]
+    sampled = sampled_calls(trace)
     for thread in range(len(threads)):
         spans, mine = np.flatnonzero(slices["thread"] == thread), np.flatnonzero(calls["thread"] == thread)
         process = trace.text(int(threads["process"][thread]))
-        label = f"thread {trace.text(int(threads['thread'][thread]))}"
-        group = f"host, process {process}" if process else "host"
+        name = trace.text(int(threads["thread"][thread]))
+        label = f"thread {name}"
+        group = f"host, process {process}" if process[:1].isdigit() else f"host, {process}" if process else "host"
         ran, stack = spans[~python[spans]], spans[python[spans]]
         parts = [
             _part(trace, "slices", ran, of_slice[ran], label=label, group=group, depth=depth[ran]),
@@ -328,6 +333,24 @@ def _threads(trace: Trace) -> Iterator[tuple[str, str, list[_Part]]]:
                 under,
                 [_part(trace, "slices", stack, of_slice[stack], label=under, group=group, depth=depth[stack])],
             )
+        elif (calls_of := np.flatnonzero(sampled.thread == thread)).size:
+            under = f"sampled stack {name}"
+            yield group, under, [_sampled_part(trace, sampled, calls_of, label=under, group=group)]
+
+
+def _sampled_part(trace: Trace, calls: SampledCalls, mine: Int64, *, label: str, group: str) -> _Part:
+    frame = calls.frame[mine]
+    return _Part(
+        group=group,
+        label=label,
+        start=calls.start[mine],
+        end=calls.end[mine],
+        name=trace.rows["frames"]["name"][frame],
+        category=np.full(len(mine), Category.PYTHON, np.uint8),
+        table=TABLES.index("frames"),
+        row=frame,
+        depth=calls.depth[mine],
+    )
 
 
 def _loading(trace: Trace) -> list[int]:

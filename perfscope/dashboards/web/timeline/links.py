@@ -117,10 +117,16 @@ def _forward(trace: Trace, index: Index, ops: Int64) -> np.ndarray:
 
 
 def _parents(trace: Trace, index: Index, ops: Int64) -> np.ndarray:
-    """The event of the host span around a span or call."""
+    """The event of the host span around a span or call, and of the caller of a sampled call."""
     result = np.full(len(index), MISSING, np.int32)
     for table in ("slices", "calls"):
         mine = np.flatnonzero(index.table == TABLES.index(table))
         parent = trace.rows[table]["parent"][index.row[mine]]
         result[mine] = np.where(parent == MISSING, MISSING, ops[parent] if len(ops) else MISSING)
+    sampled = index.table == TABLES.index("frames")
+    for lane in np.unique(index.lane[sampled]).tolist():
+        if index.lanes[lane].depth:
+            calls, callers = index.of_lane(lane), index.of_lane(lane - 1)
+            at = np.searchsorted(index.start[callers], index.start[calls], side="right") - 1
+            result[calls] = np.where(at < 0, MISSING, callers.start + at)
     return result

@@ -105,6 +105,7 @@ class _Events:
         self.rank = item.source.rank
         self.index: Index = load(folder)
         self.site = np.load(folder / "site.npy")
+        self.recorded = self.index.table != TABLES.index("frames")  # a sampled call may last as long as its step
         self.lines = {
             each["label"]: index for index, each in enumerate(_plain(folder / "sites.json", list[dict[str, str]]))
         }
@@ -123,11 +124,11 @@ class _Events:
 
     def of_line(self, label: str) -> Any:
         index = self.lines.get(sanitize(label, NAME_CHARS))
-        return np.flatnonzero(self.site == index) if index is not None else np.empty(0, np.int64)
+        return np.flatnonzero((self.site == index) & self.recorded) if index is not None else np.empty(0, np.int64)
 
     def of_name(self, name: str) -> Any:
         code = self.names.get(sanitize(name, NAME_CHARS))
-        return np.flatnonzero(self.index.name == code) if code is not None else np.empty(0, np.int64)
+        return np.flatnonzero((self.index.name == code) & self.recorded) if code is not None else np.empty(0, np.int64)
 
 
 def _by_place(finding: Finding, events: Sequence[_Events]) -> tuple[str, list[tuple[int, int, int]]]:

@@ -3,7 +3,7 @@
 window.perfscope_ui = window.perfscope_ui || {};
 (function (ui) {
   "use strict";
-  const ROW = 20, MOST_ROWS = 300, LEAST_PX = 0.6;
+  const ROW = 20, MOST_ROWS = 300, LEAST_PX = 0.6, NAME_PX = 110, MOST_PARTS = 10;
 
   const element = ui.wire.element;
 
@@ -39,7 +39,8 @@ window.perfscope_ui = window.perfscope_ui || {};
       const watch = new MutationObserver(() => { this.root.replaceChild(this.legend(), this.colours_before()); this.draw(); });
       watch.observe(document.documentElement, { attributes: true, attributeFilter: ["data-ps-scheme"] });
       this.listeners.push(() => watch.disconnect());
-      this.search();
+      if (this.tree.said) this.search();
+      else { this.select(0); this.search(); }
     }
 
     // Legend of the colours in use: by self time, largest first; for changes in their natural order.
@@ -121,14 +122,23 @@ window.perfscope_ui = window.perfscope_ui || {};
           context.strokeRect(box.x + 1, y + 1, Math.max(box.width - 2.6, 1), ROW - 3);
         }
         if (box.width > 30) {
-          const wide = context.measureText(name).width, room = wide <= box.width - 8 ? name.length : Math.floor((name.length * (box.width - 8)) / wide) - 1;
           context.globalAlpha = Math.max(context.globalAlpha, 0.6);
           context.fillStyle = context.globalAlpha < 1 ? look.ink : ui.draw.text_on(color);
-          context.fillText(name.length > room ? `${name.slice(0, Math.max(room - 1, 0))}…` : name, box.x + 4, y + ROW / 2);
+          const amount = this.amount(context, box), room = box.width - 8 - (amount ? context.measureText(amount).width + 8 : 0);
+          context.fillText(ui.draw.fitted(context, name, room), box.x + 4, y + ROW / 2);
+          if (amount) { context.textAlign = "right"; context.fillText(amount, box.x + box.width - 5, y + ROW / 2); context.textAlign = "left"; }
         }
       }
       context.globalAlpha = 1;
       this.root.dataset.ready = "1";
+    }
+
+    // Time and share in a box, at its right: both, the share alone, or nothing, so that the name keeps its room.
+    amount(context, box) {
+      if (this.tree.said) return "";
+      const ns = this.tree.ns[box.node], share = `${((100 * ns) / Math.max(this.tree.ns[0], 1)).toFixed(1)}%`;
+      const fits = (text) => context.measureText(text).width + 8 <= box.width - 8 - Math.min(context.measureText(this.label(box.node)).width, NAME_PX);
+      return [`${ui.wire.format_ns(ns)}  ${share}`, share].find(fits) || "";
     }
 
     hit(x, y) {
@@ -144,7 +154,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       const whole = this.tree.ns[0], ns = this.tree.ns[node];
       const of = (part, all) => `${((100 * part) / Math.max(all, 1)).toFixed(1)}%`;
       return [`${ui.wire.format_ns(ns)}, ${of(ns, whole)} of all`, `its own ${ui.wire.format_ns(this.tree.own_ns[node])}`,
-        ...(this.tree.count[node] ? [`${this.tree.count[node].toLocaleString("en")} times`] : []),
+        ...(this.tree.count[node] ? [`${this.tree.count[node].toLocaleString("en")} ${this.tree.sampled[node] ? "samples" : "times"}`] : []),
         ...(this.tree.merged[node] > 1 ? [`${this.tree.merged[node].toLocaleString("en")} of them merged`] : [])];
     }
 
@@ -166,9 +176,38 @@ window.perfscope_ui = window.perfscope_ui || {};
       steps.forEach((step, at) => trail.append(...(at ? [" › ", step] : [step])));
       const link = ids[node] && this.props.timeline ? [element("a", { href: `${this.props.timeline}${join}${new URLSearchParams({ name: ids[node] })}` }, "in the timeline")] : [];
       this.panel.replaceChildren(element("h2", {}, name), ...(whole[node] ? [element("p", { class: "ps-tl-whole", title: whole[node] }, whole[node])] : []),
-        element("p", {}, this.words(node).join(", ")), trail, ...ui.source(line[node], this.props.look.code[line[node]]), ...link);
+        element("p", {}, this.words(node).join(", ")), ...(steps.length > 1 ? [trail] : []), ...ui.source(line[node], this.props.look.code[line[node]]), ...link, ...this.parts(node));
       this.status.textContent = `${name}: ${this.words(node)[0]}`;
       this.draw();
+    }
+
+    // What the time of a node is spent in: names below it by their own time.
+    parts(node) {
+      if (this.tree.said || !this.children[node].length) return [];
+      const rows = this.by_name(node);
+      const title = `Inside, by own time${rows.length > MOST_PARTS ? ` (${MOST_PARTS} of ${rows.length.toLocaleString("en")} names)` : ""}`;
+      return [element("h3", {}, title), this.name_table(rows.slice(0, MOST_PARTS), this.tree.ns[node], node ? "of this" : "of all")];
+    }
+
+    // [name, {own, count, node}] of a node and all below it, longest own time first; `node` has most of it.
+    by_name(top) {
+      const sums = new Map(), inside = new Array(this.tree.name.length).fill(false);
+      for (let node = top; node < inside.length; node++) {
+        inside[node] = node === top || (node > 0 && inside[this.tree.parent[node]]);
+        if (!inside[node]) continue;
+        const own = this.tree.own_ns[node], held = sums.get(this.label(node)) || { own: 0, count: 0, node, most: -1 };
+        if (own > held.most) { held.most = own; held.node = node; }
+        sums.set(this.label(node), { ...held, own: held.own + own, count: held.count + this.tree.count[node] });
+      }
+      return [...sums].filter(([, held]) => held.own > 0).sort((a, b) => b[1].own - a[1].own);
+    }
+
+    name_table(rows, whole, of) {
+      const line = (name, node) => (this.tree.line[node] && !name.endsWith(")") ? [element("span", { class: "ps-soft" }, ` ${this.tree.line[node]}`)] : []);
+      const body = rows.map(([name, held]) => element("tr", {}, element("td", { class: "ps-n" }, ui.wire.format_ns(held.own)), element("td", { class: "ps-n" }, `${((100 * held.own) / Math.max(whole, 1)).toFixed(1)}%`),
+        element("td", { class: "ps-n" }, held.count.toLocaleString("en")), element("td", {}, element("button", { class: "ps-link", onclick: () => { this.select(held.node); this.zoom(held.node); } }, name), ...line(name, held.node))));
+      const head = element("tr", {}, ...["own time", of, (this.tree.sampled || []).some(Boolean) ? "times, samples" : "times", "name"].map((word, at) => element("th", { scope: "col", ...(at < 3 ? { class: "ps-n" } : {}) }, word)));
+      return element("div", { class: "ps-scroll", tabindex: "0" }, element("table", { class: "ps-table ps-parts" }, element("thead", {}, head), element("tbody", {}, ...body)));
     }
 
     zoom(node) { this.zoomed = node; this.tip.hidden = true; this.draw(); }
@@ -198,20 +237,11 @@ window.perfscope_ui = window.perfscope_ui || {};
       this.draw();
     }
 
-    // The picture as a table: names by self time, which sums to the whole.
+    // The picture as a table: names by own time, which sums to the whole.
     table() {
-      const sums = new Map();
-      this.tree.name.forEach((name, node) => {
-        const held = sums.get(name) || { own: 0, count: 0 };
-        sums.set(name, { own: held.own + this.tree.own_ns[node], count: held.count + this.tree.count[node] });
-      });
-      const rows = [...sums].filter(([, held]) => held.own > 0).sort((a, b) => b[1].own - a[1].own);
-      const body = rows.slice(0, MOST_ROWS).map(([name, held]) => element("tr", {}, element("td", { class: "ps-n" }, ui.wire.format_ns(held.own)),
-        element("td", { class: "ps-n" }, `${((100 * held.own) / this.tree.ns[0]).toFixed(1)}%`), element("td", { class: "ps-n" }, held.count.toLocaleString("en")), element("td", {}, element("code", {}, name))));
-      const head = element("tr", {}, ...["own time", "of all", "times", "name"].map((word, at) => element("th", { scope: "col", ...(at < 3 ? { class: "ps-n" } : {}) }, word)));
+      const rows = this.by_name(0);
       const more = rows.length > MOST_ROWS ? [element("p", { class: "ps-soft" }, `and ${rows.length - MOST_ROWS} more names`)] : [];
-      this.panel.replaceChildren(element("h2", {}, `${ui.wire.format_ns(this.tree.ns[0])} by name`),
-        element("div", { class: "ps-scroll", tabindex: "0" }, element("table", { class: "ps-table" }, element("thead", {}, head), element("tbody", {}, ...body))), ...more);
+      this.panel.replaceChildren(element("h2", {}, `${ui.wire.format_ns(this.tree.ns[0])} by name`), this.name_table(rows.slice(0, MOST_ROWS), this.tree.ns[0], "of all"), ...more);
     }
 
     key(event) {
@@ -220,7 +250,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       if (this.props.look.flat && !this.root.contains(document.activeElement)) return; // the page also has timelines
       const parent = this.tree.parent[this.at], beside = parent >= 0 ? this.children[parent] : [0], place = beside.indexOf(this.at);
       const does = {
-        "/": () => this.find.focus(), t: () => this.table(), Escape: () => { this.panel.replaceChildren(); this.zoom(0); },
+        "/": () => this.find.focus(), t: () => this.table(), Escape: () => { if (this.tree.said) this.panel.replaceChildren(); else this.select(0); this.zoom(0); },
       };
       if (document.activeElement === this.canvas) {
         does.ArrowDown = () => { let inner = this.children[this.at][0]; while (inner !== undefined && this.folded(inner)) inner = this.children[inner][0]; if (inner !== undefined) this.select(inner); };

@@ -72,6 +72,19 @@ window.perfscope_ui = window.perfscope_ui || {};
     return 0.299 * r + 0.587 * g + 0.114 * b > 140 ? "#10151b" : "#ffffff";
   }
 
+  // What a name may lose before it is cut: it distinguishes no two boxes.
+  const PREFIX = /^(autograd::engine::evaluate_function: |aten::|c10d_functional::|c10d::|nn\.Module: |(?:[^():]*\/)?(?=[^\/():]+\.py\(\d+\): ))/;
+
+  // A name in `room` pixels: whole, else without its prefix, else cut at its end; "" if nothing is left of it.
+  function fitted(context, name, room) {
+    if (context.measureText(name).width <= room) return name;
+    const short = name.replace(PREFIX, ""), wide = context.measureText(short).width;
+    if (wide <= room) return short;
+    let kept = Math.floor((short.length * room) / wide);
+    while (kept > 1 && context.measureText(`${short.slice(0, kept)}…`).width > room) kept -= 1;
+    return kept > 1 ? `${short.slice(0, kept)}…` : "";
+  }
+
   function ruler(context, look, width, view, format_mark) {
     const span = view.t1 - view.t0, inner = width - GUTTER;
     const wished = span / Math.max(2, inner / 110);
@@ -149,10 +162,8 @@ window.perfscope_ui = window.perfscope_ui || {};
       context.fillStyle = color;
       context.fillRect(x0, y + 1, Math.max(x1 - x0 - 0.5, 1), ROW - 3);
       if (x1 - x0 > 26) {
-        const name = options.name(held.box_name[at]);
-        const room = Math.floor((x1 - x0 - 6) / 6.1);
         context.fillStyle = text_on(color);
-        context.fillText(name.length > room ? name.slice(0, Math.max(room - 1, 0)) + "…" : name, x0 + 3, y + ROW / 2);
+        context.fillText(fitted(context, options.name(held.box_name[at]), x1 - x0 - 5), x0 + 3, y + ROW / 2);
       }
     }
     context.globalAlpha = 1;
@@ -201,5 +212,5 @@ window.perfscope_ui = window.perfscope_ui || {};
   // Width of names: smaller on a phone.
   function room(width) { GUTTER = width < NARROW ? 112 : 196; ui.draw.GUTTER = GUTTER; }
 
-  ui.draw = { RULER, GUTTER, room, ROW, HEAD, COUNTER, FOUND, use, shade_of, shaded, color: (look, category) => colors_of[look.name][category], amount, counter, finding, theme, text_on, ruler, tile, box_at };
+  ui.draw = { RULER, GUTTER, room, ROW, HEAD, COUNTER, FOUND, use, shade_of, shaded, color: (look, category) => colors_of[look.name][category], amount, counter, finding, theme, text_on, fitted, ruler, tile, box_at };
 })(window.perfscope_ui);

@@ -1,4 +1,4 @@
-"""Time as trees: host stacks, device time by launching stack, and scopes of programs.
+"""Time as trees: host stacks, sampled stacks, device time by launching stack, and scopes of programs.
 
 `analyzers.sections.call_trees` computes the trees; this module turns them into rows with the timeline's colours.
 """
@@ -10,7 +10,16 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from perfscope.analyzers.sections import LEAST_SHARE, NO_STACK, CallNode, device_tree, host_tree, of_ranks, scope_tree
+from perfscope.analyzers.sections import (
+    LEAST_SHARE,
+    NO_STACK,
+    CallNode,
+    device_tree,
+    host_tree,
+    of_ranks,
+    sampled_tree,
+    scope_tree,
+)
 from perfscope.analyzers.source_code import excerpts
 from perfscope.dashboards.web.timeline.lanes import (
     CATEGORY_WORDS,
@@ -25,7 +34,12 @@ from perfscope.dashboards.web.views import Job, Place
 from perfscope.model.trace import Trace
 from perfscope.model.untrusted_text import sanitize
 
-TREES: dict[str, Callable[..., CallNode]] = {"host": host_tree, "device": device_tree, "scopes": scope_tree}
+TREES: dict[str, Callable[..., CallNode]] = {
+    "host": host_tree,
+    "device": device_tree,
+    "scopes": scope_tree,
+    "samples": sampled_tree,
+}
 FORMS = {"merged": True, "apart": False}
 """Repetitions (steps, layers) merged into one node, or kept apart."""
 
@@ -49,7 +63,7 @@ def view(job: Job) -> dict[str, Any]:
     device = trees["device"]["merged"]
     tops = [] if device is None else zip(device["name"], device["parent"], strict=True)
     flat = {name for name, parent in tops if parent == 0} == {NO_STACK}
-    order = ("scopes", "host", "device") if flat else ("device", "scopes", "host")
+    order = ("scopes", "host", "samples", "device") if flat else ("device", "scopes", "host", "samples")
     places = {line for tree in rows for line in tree.pop("place")} - {""}
     code = excerpts(places, [source.path for source in job.analysis.sources])
     return {
@@ -69,6 +83,8 @@ def _category(node: CallNode) -> Category:
         return span_category(node.span, text)
     if node.kind == "kernel":
         return kernel_category(text)
+    if node.kind == "sampled":
+        return Category.PYTHON
     if node.kind == "instruction":
         return op_category(text, Category.INSTRUCTION)
     return {"collective": Category.COLLECTIVE, "copy": Category.COPY}.get(node.kind, Category.MODULE)
@@ -78,8 +94,8 @@ def _plain(root: CallNode) -> dict[str, list[Any]] | None:
     """The tree as rows, parents before children, arrays of equal length; ``None`` if it has no time.
 
     ``name``, ``whole`` (as recorded, if different), ``merged`` (names merged into it), ``ids`` (of these, for links),
-    ``category``, ``parent``, ``ns``, ``own_ns``, ``count``, ``first_ns``, ``fold`` and ``line``. Nodes too small to be
-    seen are merged into one sibling.
+    ``category``, ``parent``, ``ns``, ``own_ns``, ``count``, ``sampled`` (``count`` is of samples), ``first_ns``,
+    ``fold`` and ``line``. Nodes too small to be seen are merged into one sibling.
     """
     if root.ns <= 0:
         return None
@@ -99,6 +115,7 @@ def _plain(root: CallNode) -> dict[str, list[Any]] | None:
             "ns": node.ns,
             "own_ns": node.own_ns,
             "count": node.count,
+            "sampled": node.kind == "sampled",
             "first_ns": node.first_ns,
             "fold": sanitize(node.fold, NAME_CHARS),
             "line": sanitize(node.line, NAME_CHARS),

@@ -30,6 +30,7 @@ from perfscope.dashboards.web.timeline.marks import marks, numbers
 from perfscope.dashboards.web.timeline.names import NAME_CHARS, name_id
 from perfscope.dashboards.web.views import Gathered, Job, Place
 from perfscope.dashboards.web.views._not_recorded import schedules
+from perfscope.model.finding import Where
 from perfscope.model.trace import MISSING, SliceKind, Trace
 from perfscope.model.untrusted_text import sanitize
 
@@ -173,7 +174,7 @@ class _Places(Struct, frozen=True):
 
 
 def _sites(trace: Trace, index: Index) -> _Places:
-    """Source places of device work and ops, if known and not too many."""
+    """Source places of device work, ops and sampled calls, if known and not too many."""
     op = np.full(len(index), MISSING, np.int64)
     for table in ("kernels", "copies"):
         mine = np.flatnonzero(index.table == TABLES.index(table))
@@ -196,7 +197,15 @@ def _sites(trace: Trace, index: Index) -> _Places:
             line[row] = labels.setdefault(site.where().label(), len(labels))
         if site.module:
             module[row] = modules.setdefault(sanitize(module_label(site), NAME_CHARS), len(modules))
-    return _Places(line[op], list(labels), module[op], list(modules))
+    places = line[op]
+    sampled = np.flatnonzero(index.table == TABLES.index("frames"))
+    frames = trace.rows["frames"]
+    for frame in np.unique(index.row[sampled]).tolist():
+        number = int(frames["line"][frame])
+        if (file := trace.text(int(frames["file"][frame]))) and number != MISSING:
+            mine = sampled[index.row[sampled] == frame]
+            places[mine] = labels.setdefault(Where(file=file, line=number).label(), len(labels))
+    return _Places(places, list(labels), module[op], list(modules))
 
 
 def _numbers(trace: Trace, index: Index) -> np.ndarray:
