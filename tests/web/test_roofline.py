@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,28 @@ def test_the_axes_are_marked_in_round_numbers(tmp_path: Path) -> None:
         assert len(axis.tickvals) == len(axis.ticktext) > 3
         assert {f"{value:.0e}"[0] for value in axis.tickvals} <= {"1", "2", "5"}
     assert "200 T" in figure.layout.yaxis.ticktext
+
+
+def _points(*rows: tuple[str, float, float, float]) -> list[dict[str, Any]]:
+    """(Name, time, FLOP/byte, FLOP/s)."""
+    whole = sum(time for _, time, _, _ in rows)
+    return [
+        {
+            "name": name, "line": "", "time_ns": time, "share": time / whole, "basis": "measured", "rate": rate,
+            "intensity": intensity, "of_roof": 0.5, "bound": "compute",
+        }
+        for name, time, intensity, rate in rows
+    ]  # fmt: skip
+
+
+def test_the_points_with_most_time_have_labels_that_do_not_overlap() -> None:
+    alike = [(f"aten::{at}_product_of_large_matrices", 1e6 - at, 100.0 + at / 1e3, 1e14) for at in range(8)]
+    device = {"name": "X", "bandwidth": 1e12, "peaks": [{"label": "fp32", "flops": 1e15}]}
+    figure = roofline(_points(*alike, alike[0], ("tiny", 1.0, 10.0, 1e12)), [device])
+    labels = [note for note in figure.layout.annotations if note.showarrow]
+    assert [note.text for note in labels] == [f"{at}_product_of_larg… 50.0%" for at in range(6)]
+    heights = sorted(note.ay for note in labels)
+    assert all(above - below >= 14 for below, above in pairwise(heights)), heights
 
 
 @pytest.mark.corpus

@@ -34,6 +34,15 @@ LEAST_INTENSITY = 1e-3
 
 LABEL_PX, LETTER = 11, 0.58
 """Font size, and mean width of a letter, of the roofs' names right of the picture, where no disc is."""
+MOST_LABELS, LEAST_LABELLED = 6, 0.01
+"""Most points with a label, longest first and one of each name, and the share of time from which a point has one."""
+NAME_CHARS = 18
+"""Characters of a name in a label, so that it fits into the picture on a phone."""
+AXIS_PX = 40
+"""Room left of the picture for the marks of its axis."""
+NARROW_PX, HEIGHT_PX, ROW_PX = 170, 360, 14
+"""Size of the picture on a phone: labels that do not overlap there do not overlap on a wider page. Height of a label.
+"""
 
 
 def roofline(
@@ -44,7 +53,7 @@ def roofline(
     ``points``: each with ``name``, ``line``, ``time_ns``, ``share``, ``basis``, ``rate`` (FLOP/s), ``intensity``
     (FLOP/byte), ``of_roof`` and ``bound`` (of `BOUNDS`); points without a rate are left out. ``devices``: each with
     ``bandwidth`` (bytes/s) and ``peaks`` (``label``, ``flops``). ``chosen``: name of the points to mark. The custom
-    data of a point is its name.
+    data of a point is its name. The points with most time have a label: name and share of the roof.
     """
     figure = graph_objects().Figure()
     drawn = [point for point in points if (point["rate"] or 0) > 0 and (point["intensity"] or 0) >= LEAST_INTENSITY]
@@ -75,7 +84,7 @@ def roofline(
                 text=[_point_words(point) for point in members], hovertemplate="%{text}<extra></extra>",
                 marker={
                     "color": color, "opacity": 0.6,
-                    "size": [max(LEAST_DISC, MOST_DISC * (point["time_ns"] / longest) ** 0.5) for point in members],
+                    "size": [_disc(point, longest) for point in members],
                     "line": {"color": MARK, "width": [4 if point["name"] == chosen else 0.7 for point in members]},
                 },
             )  # fmt: skip
@@ -85,10 +94,57 @@ def roofline(
             f"{mark:g}" if axis == "x" else format_count(mark).replace(".00", "").replace(".0", "") for mark in marks
         ]
         figure.update_layout({f"{axis}axis": {"type": "log", "tickvals": marks, "ticktext": texts}})
-    laid_out(figure, title="", x="FLOPs per byte of device memory", y="FLOP/s")
     labels = [len(_roof_label(peak)) for device in devices for peak in device["peaks"]]
     margin = {"t": 40, "r": 10 + round(LETTER * LABEL_PX * max(labels, default=0))}
+    _label_points(figure, drawn, longest, right_px=margin["r"])
+    laid_out(figure, title="", x="FLOPs per byte of device memory", y="FLOP/s")
     return figure.update_layout(height=460, margin=margin, legend={"itemsizing": "constant"})
+
+
+def _disc(point: Mapping[str, Any], longest: float) -> float:
+    """Diameter of a point, pixels: its area is its time."""
+    return float(max(LEAST_DISC, MOST_DISC * (point["time_ns"] / longest) ** 0.5))
+
+
+def _label_points(figure: go.Figure, drawn: Sequence[Mapping[str, Any]], longest: float, right_px: int) -> None:
+    """Write the labels of the points with most time at the first free height above or below each.
+
+    ``drawn``: longest first; ``right_px``: room right of the picture.
+    """
+    first = {point["name"]: point for point in reversed(drawn) if point["share"] >= LEAST_LABELLED}
+    named = sorted(first.values(), key=lambda point: -point["time_ns"])[:MOST_LABELS]
+    edges = {axis: [value for trace in figure.data for value in trace[axis] if value] for axis in ("x", "y")}
+    low, high = ({axis: np.log10(least(values)) for axis, values in edges.items() if values} for least in (min, max))
+    taken: list[tuple[float, float, float]] = []
+    for point in named:
+        x, y = (
+            (np.log10(point[key]) - low[axis]) / max(high[axis] - low[axis], 1e-9) * size
+            for key, axis, size in (("intensity", "x", NARROW_PX), ("rate", "y", HEIGHT_PX))
+        )
+        text = _label(point)
+        wide, right, reach = (
+            LETTER * LABEL_PX * len(text),
+            NARROW_PX - x + right_px > x + AXIS_PX,
+            _disc(point, longest) / 2 + ROW_PX / 2,
+        )
+        begin = x if right else x - wide
+        offsets = [sign * (reach + row * ROW_PX) for row in range(2 * MOST_LABELS) for sign in (1, -1)]
+        clash = [other for start, end, other in taken if begin < end and start < begin + wide]
+        free = (up for up in offsets if all(abs(y + up - other) >= ROW_PX for other in clash))
+        up = next(free, offsets[-1])
+        taken.append((begin, begin + wide, y + up))
+        figure.add_annotation(
+            text=text, x=np.log10(point["intensity"]), y=np.log10(point["rate"]), ax=0, ay=-up, showarrow=True,
+            arrowhead=0, arrowwidth=0.8, arrowcolor=MARK, standoff=0, xanchor="left" if right else "right",
+            font={"size": LABEL_PX},
+        )  # fmt: skip
+
+
+def _label(point: Mapping[str, Any]) -> str:
+    """``mm 64.4%``: the name without its namespace, and the share of its roof."""
+    name = plain(point["name"].rpartition("::")[2].lstrip("_"))
+    name = name if len(name) <= NAME_CHARS else f"{name[: NAME_CHARS - 1]}…"
+    return name if point["of_roof"] is None else f"{name} {format_share(point['of_roof'], 1)}"
 
 
 def _roof_label(peak: Mapping[str, Any]) -> str:

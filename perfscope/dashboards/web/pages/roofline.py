@@ -26,6 +26,7 @@ KINDS = {
         "Ops whose input shapes the profiler recorded, grouped by name, size and line.",
     ),
 }
+BOUND_WORDS = {"compute": "arithmetic", "memory": "memory bandwidth", "link": "link bandwidth", "": "not known"}
 MODELLED = (
     "No time was measured: each time is the shortest the device allows, so every point lies on its roof and has no "
     "headroom. Record a run to measure it."
@@ -58,16 +59,17 @@ def layout(request: PageRequest, view: dict[str, Any]) -> Any:
             without=("at",),
         ),
         *lacks,
-        html.P(_caption(kind, value, view), className="ps-soft ps-note"),
+        *_most_headroom(points),
         *([html.P(MODELLED, className="ps-soft ps-note")] if _modelled(value) else []),
-        *(_roofs(device) for device in view["devices"]),
         *(
             [chart(CHART, roofline(points, view["devices"], name), "roofline; the table below has all points")]
             if drawable
             else [html.P(nothing, className="ps-card")]
         ),
         *[_point(request, point) for point in points if point["name"] == name][:1],
-        html.H2("As a table, the largest headroom first", className="ps-title ps-below"),
+        html.P(_caption(kind, value, view), className="ps-soft ps-note"),
+        *(_roofs(device) for device in view["devices"]),
+        html.H2(f"As a table, {_first(points)} first", className="ps-title ps-below"),
         grid(
             "roofline",
             value,
@@ -78,17 +80,37 @@ def layout(request: PageRequest, view: dict[str, Any]) -> Any:
     ]
 
 
+def _first(points: list[dict[str, Any]]) -> str:
+    """The order of the table, in words."""
+    return "the largest headroom" if any(point["headroom_ns"] for point in points) else "most time"
+
+
+def _most_headroom(points: list[dict[str, Any]]) -> list[Any]:
+    """The point from which most can be gained, in words; points are sorted by headroom."""
+    most = next((point for point in points if point["headroom_ns"]), None)
+    if most is None:
+        return []
+    place = f" ({most['line']})" if most["line"] else ""
+    roof = BOUND_WORDS.get(most["bound"], BOUND_WORDS[""])
+    words = (
+        f"{place}: a perfect kernel would save {format_ns(most['headroom_ns'])} of its {format_ns(most['time_ns'])}. "
+        f"It reaches {format_share(most['of_roof'], 1)} of its roof, which is {roof}."
+    )
+    return [html.P([html.B("Largest headroom: "), html.Code(most["name"]), words], className="ps-lead")]
+
+
 def _caption(kind: str, held: dict[str, Any], view: dict[str, Any]) -> str:
     ranks = f", {view['ranks']} ranks together" if view["ranks"] > 1 else ""
     plain = ""
     if held["plain_ns"]:
         plain = f" {format_share(held['plain_ns'], held['ns'])} of it has no FLOPs and is listed only in the table."
+    labels = "; its label is the share of its roof that it reaches" if view["devices"] else ""
     costed, whole = view["costed"]
     if kind == "calls" and whole:
         plain += f" They account for {format_share(costed, whole)} of the time of compute kernels."
     return (
         f"{KINDS[kind][1]} {len(held['rows']):,} of them, {format_ns(held['ns'])} in all{ranks}.{plain} FLOPs and "
-        "bytes are modelled from shapes; the area of a disc is its time. Points below their roof have headroom."
+        f"bytes are modelled from shapes. The area of a disc is its time{labels}."
     )
 
 
