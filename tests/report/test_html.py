@@ -179,7 +179,7 @@ def test_an_empty_analysis_has_a_page() -> None:
 def test_advice_becomes_paragraphs_and_code(advice: str, blocks: list[str], paragraphs: list[str]) -> None:
     finding = Finding(subject="s", title="t", severity="low", basis="measured", advice=advice)
     text = render(analysis(outcomes=(Outcome(rule="r", status="flagged", findings=(finding,)),)))
-    inside = text[text.index("</summary>") : text.index("</article>")]
+    inside = text[text.index('<div class="chips">') : text.index("</article>")]
     assert re.findall(r"<pre[^>]*>(.*?)</pre>", inside, re.DOTALL) == blocks
     found = [re.sub(r"</?code>", "", part) for part in re.findall(r"<p>(.*?)</p>", inside)]
     assert found == paragraphs

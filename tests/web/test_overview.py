@@ -168,13 +168,17 @@ def _ran() -> TraceBuilder:
 
 def test_a_piece_before_the_first_event_is_said_to_be_before_it(tmp_path: Path) -> None:
     row = _row(_ran().build(), tmp_path, spans=(Span(start_ns=60_000, end_ns=120_000),))
-    assert row["at"] == [{"mark": "0:60000-120000", "said": "60.0 us, 40.0 us before the start"}]
+    assert row["at"] == [
+        {"mark": "0:60000-120000", "said": "60.0 us, 40.0 us before the start", "short": "60.0 us at -40.0 us"}
+    ]
     assert (row["how"], row["none"]) == ("piece", "")
 
 
 def test_where_a_rule_names_no_piece_it_leads_to_the_events_of_its_line(tmp_path: Path) -> None:
     row = _row(_ran().build(), tmp_path, where=Where(file="train.py", line=30))
-    assert row["at"] == [{"mark": "0:110000-150000", "said": "40.0 us, 10.0 us after the start"}]
+    assert row["at"] == [
+        {"mark": "0:110000-150000", "said": "40.0 us, 10.0 us after the start", "short": "40.0 us at 10.0 us"}
+    ]
     assert (row["how"], row["none"]) == ("line", "")
 
 

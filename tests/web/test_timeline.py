@@ -387,7 +387,11 @@ def test_the_page_of_findings_names_the_same_piece_and_rank(tmp_path: Path) -> N
     (row,) = [one for one in view_of("findings", traces, tmp_path)["findings"] if one["rule"] == "host_bound"]
     start = int((CLOCK_US + 70_000 + 1000) * 1000)
     said = "3.00 ms, 1.00 ms after the start of rank 1"
-    assert row["at"][0] == {"mark": f"1:{start}-{start + 2_998_000}", "said": said}
+    assert row["at"][0] == {
+        "mark": f"1:{start}-{start + 2_998_000}",
+        "said": said,
+        "short": "3.00 ms at 1.00 ms, rank 1",
+    }
     assert row["at"][1]["mark"].startswith("0:")
 
 

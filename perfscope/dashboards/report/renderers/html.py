@@ -204,7 +204,11 @@ def finding_card(block: FindingBlock, *, opened: bool) -> str:
     known += [escape(f"moves {words.moves}")] if words.moves else []
     detail = f'<div class="detail">{prose(words.detail)}</div>' if words.detail else ""
     code = f"<pre>{escape(chr(10).join(words.around))}</pre>" if words.around else ""
-    evidence = f"<h3>Evidence</h3>{''.join(_table(block.evidence))}" if block.evidence is not None else ""
+    evidence = "".join(_table(block.evidence)) if block.evidence is not None else ""
+    lead = f'<b class="lead">{escape(words.lead)}:</b>'
+    fix = f'<div class="fix">{lead}{"".join(advice_html(words.advice))}</div>' if words.advice else ""
+    unfolded = " open" if opened else ""
+    details = f"<details{unfolded}><summary>evidence</summary>{evidence}</details>" if evidence else ""
     return (
         f'<article class="card finding {words.severity}"><div class="row">'
         f'<div class="saves">{saves}</div>'
@@ -212,8 +216,7 @@ def finding_card(block: FindingBlock, *, opened: bool) -> str:
         f'{detail}<div class="where">{" · ".join(known)}</div>{code}</div>'
         f'<div class="chips"><span class="chip {words.severity}">{words.severity}</span>'
         f'<span class="chip">{escape(words.basis)}</span></div></div>'
-        f"<details{' open' if opened else ''}><summary>what to do, and the evidence</summary>"
-        f"{''.join(advice_html(words.advice))}{evidence}</details></article>"
+        f"{fix}{details}</article>"
     )
 
 

@@ -66,6 +66,7 @@ p{margin:0 0 8px}
 .what{overflow-wrap:anywhere}
 .what .title{font-weight:550}
 .where,.detail{font-size:13px;color:var(--soft);margin-top:3px}
+.finding .fix{margin:10px 0 0}.fix .lead{float:left;margin-right:6px}.fix p:last-child{margin:0}
 .chips{display:flex;gap:6px;flex-wrap:wrap}
 .chip{display:inline-block;font-size:12px;line-height:1.3;padding:3px 9px;border-radius:99px;white-space:nowrap;
 background:var(--low-ground);color:var(--low)}

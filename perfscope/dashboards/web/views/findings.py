@@ -35,7 +35,8 @@ def gather(trace: Trace, place: Place) -> None:
 def view(job: Job) -> dict[str, Any]:
     """``findings``: a card each; ``at``: sections of the timeline, ``find``: names; ``after``: cards of other rules.
 
-    A section has ``mark`` for the timeline's address, and its description (``said``); ``how``: as in `timeline.marks`.
+    A section has ``mark`` for the timeline's address, and its description, long (``said``) and ``short``; ``how``: as
+    in `timeline.marks`.
     ``source``: its line, for the editor. ``none``: why it has no sections. ``nothing``: sentence shown without
     findings.
     """
@@ -51,6 +52,7 @@ def view(job: Job) -> dict[str, Any]:
     rows = [
         {
             "rule": sanitize(item.block.rule),
+            "severity": item.block.finding.severity,
             "html": finding_card(item.block, opened=index == 0),
             "at": [] if empty else _pieces(job, item.spans),
             "how": item.how,
@@ -86,7 +88,8 @@ def _pieces(job: Job, spans: Sequence[tuple[int, int, int]]) -> list[dict[str, s
         rank, since = sources[place_of[number]].rank, start - starts[place_of[number]]
         text = f"{format_ns(end - start)}, {format_ns(abs(since))} {'after' if since >= 0 else 'before'} the start"
         whose = "" if len(sources) == 1 or rank is None else f" of rank {rank}"
-        result.append({"mark": f"{number}:{start}-{end}", "said": text + whose})
+        short = f"{format_ns(end - start)} at {format_ns(since)}{whose.replace(' of', ',')}"
+        result.append({"mark": f"{number}:{start}-{end}", "said": text + whose, "short": short})
     return result
 
 
