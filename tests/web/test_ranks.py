@@ -42,6 +42,18 @@ def test_every_wait_is_a_cell(tmp_path: Path) -> None:
     assert [row["trace"] for row in heat["rows"]] == [0, 1, 2]
 
 
+def test_who_came_last_is_one_sentence(tmp_path: Path) -> None:
+    (mixed,), (late,) = (
+        view_of("ranks", rank_set(held, jitter_us=0), tmp_path / str(len(held)))["jobs"] for held in (LATE, LATE[::3])
+    )
+    assert mixed["lead"] == (
+        "No rank came last at more than half of the 4 collectives. Rank 0 waited longest, 1.40 ms in all."
+    )
+    assert late["lead"] == (
+        "Rank 2 came last at 2 of 2 collectives. Rank 0 waited longest, 1.20 ms in all; rank 2 waited 0 ns."
+    )
+
+
 def test_a_cell_knows_its_collective_and_when_it_began_on_its_rank(tmp_path: Path) -> None:
     traces = rank_set(LATE, jitter_us=0)
     (job,) = view_of("ranks", traces, tmp_path)["jobs"]

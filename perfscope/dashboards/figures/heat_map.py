@@ -21,6 +21,8 @@ WAIT_COLOR, BUSY_COLOR = "200,48,32", "52,120,214"
 """Red for waiting, blue for work; faint for small values; readable on light and dark pages."""
 MOST_NAMED = 40
 """Most columns with names below the map."""
+MOST_NUMBERS = 10
+"""Most columns with a number: as many as fit on a phone."""
 SHADES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 MOST_ROW_PX, LEAST_MAP_PX, MOST_MAP_PX = 26, 90, 520
 
@@ -54,7 +56,10 @@ def heat_map(heat: Mapping[str, Any], kind: Literal["wait", "busy"]) -> go.Figur
         ygap=1 if len(rows) < 64 else 0,
     )
     laid_out(figure, title="", x="collectives in order" if kind == "wait" else "")
-    figure.update_xaxes(showticklabels=kind == "busy" and columns <= MOST_NAMED, showgrid=False, type="category")
+    figure.update_xaxes(showticklabels=columns <= MOST_NAMED, showgrid=False, type="category")
+    if kind == "wait":  # their names are too long for an axis: numbers
+        places = range(0, columns, -(-columns // MOST_NUMBERS))
+        figure.update_xaxes(tickvals=[*places], ticktext=[f"{index + 1:,}" for index in places], tickangle=0)
     figure.update_yaxes(autorange="reversed", showgrid=False, type="category")
     height = min(max(LEAST_MAP_PX, MOST_ROW_PX * len(rows)), MOST_MAP_PX)
     return figure.update_layout(height=height + 60, margin={"t": 10})

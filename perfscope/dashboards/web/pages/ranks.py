@@ -34,6 +34,7 @@ NO_LINKS = (
     "No link counters were recorded during communication. Nsight Systems records them: nsys profile "
     "--gpu-metrics-devices=all (NVLink) and --nic-metrics=true (network cards)."
 )
+IN_REPORT = "As in the report: process groups, how collectives were matched, limits"
 CORE, WAIT = "var(--ps-core)", "var(--ps-wait)"
 
 
@@ -57,16 +58,19 @@ def layout(request: PageRequest, view: dict[str, Any]) -> Any:
         html.H1(TITLE, className="ps-title"),
         *alone,
         *several,
+        *([html.P(job["lead"], className="ps-lead")] if job is not None and job["lead"] else []),
         tabs(request, "map", maps, kind, label="heat map", without=("at",)),
-        html.P(_caption(kind, heat), className="ps-soft ps-note"),
         chart(
             CHART, heat_map(heat, "busy" if kind == "busy" else "wait"), f"heat map: {maps[kind]}; the table has all"
         ),
         html.P(_cell(request, kind, heat), id="heat-cell", role="status"),
+        html.P(_caption(kind, heat), className="ps-soft ps-note"),
     ]
     if job is not None:
         parts += [_bars(job), *_tables(request, view, job)]
-    return [*parts, *([Fragment(html=view["html"])] if view["html"] else [])]
+    if view["html"]:
+        parts.append(html.Details([html.Summary(IN_REPORT), Fragment(html=view["html"])], className="ps-fold"))
+    return parts
 
 
 def _cell(request: PageRequest, kind: str, heat: dict[str, Any]) -> list[Any]:
@@ -113,14 +117,14 @@ def _caption(kind: str, heat: dict[str, Any]) -> str:
         windows = "the window of a step on the host's clock" if heat["of_steps"] else "equal parts of the recording"
         return (
             f"Share of {windows} in which the device worked (measured): kernels and copies; one that only waits for "
-            f"other ranks is a kernel too. Click: the timeline there.{left}"
+            f"other ranks is a kernel too. A click leads to the timeline there.{left}"
         )
     binned = ""
     if heat["sum"] is not None:
         binned = f" {heat['count']:,} collectives in {heat['columns']:,} columns: each shows the worst wait in it."
     return (
-        "Columns are collectives in order; the colour is what a rank waited for the last one to arrive (measured: its "
-        f"time less the shortest of all ranks). Click: the timeline of that rank.{binned}{left}"
+        "A column is a collective, in order; its colour is the time that a rank waited for the last rank (measured: "
+        f"its duration less the shortest of all ranks). A click leads to the timeline of that rank.{binned}{left}"
     )
 
 

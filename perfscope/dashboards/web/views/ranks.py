@@ -35,7 +35,7 @@ from perfscope.dashboards.web.views._tables import MOST_ROWS, table, table_of_ra
 from perfscope.model.collectives import bus_factor
 from perfscope.model.intervals import covered
 from perfscope.model.trace import Trace
-from perfscope.model.units import format_bytes
+from perfscope.model.units import format_bytes, format_ns
 from perfscope.model.untrusted_text import sanitize
 
 # Heat maps of ranks as bounded arrays: waits at collectives, and device use.
@@ -57,6 +57,9 @@ PARTS = 100
 
 FEW_MEMBERS = 16
 """Most ranks with a separate column in the tables."""
+
+OFTEN = 0.5
+"""Share of the collectives at which a rank came last, above which it is named: it is late more often than not."""
 
 MOST_BARS = 8
 """Most kinds drawn as bars, longest first: the table has all."""
@@ -278,7 +281,12 @@ def view(job: Job) -> dict[str, Any]:
         for row in [] if heat is None else heat["rows"]:
             source = item.traces[row["member"]].source
             row["trace"] = numbers.get((source.path, source.rank))
-        jobs.append({"label": item.label, "member": item.member, "heat": heat, "bars": _bars(item), "behind": text})
+        jobs.append(
+            {
+                "label": item.label, "member": item.member, "heat": heat, "bars": _bars(item), "behind": text,
+                "lead": _lead(item),
+            }
+        )  # fmt: skip
     links = [(item.source.rank, row) for item in job.gathered for row in item.held["links"]]
     if links:
         tables["links"] = table_of_ranks(shown(result_table("links")), sorted(links, key=lambda row: -row[1].mean))
@@ -289,6 +297,21 @@ def view(job: Job) -> dict[str, Any]:
         "tables": tables,
         "jax": any(item.held["jax"] for item in job.gathered),
     }
+
+
+def _lead(item: _Set) -> str:
+    """Who came last and who waited, in a sentence; ``''`` without collectives."""
+    if not item.totals or not item.matched:
+        return ""
+    late = max(item.totals, key=lambda total: total.last)
+    most = max(item.totals, key=lambda total: total.wait_ns)
+    waits = f"{item.member.capitalize()} {most.rank} waited longest, {format_ns(most.wait_ns)} in all"
+    if late.last <= OFTEN * len(item.matched):
+        return f"No {item.member} came last at more than half of the {len(item.matched):,} collectives. {waits}."
+    return (
+        f"{item.member.capitalize()} {late.rank} came last at {late.last:,} of {len(item.matched):,} collectives. "
+        f"{waits}; {item.member} {late.rank} waited {format_ns(late.wait_ns)}."
+    )
 
 
 def _sets(traces: Sequence[Trace]) -> Iterator[_Set]:
