@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import Any
 
 from dash import dcc, html
@@ -11,14 +12,15 @@ from perfscope.dashboards.web.pages import PageRequest
 from perfscope.dashboards.web.pages._grid import grid
 from perfscope.dashboards.web.pages._parts import origins
 from perfscope.dashboards.web.ui import Graph
+from perfscope.model.units import format_ns
 
 TITLE = "Graph"
 VIEW = "graph"
 GRIDS = ("graph",)
 
 NOTE = (
-    "A solid box is one kernel; a dashed box could be one. The number on a line is the size of the value, from its "
-    "shape: at most what goes through memory there (a kernel may read only a slice). Dashed lines stay inside a kernel."
+    "Solid box: one kernel; dashed box: ops that could be one kernel. The number on a line is the size of the value, "
+    "from its shape; a kernel may read only a slice of it. Dashed lines stay inside a kernel, orange ones could."
 )
 NOTHING = "There is no instruction or op to draw a graph around."
 
@@ -39,26 +41,46 @@ def layout(request: PageRequest, view: dict[str, Any]) -> Any:
     )
     value = view["tables"]["edges"]
     rows = [row for row in value["rows"] if row[0] == number + 1]
-    sentences = [html.P(item) for item in subject["said"]]
     findings = [
         html.P(
-            ["Finding ", dcc.Link(item["rule"], href=request.link("findings", at=str(item["at"]))), ": ", item["title"]]
+            [
+                "On the line of finding " if item["line"] else "Finding ",
+                dcc.Link(item["rule"], href=request.link("findings", at=str(item["at"]))),
+                f": {item['title']}",
+            ],
+            className="ps-soft ps-note",
         )
         for item in subject["findings"]
     ]
-    alike = [html.P(f"Alike, of the same ops and bytes: {subject['alike']:,} more.")] if subject["alike"] else []
+    more = subject["alike"]
+    alike = f" {more:,} more {'group has' if more == 1 else 'groups have'} the same ops and bytes." if more else ""
+    sentences = [
+        html.P(item + (alike if not index else "")) for index, item in enumerate(subject["said"] or [alike]) if item
+    ]
     return [
         title,
         *lacks,
-        _choice(request, view, results, number, word),
-        html.Div([html.H2(subject["title"]), *findings, *sentences, *alike], className="ps-card"),
-        html.P(NOTE, className="ps-soft ps-note"),
-        Graph(
-            id="graph",
-            graph=subject,
-            named=subject["kind"],
-            timeline=request.link("timeline") if origins(request) else "",
-            sel=sel,
+        html.Div(
+            [
+                _choice(request, view, results, number, word),
+                html.Div(
+                    [
+                        html.H2(subject["title"]),
+                        *sentences,
+                        *findings,
+                        Graph(
+                            id="graph",
+                            graph=subject,
+                            named=subject["kind"],
+                            timeline=request.link("timeline") if origins(request) else "",
+                            sel=sel,
+                        ),
+                        html.P(NOTE, className="ps-soft ps-note"),
+                    ],
+                    className="ps-graph-main",
+                ),
+            ],
+            className="ps-graph-page",
         ),
         html.H2("As a table: values between nodes (the CSV holds all pictures)", className="ps-title ps-below"),
         grid("graph", {**value, "rows": rows}, request, table="edges"),
@@ -74,15 +96,21 @@ def _choice(request: PageRequest, view: dict[str, Any], found: list[int], number
     if request.item is not None:
         fields.append(dcc.Input(type="hidden", name="run", value=request.item.key))
     rows = []
+    counts = Counter(rule for item in view["subjects"] for rule in {finding["rule"] for finding in item["findings"]})
+    few = {rule for rule, count in counts.items() if 2 * count <= len(view["subjects"])}
     for index in found:
         item = view["subjects"][index]
-        tags = "".join(f" · {finding['rule']}" for finding in item["findings"])
+        tags = [finding["rule"] for finding in item["findings"] if finding["rule"] in few]  # of most: no distinction
+        words = " · ".join(filter(None, (format_ns(item["ns"]) if item["ns"] else "", item["why"], *tags)))
         link = dcc.Link(
             item["title"], href=request.link("graph", picture=str(index + 1), **({"find": word} if word else {}))
         )
-        words = html.Span(f" {item['why']}{tags}", className="ps-soft")
         here = {"aria-current": "true"} if index == number else {}
-        rows.append(html.Li([link, words], className="ps-here" if index == number else "", **here))
+        rows.append(
+            html.Li(
+                [link, html.Div(words, className="ps-soft")], className="ps-here" if index == number else "", **here
+            )
+        )
     none = [html.P(f"No drawn node is called {word}.")] if not found else []
     left = f" {view['left']:,} smaller ones are left out." if view["left"] else ""
     return html.Div(
@@ -100,9 +128,9 @@ def _choice(request: PageRequest, view: dict[str, Any], found: list[int], number
             *none,
             html.Ul(rows, className="ps-subjects"),
             html.P(f"{len(found):,} of {len(view['subjects']):,} pictures, those of findings first.{left}",
-                   className="ps-soft"),
+                   className="ps-soft ps-note"),
         ],
-        className="ps-card",
+        className="ps-card ps-graph-list",
     )  # fmt: skip
 
 

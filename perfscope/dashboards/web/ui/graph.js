@@ -150,7 +150,8 @@ window.perfscope_ui = window.perfscope_ui || {};
       const most = Math.max(...this.graph.edges.map((one) => one.bytes || 0));
       if (edge.bytes === null || edge.bytes < most * LEAST_TOLD || (this.graph.edges.length > 40 && !edge.saved && this.selected !== edge.from && this.selected !== edge.to)) return;
       const text = bytes(edge.bytes), width = text.length * WORD_PX + 4;
-      for (const t of PLACES) {
+      // a short line that could stay on the chip is alone: its label is away from the arrow
+      for (const t of edge.saved ? [0.42, ...PLACES] : PLACES) {
         const [x, y] = this.point(curve, t), room = { x: x - width / 2, y: y - WORD_HIGH / 2, width, height: WORD_HIGH };
         if (!taken.every((one) => apart(room, one))) continue;
         taken.push(room);
@@ -166,7 +167,9 @@ window.perfscope_ui = window.perfscope_ui || {};
         "aria-label": [node.name, node.what, node.line].filter(Boolean).join(", "), onclick: select,
         onkeydown: (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); select(); } },
       });
-      group.append(svg("rect", { x: node.x, y: node.y, width, height, rx: 6 }), svg("text", { x: node.x + 9, y: node.y + 18, class: "ps-node-name" }, cut(node.name, NAME_CHARS)),
+      const time = node.ns ? ui.wire.format_ns(node.ns) : "";
+      group.append(svg("rect", { x: node.x, y: node.y, width, height, rx: 6 }), svg("text", { x: node.x + 9, y: node.y + 18, class: "ps-node-name" }, cut(node.name, NAME_CHARS - (time ? time.length + 1 : 0))),
+        svg("text", { x: node.x + width - 8, y: node.y + 18, class: "ps-tick", "text-anchor": "end" }, time),
         svg("text", { x: node.x + 9, y: node.y + 35, class: "ps-tick" }, cut(node.what, WHAT_CHARS)), svg("title", {}, [node.name, node.what, node.line].filter(Boolean).join("\n")));
       picture.append(group);
     }

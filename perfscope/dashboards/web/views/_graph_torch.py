@@ -60,12 +60,12 @@ class _Drawing:
         names = ", ".join(dict.fromkeys(short_name(op) for op in ops[:12]))
         spent = None if self.ns is None else float(self.ns[list(group.ops)].sum())
         texts = [
-            f"{len(ops):,} ops that one kernel could run: {format_bytes(group.saved_bytes)} of "
-            f"{format_bytes(group.eager_bytes)} per step ({format_share(group.saved_bytes, group.eager_bytes)}) would "
-            "not go through memory (counted from shapes). torch.compile makes such kernels."
+            f"These {len(ops):,} ops run as separate kernels"
+            + (f" and take {format_ns(spent)} per step ({self.basis})" if spent else "")
+            + f". One kernel, as torch.compile makes it, would keep {format_bytes(group.saved_bytes)} of the "
+            f"{format_bytes(group.eager_bytes)} that they move per step "
+            f"({format_share(group.saved_bytes, group.eager_bytes)}, counted from shapes) out of memory."
         ]
-        if spent:
-            texts.append(f"They take {format_ns(spent)} per step ({self.basis}).")
         title = f"{len(ops):,} ops: {names}"
         why = f"{format_bytes(group.saved_bytes)} per step could stay on the chip"
         return self._subject(title, why, float(group.saved_bytes), group.ops[:MOST_OF_GROUP], group.ops, tuple(texts))
@@ -106,6 +106,7 @@ class _Drawing:
         return Subject(
             kind="ops", title=title, why=why, weight=weight, nodes=nodes, edges=edges, boxes=boxes,
             names=frozenset(), lines=frozenset(places), words=texts, left=left,
+            ns=None if self.ns is None or len(all_ops) < 2 else float(self.ns[list(all_ops)].sum()),
         )  # fmt: skip
 
     def _boxes(self, kept: Sequence[int], chosen: set[int]) -> tuple[list[Box], dict[int, int]]:

@@ -213,6 +213,8 @@ class Subject(Struct, frozen=True, kw_only=True):
     names: frozenset[str]
     lines: frozenset[str]
     words: tuple[str, ...] = ()
+    ns: float | None = None
+    """Time of what the picture is about, per step, if ``why`` does not have it."""
     left: int = field(default=0)
     """Number of neighbours that are not drawn."""
 
@@ -225,6 +227,7 @@ class Subject(Struct, frozen=True, kw_only=True):
             "why": sanitize(self.why, 400),
             "said": [sanitize(text, 600) for text in self.words],
             "left": self.left,
+            "ns": self.ns,
             "width": round(place["width"]),
             "height": round(place["height"]),
             "node": [NODE_W, NODE_H],

@@ -61,15 +61,21 @@ def view(job: Job) -> dict[str, Any]:
             rank[key] += 1
         alike |= rank
     findings = summarize(job.analysis).findings
-    found = {key: _findings(subject, findings) for key, subject in result.items()}
-    order = sorted(result, key=lambda key: (not found[key], found[key][0] if found[key] else 0))
+    matches = {key: _findings(subject, findings) for key, subject in result.items()}
+    order = sorted(result, key=lambda key: matches[key][:1] or [(2, 0)])
     kept = order[:MOST_SUBJECTS]
     subjects = []
     for key in kept:
-        rows = [(index, finding_words(findings[index])) for index in found[key][:3]]
+        rows = [(by_line, index, finding_words(findings[index])) for by_line, index in matches[key][:3]]
         made = result[key].plain() | {"alike": alike[key] - 1}
         subjects.append(
-            made | {"findings": [{"at": index, "rule": words.rule, "title": words.title} for index, words in rows]}
+            made
+            | {
+                "findings": [
+                    {"at": index, "rule": words.rule, "title": words.title, "line": bool(by_line)}
+                    for by_line, index, words in rows
+                ]
+            }
         )
     edges = [row for number, subject in enumerate(subjects) for row in _edges(number, subject)]
     return {
@@ -80,16 +86,18 @@ def view(job: Job) -> dict[str, Any]:
     }
 
 
-def _findings(subject: Subject, findings: Sequence[FindingBlock]) -> list[int]:
-    """Findings, by number, that name an instruction or kernel of the picture, or its line."""
+def _findings(subject: Subject, findings: Sequence[FindingBlock]) -> list[tuple[int, int]]:
+    """(0, finding) that names an instruction, op or kernel of the picture; (1, finding) that only shares its line."""
     result = []
     for index, block in enumerate(findings):
         finding = block.finding
         cells = {sanitize(value) for cells in finding.evidence for value in cells.values() if isinstance(value, str)}
         names = {part for cell in cells for part in cell.split(", ")}
-        if names & subject.names or finding.where.label() in subject.lines:
-            result.append(index)
-    return result
+        if names & subject.names:
+            result.append((0, index))
+        elif finding.where.label() in subject.lines:
+            result.append((1, index))
+    return sorted(result)
 
 
 def _edges(number: int, subject: dict[str, Any]) -> list[dict[str, Any]]:
