@@ -42,6 +42,8 @@ def main(wanted: list[str]) -> None:
             "naive": FIXTURES / "cpu-attention-naive",
             "sdpa": FIXTURES / "cpu-attention-sdpa",
             "program": FIXTURES / "programs-h100" / "transformer-sharding",
+            "save": FIXTURES / "advice" / "save_often",
+            "model": corpus_files("kineto", "TraceLens__h100_qwen1.5-0.5b.json.gz")[0],
         }
         keys = {name: item.key for name, item in zip(things, Shelf(list(things.values())).items(), strict=True)}
         with serving(Path(home), *things.values()) as server, sync_playwright() as driver:
@@ -103,11 +105,33 @@ def _schedule(tab: Tab, base: str, keys: dict[str, str]) -> None:
     tab.until("document.querySelector('#page h1').innerText === 'Timeline'")
 
 
+def _stacks(tab: Tab, base: str, keys: dict[str, str]) -> None:
+    """The stacks that were sampled while a checkpoint was saved."""
+    tab.open(f"{base}timeline?run={keys['save']}", READY)
+    tab.page.wait_for_timeout(1_500)
+
+
+def _flame(tab: Tab, base: str, keys: dict[str, str]) -> None:
+    tab.open(f"{base}flame?run={keys['save']}", ".ps-flame[data-ready]")
+
+
+def _roofline(tab: Tab, base: str, keys: dict[str, str]) -> None:
+    tab.open(f"{base}roofline?run={keys['model']}", ".ps-chart .main-svg")
+
+
+def _graph(tab: Tab, base: str, keys: dict[str, str]) -> None:
+    tab.open(f"{base}graph?run={keys['naive']}", ".ps-graph-picture svg")
+
+
 PICTURES: dict[str, tuple[bool, int, Any]] = {
     "compare-steps": (False, 900, _steps),
     "compiled-schedule": (False, 720, _schedule),
     "findings-on-timeline": (False, 900, _finding),
+    "flame": (False, 760, _flame),
+    "graph": (False, 820, _graph),
     "ranks": (False, 760, _ranks),
+    "roofline": (False, 640, _roofline),
+    "sampled-stacks": (False, 620, _stacks),
     "timeline": (True, 655, _event),
 }
 """Name -> dark or not, height in pixels, and what brings the page to it."""
