@@ -200,7 +200,7 @@ def _judge(paths: Sequence[str], rules: Sequence[str] | None, changes: Sequence[
 
     from perfscope.analyzers.analysis_cache import Kept
     from perfscope.analyzers.judge import judge_paths
-    from perfscope.model.allocator import keep_freed_memory
+    from perfscope.commands.allocator import keep_freed_memory
 
     keep_freed_memory(map(Path, paths))
     judged = judge_paths(paths, rules, **how)

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from perfscope.native import library as native_library
+
 Int64 = npt.NDArray[np.int64]
 
 
@@ -29,6 +31,10 @@ EMPTY = Intervals(np.empty(0, np.int64), np.empty(0, np.int64))
 
 def distinct(values: npt.ArrayLike) -> Int64:
     """Each value once, in order. ``np.unique`` hashes integers, which takes fifty times as long where most differ."""
+    if native_library() is not None:
+        from perfscope.native.sweep import distinct as native_distinct
+
+        return native_distinct(np.array(values, np.int64))
     ordered = np.sort(np.asarray(values, np.int64))
     new = np.ones(len(ordered), bool)
     new[1:] = ordered[1:] != ordered[:-1]

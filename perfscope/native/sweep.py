@@ -25,3 +25,15 @@ def parents(thread: Array, start: Array, end: Array) -> Array:
     if native.perfscope_parents(pointer(thread), pointer(start), pointer(end), count(result), pointer(result)) != 0:
         raise MemoryError
     return result
+
+
+def distinct(values: Array) -> Array:
+    """Return each value once, in order; shape (k,), int64. ``values``: an array of int64, which is overwritten."""
+    native = library()
+    if native is None:
+        raise RuntimeError("the native library is not loaded")
+    native.perfscope_distinct.restype = ctypes.c_int64
+    kept = native.perfscope_distinct(pointer(values), count(values))
+    if kept < 0:
+        raise RuntimeError("the native library failed")
+    return values[:kept]

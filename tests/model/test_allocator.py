@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.model.allocator import LARGE
+from perfscope.commands.allocator import LARGE
 
 PROGRAM = """
 import sys
 from pathlib import Path
 import numpy as np
-from perfscope.model.allocator import keep_freed_memory
+from perfscope.commands.allocator import keep_freed_memory
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
@@ -38,6 +38,6 @@ def test_memory_of_a_freed_array(tmp_path: Path, size: int, keeps: bool) -> None
 
 
 def test_files_that_are_not_there_are_not_large(tmp_path: Path) -> None:
-    from perfscope.model.allocator import keep_freed_memory
+    from perfscope.commands.allocator import keep_freed_memory
 
     assert not keep_freed_memory([tmp_path / "absent", tmp_path])

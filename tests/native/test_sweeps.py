@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfscope.analyzers.readers import columns
+from perfscope.model import intervals
 from perfscope.native import sweep
 from tests.native.twins import needs_library
 
@@ -26,3 +27,15 @@ def test_parents(drawn: list[tuple[int, int, int]]) -> None:
         plain = columns.parents(thread, start, end)
     found = sweep.parents(thread, start, end)
     assert (found.dtype, found.tolist()) == (plain.dtype, plain.tolist())
+
+
+@needs_library
+@given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 3), max_size=60))
+def test_distinct(values: list[int]) -> None:
+    array = np.array(values, np.int64)
+    found = intervals.distinct(array)
+    with pytest.MonkeyPatch.context() as without:
+        without.setattr(intervals, "native_library", lambda: None)
+        plain = intervals.distinct(array)
+    assert (found.dtype, found.tolist()) == (plain.dtype, plain.tolist()) == (np.int64, sorted(set(values)))
+    assert array.tolist() == values

@@ -30,9 +30,32 @@ pub fn parents(thread: &[i32], start: &[i64], end: &[i64], out: &mut [i32]) -> R
     Ok(())
 }
 
+/// Sort `values` and keep each of them once, at the front; return how many these are.
+///
+/// The sort of the standard library merges ascending runs, which joined sorted lists are made of.
+pub fn distinct(values: &mut [i64]) -> usize {
+    values.sort();
+    let mut kept = 0;
+    for place in 0..values.len() {
+        if place == 0 || values[place] != values[kept - 1] {
+            values[kept] = values[place];
+            kept += 1;
+        }
+    }
+    kept
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_value_is_kept_once() {
+        let mut values = [5, 7, 7, 1, 5, 9];
+        let kept = distinct(&mut values);
+        assert_eq!(values[..kept], [1, 5, 7, 9]);
+        assert_eq!(distinct(&mut []), 0);
+    }
 
     #[test]
     fn the_parent_is_the_innermost_that_encloses() {
