@@ -41,6 +41,7 @@ def main(wanted: list[str]) -> None:
             "moe": FIXTURES / "cpu-moe-loop",
             "naive": FIXTURES / "cpu-attention-naive",
             "sdpa": FIXTURES / "cpu-attention-sdpa",
+            "lengths": FIXTURES / "advice" / "varying_lengths",
             "program": FIXTURES / "programs-h100" / "transformer-sharding",
             "save": FIXTURES / "advice" / "save_often",
             "model": corpus_files("kineto", "TraceLens__h100_qwen1.5-0.5b.json.gz")[0],
@@ -91,13 +92,23 @@ def _ranks(tab: Tab, base: str, keys: dict[str, str]) -> None:
 
 def _steps(tab: Tab, base: str, keys: dict[str, str]) -> None:
     """Two steps of two programs, below their comparison."""
-    tab.open(f"{base}compare?base={keys['naive']}&head={keys['sdpa']}", READY)
+    tab.open(f"{base}compare?base={keys['naive']}&head={keys['sdpa']}&show=step", READY)
     tab.page.wait_for_timeout(2_000)
     tab.page.evaluate("""() => {
       document.getElementById('timeline-base').perfscope.pick_step(1);
       const title = [...document.querySelectorAll('h2')].find((one) => one.innerText === 'Timelines');
       window.scrollTo(0, title.getBoundingClientRect().top + window.scrollY - 70);
     }""")
+
+
+def _compile(tab: Tab, base: str, keys: dict[str, str]) -> None:
+    """Reasons of recompilations."""
+    tab.open(f"{base}compile?run={keys['lengths']}", ".ps-reasons")
+
+
+def _summary(tab: Tab, base: str, keys: dict[str, str]) -> None:
+    """The verdict, and the change of the step by cause."""
+    tab.open(f"{base}compare?base={keys['naive']}&head={keys['sdpa']}", "#account table")
 
 
 def _schedule(tab: Tab, base: str, keys: dict[str, str]) -> None:
@@ -124,7 +135,9 @@ def _graph(tab: Tab, base: str, keys: dict[str, str]) -> None:
 
 
 PICTURES: dict[str, tuple[bool, int, Any]] = {
+    "compare": (False, 860, _summary),
     "compare-steps": (False, 900, _steps),
+    "compile": (False, 640, _compile),
     "compiled-schedule": (False, 720, _schedule),
     "findings-on-timeline": (False, 900, _finding),
     "flame": (False, 760, _flame),

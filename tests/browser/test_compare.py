@@ -70,7 +70,6 @@ def test_two_that_are_ticked_are_compared(tab: Tab, server: Server) -> None:
 def test_the_verdict_its_places_and_both_timelines(tab: Tab, server: Server) -> None:
     before, after, *_ = _keys(tab, server)
     tab.open(f"{server.base}compare?base={before}&head={after}", ".verdict")
-    tab.until(f"document.querySelectorAll(`{READY}`).length === 2")
     words = tab.page.inner_text("#page")
     assert "kernels per step" in words
     assert f"new: {HOSTILE}, 1 per step" in words
@@ -78,6 +77,8 @@ def test_the_verdict_its_places_and_both_timelines(tab: Tab, server: Server) -> 
     link = tab.page.get_attribute(".ps-look a:has-text('onerror')", "href")
     assert f"run={after}" in link
     assert PATTERN in link
+    tab.page.click("text=step in parts, timelines")
+    tab.until(f"document.querySelectorAll(`{READY}`).length === 2")
     tab.page.focus("#timeline-base canvas")
     tab.page.keyboard.press("w")
     views = "['base','head'].map((side) => document.getElementById(`timeline-${side}`).perfscope.view)"
@@ -97,13 +98,15 @@ FLAME = """(() => { const { tree, props } = document.querySelector('.ps-flame').
 
 def test_the_step_of_both_by_cause_and_the_changes_of_the_call_tree(tab: Tab, server: Server) -> None:
     before, after, *_ = _keys(tab, server)
-    tab.open(f"{server.base}compare?base={before}&head={after}", ".ps-flame[data-ready]")
-    tab.page.wait_for_selector("#account .js-plotly-plot .main-svg")
-    assert "compute" in tab.page.text_content("#account .js-plotly-plot")
+    tab.open(f"{server.base}compare?base={before}&head={after}", "#account table")
+    assert "compute" in tab.page.text_content("#account table")
+    tab.page.click("text=call trees")
+    tab.page.wait_for_selector(".ps-flame[data-ready]")
     assert tab.page.evaluate(FLAME) == {"all": "10% to 50% slower", "aten::mm": "equal", UNNUMBERED: "added"}
     tab.page.click("text=width: base")
     tab.until(f"!({FLAME})['{UNNUMBERED}']")
     assert "width=base" in tab.page.url
+    tab.page.click("text=step in parts, timelines")
     tab.until(f"document.querySelectorAll(`{READY}`).length === 2")
     tab.page.click(".fall a:has-text('onerror')")  # rows of the waterfall lead to both timelines, past the flame graph
     tab.until("document.getElementById('timeline-head').perfscope.find.value.includes('onerror')")
@@ -131,7 +134,9 @@ def test_two_kinds_are_one_line(tab: Tab, server: Server) -> None:
 def test_one_that_was_kept_shows_its_launches(tab: Tab, server: Server) -> None:
     _keys(tab, server)
     tab.page.click("text=kept.json")
-    tab.page.wait_for_selector(".ps-plot", timeout=60_000)
+    tab.page.wait_for_selector(".verdict", timeout=60_000)
+    tab.page.click("text=kernels, ranks, method")
+    tab.page.wait_for_selector(".ps-plot")
     tab.page.locator("#compare-kernels-grid").scroll_into_view_if_needed()
     tab.until("document.querySelector('#compare-kernels-grid').textContent.includes('flash_fwd_kernel')")
     assert "0.0020" in tab.page.text_content("#compare-kernels-grid")
@@ -197,7 +202,7 @@ def _pair_keys(tab: Tab, pair_server: Server) -> list[str]:
 
 def _pair(tab: Tab, pair_server: Server, query: str = "") -> None:
     base, head = _pair_keys(tab, pair_server)[:2]
-    tab.open(f"{pair_server.base}compare?base={base}&head={head}{query}", ".verdict")
+    tab.open(f"{pair_server.base}compare?base={base}&head={head}&show=step{query}", ".verdict")
     tab.until(f"document.querySelectorAll(`{READY}`).length === 2")
 
 
@@ -253,6 +258,7 @@ def test_an_ab_has_the_timelines_of_the_launches_it_profiled(tab: Tab, pair_serv
     tab.page.click("#compare-stored")
     tab.page.click("[role=option]:visible:has-text('ab-20260101-main')")
     tab.page.wait_for_selector(".verdict", timeout=60_000)
+    tab.page.click("text=step in parts, timelines")
     tab.until(f"document.querySelectorAll(`{READY}`).length === 2")
     titles = tab.page.eval_on_selector_all("#page h3", "(all) => all.map((one) => one.innerText)")
     assert [one for one in titles if "-base-1-" in one or "-head-1-" in one] == [

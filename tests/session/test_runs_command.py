@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from perfscope.__main__ import run as main
-from perfscope.analyzers.readers.load import resolve
+from perfscope.analyzers.readers import resolve
 from perfscope.commands.runs import _lines, _table, runs
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.run import Capture, Process, Run

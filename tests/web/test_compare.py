@@ -50,7 +50,7 @@ def test_kernels_keep_their_significance() -> None:
     view = _view(of(interleaved_launches()))
     assert _column(view, "kernels", "q") == [0.002, 0.7, None]
     assert _column(view, "kernels", "verdict") == ["slower", "no change", "new"]
-    assert "ps-plot" in view["after"]
+    assert "ps-plot" in view["details"]
 
 
 def _tree(*nodes: TreeNode) -> Tree:
@@ -91,7 +91,7 @@ def test_where_nothing_changed() -> None:
 @pytest.mark.parametrize("name", ["<img src=x onerror=alert(1)>", "</script><script>x</script>", "\x1b[31m\x00"])
 def test_strangers_texts_are_escaped(name: str) -> None:
     view = _view(hostile(name))
-    drawn = "".join(view[key] for key in ("before", "findings", "step", "after"))
+    drawn = "".join(view[key] for key in ("verdict", "metrics", "findings", "step", "details"))
     drawn += "".join(one["html"] for one in view["causes"])
     assert not re.search(r"<(img|script)", drawn)
     assert "\x1b" not in json.dumps(view, ensure_ascii=False)

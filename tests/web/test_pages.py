@@ -70,19 +70,22 @@ def test_runs_of_the_same_script_are_offered_tagged_ones_first_and_empty_ones_no
 def test_a_run_that_failed_says_how_and_one_that_goes_on_how_far(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from perfscope.dashboards.web.pages import PageRequest
+    from perfscope.dashboards.web.pages import _live
 
     def words(number: int, **manifest: Any) -> str:
         run = put_run(tmp_path, number, step_ns=2_000_000, **manifest)
         item = Item(key=run.name, title=run.name, path=run, kind="run")
-        held = PageRequest(page="overview", parameters={}, base_path="/", shelf=None, workshop=None, item=item)  # type: ignore[arg-type]
-        return str(overview._progress(held))
+        return str(_live.running(item))
 
     assert words(0) == "[]"
     failed = words(1, exit_code=1, error="RuntimeError: mat1 and mat2")
     assert re.search(r"The program failed .*exit code 1 after \d+ steps: RuntimeError: mat1 and mat2", failed)
     monkeypatch.setattr(Item, "running", lambda _: True)
-    assert "the last 4 took 2.00 ms each (median)" in words(2)
+    monkeypatch.setattr(_live.time, "time", lambda: 1e10)
+    now = words(2)
+    for text in ("2.00 ms", "per step, median of the last 4", "steps", "since the start"):
+        assert text in now
+    assert "resident" not in now, "an older recording has no memory"
 
 
 def test_what_is_of_another_kind_is_not_offered(tmp_path: Path) -> None:

@@ -240,6 +240,39 @@ def test_a_request_waits_until_it_is_made() -> None:
     assert late.problem is None
 
 
+def test_a_browser_gets_a_first_page_at_once_and_then_waits() -> None:
+    """A page without data; its next request, which has the cookie, is answered by the application."""
+    libraries = threading.Event()
+
+    def make() -> Any:
+        libraries.wait(PATIENCE_S)
+        return lambda environ, start_response: (start_response("200 OK", []), [b"page"])[1]
+
+    late, headers = Late(make), []  # type: ignore[var-annotated]
+    late.begin()
+    opens = {"REQUEST_METHOD": "GET", "PATH_INFO": "/", "HTTP_SEC_FETCH_DEST": "document"}
+
+    def told(status: str, given: list[tuple[str, str]]) -> None:
+        headers.append((status, dict(given)))
+
+    (first,) = late(opens, told)
+    status, held = headers[0]
+    assert status == "200 OK"
+    assert b'http-equiv="refresh"' in first
+    assert held["Cache-Control"] == "no-store"
+    assert held["Content-Security-Policy"].startswith("default-src 'none'")
+    assert int(held["Content-Length"]) == len(first)
+    again = {**opens, "HTTP_COOKIE": held["Set-Cookie"].partition(";")[0]}
+    answers: list[bytes] = []
+    asked = threading.Thread(target=lambda: answers.extend(late(again, told)))
+    asked.start()
+    assert answers == []
+    libraries.set()
+    asked.join(PATIENCE_S)
+    assert answers == [b"page"]
+    assert late(opens, told) == [b"page"], "once it is made there is no first page"
+
+
 def test_what_cannot_be_made_ends_the_server(stopped: threading.Event) -> None:
     def make() -> Any:
         raise ImportError("no dash here")

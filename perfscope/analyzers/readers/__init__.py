@@ -92,7 +92,7 @@ if TYPE_CHECKING:
     from perfscope.analyzers.readers.load import of_ranks as of_ranks
     from perfscope.analyzers.readers.load import read_task as read_task
     from perfscope.analyzers.readers.load import reader_of as reader_of
-    from perfscope.analyzers.readers.load import resolve as resolve
+    from perfscope.analyzers.readers.paths import resolve as resolve
     from perfscope.analyzers.readers.run.parts import DividedRun as DividedRun
     from perfscope.analyzers.readers.run.parts import RunPart as RunPart
     from perfscope.analyzers.readers.run.parts import divide_run as divide_run
@@ -115,9 +115,10 @@ else:
             "kineto.categories": "STEP_NAMES call_kind copy_kind host_memory",
             "load": (
                 "Input Loaded MOST_FILES ReadTrace Skipped Task TaskResult Unit assemble different discover "
-                "is_remote load_all load_one load_path load_paths of_ranks read_task reader_of resolve "
+                "is_remote load_all load_one load_path load_paths of_ranks read_task reader_of "
                 "MOST_NAMED left_out_sentence"
             ),
+            "paths": "resolve",
             "run.parts": "DividedRun RunPart divide_run",
             "workers": "LostTask cores work_here work_through",
         },

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from perfscope.analyzers.readers import FORMAT_WORDS, READERS
 from perfscope.analyzers.readers.file_bytes import describe_file, named_rank, read_head
+from perfscope.analyzers.readers.paths import error_text, resolve
 from perfscope.analyzers.readers.run.parts import DividedRun, RunPart, divide_run, trace_order, why_nothing_captured
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.run import Run, dump, list_numbers, missing_ranks
@@ -165,7 +166,7 @@ def discover(path: str | Path) -> Input:
     try:
         reader = reader_of(folder)
     except OSError as error:
-        raise DataError(f"{path}: {_error_text(error)}") from error
+        raise DataError(f"{path}: {error_text(error)}") from error
     if reader is not None:
         return Input(path=str(folder), units=(_run_at(folder) or str(folder),))
     if folder.is_dir():
@@ -173,22 +174,6 @@ def discover(path: str | Path) -> Input:
     words = {**named("format_words"), **FORMAT_WORDS}
     known = dict.fromkeys(words.get(name, name) for name in known_formats())
     raise DataError(f"{path}: {describe_file(folder)}; perfscope reads: {', '.join(known)}{see('I have a trace')}")
-
-
-def resolve(path: str | Path) -> Path:
-    """Return ``path`` itself, or the run of that name (``latest``, or a prefix of its id). It exists."""
-    folder = Path(path)
-    if not str(path):
-        raise UsageError("an empty path; `.` is the current folder")
-    try:
-        if folder.exists():
-            return folder
-        named = run_folders.is_named(str(path), Path(run_folders.RUNS_FOLDER))
-    except (OSError, ValueError) as error:  # A name that is too long, or contains a null byte.
-        raise DataError(f"{path}: {_error_text(error)}") from error
-    if named and folder.name:
-        return run_folders.find(str(path))
-    raise run_folders.missing(path)
 
 
 def reader_of(path: Path) -> ModuleType | None:
@@ -371,16 +356,10 @@ def _as_data_error(place: Path | str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(f"{place}: {_error_text(error)}") from error
+        raise DataError(f"{place}: {error_text(error)}") from error
     except tuple(_CORRUPT) as error:
         what = next(text for kind, text in _CORRUPT.items() if isinstance(error, kind))
         raise DataError(f"{place}: corrupt or unsupported file: {what.format(error)}") from error
-
-
-def _error_text(error: OSError | ValueError) -> str:
-    """Return the reason alone, because the path is in front of it already."""
-    text = error.strerror if isinstance(error, OSError) else str(error)
-    return (text or type(error).__name__).lower()
 
 
 # Combination of the results: of one input, then of all.

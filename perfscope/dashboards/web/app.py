@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from perfscope.dashboards.web.pages import PageRequest, address, page_key, page_module, pages
 from perfscope.dashboards.web.pages._grid import register_grid
+from perfscope.dashboards.web.pages._live import running
 from perfscope.dashboards.web.pages._parts import empty_pages, mark_of, message, progress, register_chart
 from perfscope.dashboards.web.pages.runs import removable
 from perfscope.dashboards.web.server.api import install_api
@@ -348,7 +349,11 @@ def _page(request: PageRequest, state: Readiness | None) -> tuple[Any, str]:
     view = None if state.folder is None else read_view(state.folder, module.VIEW)
     if view is None:
         item = request.item
-        return lambda: progress(f"Reading {sanitize(item.title)}", item.key, state), mark_of(state)
+        growth = item.growth() if item.running() else ""
+        return (
+            lambda: [*running(item), progress(f"Reading {sanitize(item.title)}", item.key, state)],
+            f"{mark_of(state)} {growth}",
+        )
     if "problem" in view:
         return lambda: message(str(view["problem"])), "problem"
     complete = replace(request, folder=state.folder)

@@ -115,6 +115,8 @@ class Process:
     """Bytes by purpose when the first pass began, and allow-listed allocator counters."""
     memory_after: Mapping[str, int] = field(default_factory=dict)
     """The allocator counters when the last pass had ended."""
+    resident_bytes: int | None = None
+    """Largest resident memory of the process so far; ``None``: not recorded."""
     devices: tuple[Mapping[str, str | int], ...] = ()
     packages: Mapping[str, str] = field(default_factory=dict)
     """Versions as this process saw them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -180,6 +181,12 @@ def findings_of(directory: Path) -> dict[str, Any]:
     The worst has rule, severity and cost (ns, ``None`` if unknown); it is ``None`` without findings.
     """
     return _findings(_report_of(directory))
+
+
+def reported(document: Mapping[str, Any]) -> dict[str, Any]:
+    """``step_ns`` and findings of a report that is not in a run; ``step_ns``: ``None`` without steps."""
+    report = msgspec.convert(document, type=_Report)
+    return {"step_ns": None if report.step_time is None else round(report.step_time.ns), **_findings(report)}
 
 
 def _findings(report: _Report | None) -> dict[str, Any]:

@@ -21,7 +21,9 @@ VIEW = None
 KEY = "h"
 
 LEAST_RUNS = 2
-ALL = "times and what changed"
+ALL = "all metrics"
+FEW_CHANGES = 2
+"""Newest changes of level named in a row; the sparkline marks all."""
 CHART, MOST_CHARTS = "history-chart", 24
 FIGURE_PX = 260
 CLICK = "A click on a point compares its run with the one before it."
@@ -33,7 +35,10 @@ NO_STORE = (
 
 
 def layout(request: PageRequest, view: None) -> Any:
-    """The page; ``metric`` in the address selects one metric, ``store`` one of several stores."""
+    """The page: a table per program.
+
+    ``metric`` in the address selects one metric, which is drawn; ``store`` one of several stores.
+    """
     page = [html.H1(TITLE, className="ps-title")]
     held = works(request.shelf)
     if not held:
@@ -109,24 +114,74 @@ def _shown(request: PageRequest, kept: Kept, view: dict[str, Any]) -> list[Any]:
 def _program(
     request: PageRequest, item: dict[str, Any], metric: str, runs: Mapping[str, str], numbers: Iterator[int]
 ) -> list[Any]:
-    rows = [series for series in item["series"] if (series["metric"] == metric if metric else series["plain"])]
-    if not rows and (metric or not item["moved"]):
+    rows = [series for series in item["series"] if series["metric"] == metric] if metric else item["series"]
+    if not rows:
         return []
     left = f"{item['left']:,} more metrics are left out: perfscope history shows them"
-    drawn = any(len(series["points"]) >= LEAST_RUNS for series in rows)
+    drawn = metric and any(len(series["points"]) >= LEAST_RUNS for series in rows)
     opened = any(point["run"] in runs for series in rows for point in series["points"])
+    parts = (
+        [part for series in rows for part in _drawn(request, series, runs, numbers)]
+        if metric
+        else [_table(request, rows)]
+    )
     return [
         html.Section(
             [
                 html.H2(item["title"]),
                 *([html.P(CLICK if opened else NOT_OPEN, className="ps-soft ps-note")] if drawn else []),
-                *(part for series in rows for part in _drawn(request, series, runs, numbers)),
+                *parts,
                 *([] if metric else [Fragment(html=item["moved"])]),
                 *([html.P(left, className="ps-soft")] if item["left"] else []),
             ],
             className="ps-card",
         )
     ]
+
+
+def _table(request: PageRequest, rows: list[dict[str, Any]]) -> Any:
+    """A row per metric with its course; metrics that never changed are folded."""
+    moving = [series for series in rows if series["change"] or series["changes"]]
+    still = [series for series in rows if series not in moving]
+    folded = html.Details([html.Summary(f"{len(still):,} metrics that did not change"), _rows(request, still)])
+    return html.Div([*([_rows(request, moving)] if moving else []), *([folded] if still else [])])
+
+
+def _rows(request: PageRequest, rows: list[dict[str, Any]]) -> Any:
+    heads = [
+        html.Th("metric"),
+        *(html.Th(name, className="ps-n") for name in ("runs", "first", "newest", "change")),
+        html.Th("course"),
+        html.Th("level changed at"),
+    ]
+    store = {"store": request.parameters["store"]} if "store" in request.parameters else {}
+    body = [
+        html.Tr(
+            [
+                html.Td(
+                    dcc.Link(
+                        series["metric"],
+                        href=address(request.base_path, "history", request.whose, **store, metric=series["metric"]),
+                    )
+                ),
+                html.Td(f"{series['runs']:,}", className="ps-n", **{"data-name": "runs"}),
+                html.Td(series["first"], className="ps-n", **{"data-name": "first"}),
+                html.Td(series["newest"], className="ps-n", **{"data-name": "newest"}),
+                html.Td(html.B(series["change"]), className="ps-n", **{"data-name": "change"}),
+                html.Td(Fragment(html=series["spark"]) if series["spark"] else ""),
+                html.Td(_changes(series["changes"]), **{"data-name": "level changed at"}),
+            ]
+        )
+        for series in rows
+    ]
+    return html.Table([html.Thead(html.Tr(heads)), html.Tbody(body)], className="ps-table ps-history")
+
+
+def _changes(changes: list[dict[str, Any]]) -> list[Any]:
+    """The newest changes: commit and size."""
+    newest = changes[::-1][:FEW_CHANGES]
+    more = [f" and {len(changes) - FEW_CHANGES} earlier"] if len(changes) > FEW_CHANGES else []
+    return [*(part for change in newest for part in (html.Code(change["said"]), " ")), *more]
 
 
 def _drawn(request: PageRequest, series: dict[str, Any], runs: Mapping[str, str], numbers: Iterator[int]) -> list[Any]:

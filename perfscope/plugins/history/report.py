@@ -172,12 +172,13 @@ METRIC_COLUMNS: tuple[Column[Series], ...] = (
     Column("runs", lambda series: len(series.points), "count"),
     Column("first", lambda series: amount(series.unit, series.points[0].value), "count"),
     Column("newest", lambda series: amount(series.unit, series.points[-1].value), "count"),
-    Column("change", lambda series: _grown(series), "change"),
+    Column("change", lambda series: grown(series), "change"),
     Column("course", lambda series: sparkline([point.value for point in series.points]), drop=1),
 )
 
 
-def _grown(series: Series) -> float | None:
+def grown(series: Series) -> float | None:
+    """Relative change from the first to the newest run; ``None`` if it is zero or unknown."""
     first, last = series.points[0].value, series.points[-1].value
     return last / first - 1 if first and last != first else None
 

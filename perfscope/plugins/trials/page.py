@@ -1,39 +1,50 @@
-"""Try: interventions tried on a program: the ladder as a picture, the table, the code to write."""
+"""Try: interventions tried on a program: verdict, remaining step time of each, the code to write, the table."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from dash import html
+from msgspec import Struct
 
-from perfscope.dashboards.figures.drawing import graph_objects, laid_out, plain
+from perfscope.dashboards.report.blocks import Section
 from perfscope.dashboards.report.renderers.html import blocks_html
 from perfscope.dashboards.web.pages import PageRequest, address
-from perfscope.dashboards.web.pages._parts import chart, message, tab
+from perfscope.dashboards.web.pages._parts import message, tab
 from perfscope.dashboards.web.server.shelf import Shelf, key_of
 from perfscope.dashboards.web.server.works import documents
 from perfscope.dashboards.web.ui import Fragment
 from perfscope.model.errors import DataError
+from perfscope.model.units import format_ns
 from perfscope.model.untrusted_text import sanitize
-from perfscope.plugins.trials.document import FILE, Try, load
+from perfscope.plugins.trials.document import FILE, Trial, Try, load
 from perfscope.plugins.trials.sections import TONES, report_of, rungs
 
 TITLE = "Try"
 VIEW = None
 KEY = "y"
-CHART = "tries-picture"
 NOTHING = (
     "No result of perfscope try is open here. Run perfscope try train.py in the folder that has perfscope-runs: it "
     "tries interventions on the program, and the results are shown here."
 )
 COLORS = {"better": "#2e8b57", "worse": "#c4372b", "open": "#b8860b", "plain": "#7b8794"}
-ROW_PX, FRAME_PX = 34, 90
 FEW = 0.1
 """Remaining step time, as a share, below which a decimal is shown."""
-ROOM = "\u2007"
-"""Space before a label: plotly measures labels a little narrower than the page draws them."""
+
+
+class Bar(Struct, frozen=True, kw_only=True):
+    """An intervention as a bar: the remaining share of the step time, and the ends of its interval."""
+
+    name: str
+    title: str
+    remaining: float
+    more: float = 0.0
+    less: float = 0.0
+    tone: str
+    said: tuple[str, ...]
 
 
 def layout(request: PageRequest, view: None) -> Any:
@@ -56,21 +67,40 @@ def layout(request: PageRequest, view: None) -> Any:
     except (DataError, OSError) as error:
         return [title, *_tabs(chooser), message(sanitize(str(error)))]
     report = report_of(document, bars=False)
-    drawn = _picture(document)
+    command, *facts = report.facts
+    written, folded = _parted(report.sections)
     return [
         title,
         *_tabs(chooser),
-        html.P(sanitize(report.headline)),
-        *(html.P(sanitize(fact), className="ps-soft ps-note") for fact in report.facts),
-        *([] if drawn is None else [drawn]),
-        *(
-            html.Section(
-                [html.H2(section.title), *(Fragment(html=text) for text in blocks_html(section.blocks))],
-                className="ps-card",
-            )
-            for section in report.sections
+        html.Section(
+            [
+                html.H2(f"{report.headline[:1].upper()}{report.headline[1:]}"),
+                html.P(html.Code(sanitize(command))),
+                *_rows(document),
+            ],
+            className="ps-card ps-tries",
+        ),
+        *(_section(section) for section in written),
+        html.Details(
+            [
+                html.Summary("numbers and method"),
+                *(html.P(sanitize(fact), className="ps-soft ps-note") for fact in facts),
+                *(_section(section) for section in folded),
+            ]
         ),
     ]
+
+
+def _parted(sections: Sequence[Section]) -> tuple[list[Section], list[Section]]:
+    """Sections to read at once (code to write, interventions that were not tried), and tables with the method."""
+    first = [section for section in sections if section.title in ("To write", "Not tried")]
+    return first, [section for section in sections if section not in first]
+
+
+def _section(section: Section) -> Any:
+    return html.Section(
+        [html.H2(section.title), *(Fragment(html=text) for text in blocks_html(section.blocks))], className="ps-card"
+    )
 
 
 def _tries(shelf: Shelf) -> tuple[Path, ...]:
@@ -113,48 +143,72 @@ def _tabs(chooser: list[Any]) -> list[Any]:
     return [html.Div(chooser, className="ps-tabs")] if len(chooser) > 1 else []
 
 
-def _picture(document: Try) -> Any:
-    """The remaining step time: by rung of a ladder, else by intervention with its interval."""
+def _rows(document: Try) -> list[Any]:
+    """A bar per intervention: the remaining step time with its interval, and a mark at the unchanged step time."""
     bars = _bars(document)
-    if not bars:
-        return None
-    names, remaining, more, less, colors = zip(*bars, strict=True)
-    figure = graph_objects().Figure()
-    figure.add_bar(
-        x=remaining,
-        y=[
-            f"{plain(name)}  {left:{'.0%' if left >= FEW else '.1%'}}"
-            for name, left in zip(names, remaining, strict=True)
+    highest = max((1.0, *(bar.remaining + bar.more for bar in bars)))
+    unchanged = "the unchanged program" if document.ladder else "without the change"
+    note = html.P(f"Bars: step time with the change. The line is at 100%, {unchanged}.", className="ps-soft ps-note")
+    return [*([note] if bars else []), *(_row(bar, highest) for bar in bars)]
+
+
+def _row(bar: Bar, highest: float) -> Any:
+    def across(share: float) -> str:
+        return f"{100 * share / highest:.2f}%"
+
+    left = f"{bar.remaining:{'.0%' if bar.remaining >= FEW else '.1%'}}"
+    low, high = bar.remaining - bar.less, bar.remaining + bar.more
+    interval = {"left": across(low), "width": across(high - low)}
+    return html.Div(
+        [
+            html.Div([html.B(bar.name), html.Span(f" {bar.title}", className="ps-soft")]),
+            html.Div(
+                [
+                    html.Div(style={"width": across(bar.remaining), "background": COLORS[bar.tone]}),
+                    *([html.Div(className="ps-try-interval", style=interval)] if high > low else []),
+                    html.Div(className="ps-try-whole", style={"left": across(1.0)}),
+                ],
+                className="ps-try-bar",
+                **{"aria-hidden": "true"},
+            ),
+            html.Div(
+                [html.B(f"{left} of the step time"), *(f"; {text}" for text in bar.said)], className="ps-try-said"
+            ),
         ],
-        orientation="h",
-        marker_color=colors,
-        error_x={"type": "data", "symmetric": False, "array": more, "arrayminus": less, "visible": any(more)},
-        hovertemplate="%{y}<extra></extra>",
+        className="ps-reason",
     )
-    laid_out(figure, title="", x=f"step time; 100%: {'unchanged' if document.ladder else 'without the change'}")
-    highest = max(1.0, *(share + interval for share, interval in zip(remaining, more, strict=True)))
-    figure.update_xaxes(tickformat=".0%", range=[0, 1.05 * highest])
-    figure.add_vline(1, line={"color": COLORS["plain"], "dash": "dot"})
-    figure.update_yaxes(autorange="reversed", type="category", tickprefix=ROOM)
-    figure.update_layout(height=FRAME_PX + ROW_PX * len(bars), margin={"t": 10}, showlegend=False)
-    return chart(CHART, figure, "remaining step time; the table below has the numbers")
 
 
-def _bars(document: Try) -> list[tuple[str, float, float, float, str]]:
-    """Name, remaining step time, upper and lower uncertainty, and colour of each bar."""
+def _bars(document: Try) -> list[Bar]:
+    """Rungs of a ladder, else the interventions with a measured effect."""
     if document.ladder:
         return [
-            (name, remaining, 0.0, 0.0, COLORS["better" if name.startswith("+") else "plain"])
-            for name, remaining in rungs(document)
+            Bar(name=name, title="", remaining=left, tone="better" if name.startswith("+") else "plain", said=())
+            for name, left in rungs(document)
         ]
     return [
-        (
-            trial.name,
-            1 + trial.effect,
-            0.0 if trial.high is None else trial.high - trial.effect,
-            0.0 if trial.low is None else trial.effect - trial.low,
-            COLORS[TONES[trial.state]],
+        Bar(
+            name=trial.name,
+            title=trial.title if trial.title != trial.name else "",
+            remaining=1 + trial.effect,
+            more=0.0 if trial.high is None else trial.high - trial.effect,
+            less=0.0 if trial.low is None else trial.effect - trial.low,
+            tone=TONES[trial.state],
+            said=tuple(_said(trial)),
         )
         for trial in document.trials
         if trial.effect is not None
     ]
+
+
+def _said(trial: Trial) -> Iterator[str]:
+    """The verdict, the times, and the costs of the change."""
+    yield trial.state
+    if trial.base_ns is not None and trial.head_ns is not None:
+        yield f"{format_ns(trial.base_ns)} → {format_ns(trial.head_ns)} in {trial.pairs:,} pairs of launches"
+    if trial.results is not None:
+        yield f"results {trial.results.state}"
+    if trial.startup_ns is not None and trial.startup_ns > 0:
+        yield f"starts {format_ns(trial.startup_ns)} later"
+    if trial.payback_steps is not None:
+        yield f"pays back after {trial.payback_steps:,} steps"

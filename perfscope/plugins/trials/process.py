@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import resource
 import sys
 import threading
 import time
@@ -14,6 +13,7 @@ from typing import Any
 
 from perfscope.model.capture import Message
 from perfscope.model.files import write_atomically
+from perfscope.model.resident import peak_resident_bytes
 from perfscope.plugins.trials.interventions import load_intervention
 from perfscope.plugins.trials.interventions.base import Application, Intervention
 from perfscope.plugins.trials.process_report import REPORT_FILE, Ending, ProcessTrial, dump
@@ -83,7 +83,7 @@ class ProcessInterventions:
             values=() if recorder is None else tuple(recorder.values),
             layers=() if recorder is None else tuple(recorder.layers),
             unrecorded=() if recorder is None else tuple(recorder.unrecorded),
-            peak_rss_bytes=peak_rss_bytes(),
+            peak_rss_bytes=peak_resident_bytes(),
             ended_after=None if self._end is None else self._end.ended_after,
             gc_ns_per_step=None if self._collector is None else self._collector.ns_per_step(),
         )
@@ -156,9 +156,3 @@ class CollectorClock:
             self._begin_ns = perf_counter_ns()
         elif self._steps:
             self._total_ns += perf_counter_ns() - self._begin_ns
-
-
-def peak_rss_bytes() -> int:
-    """Most physical memory of this process so far."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -16,6 +16,7 @@ from time import monotonic, perf_counter_ns
 from perfscope.model.capture import REPEATED_WINDOW_SIZES, WINDOW_SIZES, Message, TimedWindows
 from perfscope.model.documents.run import PROCESS_FILE, Process, dump
 from perfscope.model.files import write_atomically
+from perfscope.model.resident import peak_resident_bytes
 from perfscope.profiler.jax.session import JaxSession
 from perfscope.profiler.nsys.marks import NsysMarks
 from perfscope.profiler.sampling import workers
@@ -479,6 +480,7 @@ class Session:
             if self._compile is not None and self._compile.looks
             else None,
             facts=(*self._facts.noted(), *(() if self._jax is None else self._jax.facts())),
+            resident_bytes=peak_resident_bytes(),
             captures=tuple(captures),
         )
         # The program waits for this, and a slow disk must not be felt between its steps.

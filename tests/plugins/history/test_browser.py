@@ -68,12 +68,13 @@ def kept(tmp_path: Path) -> Path:
 def test_a_history_and_one_metric_of_it(tab: Tab, kept: Path, tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
     with serving(tmp_path / "cache", kept) as server:
-        tab.open(f"{server.base}history?token={server.token}", ".js-plotly-plot .main-svg")
+        tab.open(f"{server.base}history?token={server.token}", ".ps-history .ps-spark")
         assert "step time 10.0 ms → 12.0 ms" in tab.page.inner_text("#page")
         tab.page.click("#history-metric")
         tab.page.click("[role=option]:visible:has-text('host syncs per step')")
         tab.until("location.search.includes('metric=host')")
         tab.until("document.querySelector('#page h3')?.innerText.startsWith('host syncs')")
+        tab.page.wait_for_selector(".js-plotly-plot .main-svg")
         assert tab.wrong == []
         assert tab.went_away() == []
 

@@ -49,12 +49,17 @@ def test_a_change_is_named_with_its_commits() -> None:
     assert (change.after.commit or "?")[:12] in program["moved"]
 
 
-def test_times_are_shown_unasked_and_others_when_they_change() -> None:
+def test_a_row_has_its_ends_and_its_course_with_a_mark_per_change() -> None:
     (program,) = _view(runs())["programs"]
-    assert {one["metric"]: one["plain"] for one in program["series"]} == {
-        "step time": True,
-        "host syncs per step": False,
-    }
+    rows = {one["metric"]: one for one in program["series"]}
+    assert set(rows) == {"step time", "host syncs per step"}
+    step = rows["step time"]
+    assert (step["runs"], step["first"]) == (len(runs()), step["points"][0]["said"])
+    assert step["newest"] == step["points"][-1]["said"]
+    assert step["change"].startswith("+")
+    assert step["spark"].count("<line") == len(step["changes"]) == 1
+    assert len(re.findall(r"[\d.]+,[\d.]+", step["spark"])) == len(runs())
+    assert rows["host syncs per step"]["change"] == ""
     assert all(len(one["points"]) == len(runs()) and "<table" in one["html"] for one in program["series"])
 
 

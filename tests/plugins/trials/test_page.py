@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -34,29 +34,25 @@ def write(folder: Path, made: Try) -> Path:
     return folder / "try.json"
 
 
-def figure(made: Try) -> Any:
-    picture: Any = tries._picture(made)
-    return None if picture is None else picture.children[-1].figure.data[0]
-
-
 def test_rungs_are_bars_and_the_code_stands_below(tmp_path: Path) -> None:
     climbed = attempt("workers", 0.5), attempt("fused", 0.9)
     made = document(*climbed, together=attempt("together", 0.4), ladder=True)
     write(tmp_path / "try-1", made)
-    drawn = figure(made)
-    assert list(drawn.y) == ["the unchanged program  100%", "+ workers  50%", "+ fused  45%", "together, measured  40%"]
-    assert list(drawn.x) == pytest.approx([1, 0.5, 0.45, 0.4], abs=0.01)
+    bars = tries._bars(made)
+    assert [bar.name for bar in bars] == ["the unchanged program", "+ workers", "+ fused", "together, measured"]
+    assert [bar.remaining for bar in bars] == pytest.approx([1, 0.5, 0.45, 0.4], abs=0.01)
     page = shown(asked(tmp_path))
     assert "workers = True" in page
     assert "\\u2588" not in page, "the bars of the terminal"
 
 
 def test_without_a_ladder_each_has_its_interval() -> None:
-    drawn = figure(document(attempt("fused", 0.8), attempt("gc-off", 1.0), rejected("bf16")))
-    assert list(drawn.y) == ["fused  80%", "gc-off  100%"]
-    assert all(0 < less < 0.05 for less in drawn.error_x.arrayminus)
-    assert len(set(drawn.marker.color)) == 2
-    assert figure(document(left("pin-memory", "no GPU"))) is None
+    bars = tries._bars(document(attempt("fused", 0.8), attempt("gc-off", 1.0), rejected("bf16")))
+    assert [(bar.name, round(bar.remaining, 2)) for bar in bars] == [("fused", 0.8), ("gc-off", 1.0)]
+    assert all(0 < bar.less < 0.05 for bar in bars)
+    assert len({bar.tone for bar in bars}) == 2
+    assert "pairs of launches" in bars[0].said[1]
+    assert tries._bars(document(left("pin-memory", "no GPU"))) == []
 
 
 def test_the_newest_is_shown_unless_another_is_asked_for(tmp_path: Path) -> None:
@@ -85,6 +81,6 @@ def test_texts_of_a_document_are_no_markup(tmp_path: Path) -> None:
     hostile = "<img src=x onerror=alert(1)>"
     made = document(attempt(hostile, 0.5))
     write(tmp_path / "try-1", made)
-    assert list(figure(made).y) == ["&lt;img src=x onerror=alert(1)&gt;  50%"]
+    assert [bar.name for bar in tries._bars(made)] == [hostile]  # dash shows it as text
     assert f'"html": "{hostile}' not in shown(asked(tmp_path))
     assert "<td><img" not in shown(asked(tmp_path))

@@ -89,6 +89,7 @@ MOST_FALLS = 12
 NAME_LIMIT = 90
 """Characters of a name or a place: enough to recognise a mangled name."""
 
+ACCOUNT_NOTE = "the mean step as in the report of each side, without steps that compiled"
 SECONDARY = "Also measured, never gating"
 CHANCE = "one launch each: part of them is chance"
 
@@ -111,7 +112,7 @@ def detail_sections(document: Document) -> tuple[Section, ...]:
     return (
         *_kernels(document.kernels),
         *account_sections(document),
-        *_step(document),
+        *step_sections(document),
         *_tree(document),
         *_path(document),
         *_ranks(document),
@@ -283,7 +284,8 @@ KIND_COLUMNS = _both_sides("part")
 ACCOUNT_COLUMNS = _both_sides("cause")
 
 
-def _step(document: Document) -> Iterator[Section]:
+def step_sections(document: Document) -> Iterator[Section]:
+    """The recorded step of both sides in parts; no section if no step was recorded."""
     step = document.step
     if step is None:
         return
@@ -323,7 +325,7 @@ def account_sections(document: Document) -> Iterator[Section]:
         summary=f"{grown}, {signed_ns(account.head_ns - account.base_ns)}",
         blocks=(
             table(ACCOUNT_COLUMNS, rows, few=len(rows)),
-            *notes("the mean step as in the report of each side, without steps that compiled"),
+            *notes(ACCOUNT_NOTE),
         ),
     )
 

@@ -24,11 +24,11 @@ NOTHING_RAN = "This was never run, so there is nothing to show here."
 CLICKED = """function(click, figure) {
     const point = click && click.points[0];
     if (!point) return window.dash_clientside.no_update;
-    const drawn = figure.data[point.curveNumber], asked = new URLSearchParams(location.search);
+    const drawn = figure.data[point.curveNumber], request = new URLSearchParams(location.search);
     const cell = () => `${drawn.y.indexOf(point.y)}.${drawn.x.indexOf(point.x)}`;
     if (String(point.customdata).startsWith("/")) return point.customdata;
-    asked.set("at", point.customdata === undefined ? cell() : point.customdata);
-    return `${location.pathname}?${asked}`;
+    request.set("at", point.customdata === undefined ? cell() : point.customdata);
+    return `${location.pathname}?${request}`;
 }"""
 
 
@@ -177,8 +177,15 @@ def register_chart(app: Any, name: str) -> None:
     )
 
 
-def bars(rows: Sequence[Mapping[str, Any]], colors: Mapping[str, str], *, title: str, words: str = "") -> Any:
-    """Stacked bars on one scale: ``rows`` with ``label``, ``message`` (its numbers) and ``parts`` (name -> value)."""
+def bars(
+    rows: Sequence[Mapping[str, Any]],
+    colors: Mapping[str, str],
+    *,
+    title: str,
+    words: str = "",
+    legend: bool = True,
+) -> Any:
+    """Stacked bars on one scale: ``rows`` with ``label``, ``said`` (its numbers) and ``parts`` (name -> value)."""
     whole = max((sum(row["parts"].values()) for row in rows), default=0) or 1
     drawn = [
         html.Div(
@@ -205,7 +212,8 @@ def bars(rows: Sequence[Mapping[str, Any]], colors: Mapping[str, str], *, title:
         for row in rows
     ]
     note = [html.P(words, className="ps-soft ps-note")] if words else []
-    return html.Section([html.H2(title), *note, _legend(colors), *drawn], className="ps-card ps-bars")
+    above = [_legend(colors)] if legend else []
+    return html.Section([html.H2(title), *note, *above, *drawn], className="ps-card ps-bars")
 
 
 # Pages that show cards of the HTML report share one layout.

@@ -1,4 +1,4 @@
-"""Compare: the difference between two runs, its certainty and its places; both timelines one below the other."""
+"""Compare: the difference between two runs, its certainty, causes and places; details and timelines on tabs."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import dash_mantine_components as dmc
-import msgspec
 from dash import ALL, Input, Output, State, dcc, html, no_update
 
-from perfscope.dashboards.figures import account_change
+from perfscope.dashboards.figures.drawing import MARK
+from perfscope.dashboards.report.charts import CAUSE_COLORS
 from perfscope.dashboards.web.pages import PageRequest, address
 from perfscope.dashboards.web.pages._alike import alike
 from perfscope.dashboards.web.pages._grid import grid
-from perfscope.dashboards.web.pages._parts import chart, chosen, mark_of, message, picker, progress, tabs
+from perfscope.dashboards.web.pages._parts import bars, chosen, mark_of, message, picker, progress, tabs
 from perfscope.dashboards.web.server.shelf import Item, read_view
 from perfscope.dashboards.web.server.works import SIDES, Pair, Stored, find_work, launches_of, stored
 from perfscope.dashboards.web.server.workshop import State as Readiness
 from perfscope.dashboards.web.ui import Flame, Fragment, Timeline
-from perfscope.model.documents.comparison import Account
+from perfscope.model.units import format_ns
 from perfscope.model.untrusted_text import sanitize
 
 # Two timelines below a comparison: their sources, their start, and links from the rows of the waterfall.
@@ -33,16 +33,23 @@ TITLE = "Compare"
 VIEW = None
 
 LABEL_CHARS = 60
-FIRST_CAUSES = 6
+FIRST_CAUSES = 4
 PICKER = {"base": "100%", "sm": 440}
 """Width of a list to choose a side from: names of runs have long common beginnings."""
-CHART = "compare-account"
 WIDTHS = {"head": "width: head", "base": "width: base"}
 TREE_WORDS = {
     "device": "the device work launched by a call",
     "host": "the call",
     "instructions": "the instructions of a scope",
 }
+SUMMARY, STEP, TREES, DETAILS = "summary", "step", "trees", "details"
+TABS = {
+    SUMMARY: "summary",
+    STEP: "step in parts, timelines",
+    TREES: "call trees",
+    DETAILS: "kernels, ranks, method",
+}
+"""Parts of the page: the value of ``show`` in the address and its text."""
 GRIDS = ("compare-parts", "compare-kernels")
 
 
@@ -129,7 +136,7 @@ def register_pair(app: Any) -> None:
         wanted = {f"{side}_run": key for side, key in zip(SIDES, keys, strict=False) if key}
         if len(wanted) < len(SIDES) or not held or wanted.items() <= held[0].items():
             return no_update
-        return address(base_path, "compare", None, stored=held[0]["stored"], **wanted)
+        return address(base_path, "compare", None, stored=held[0]["stored"], show=STEP, **wanted)
 
 
 def layout(request: PageRequest, view: None) -> Any:
@@ -156,7 +163,8 @@ def mark(request: PageRequest) -> str:
     if state.folder is None or read_view(state.folder, "compare") is None:
         return f"{items}|{mark_of(state)}"
     shown_now = read_view(state.folder, "compare")
-    sides = {} if shown_now is None else sides_of(request, work, shown_now["view"])
+    drawn = _tab(request) == STEP and shown_now is not None
+    sides = sides_of(request, work, shown_now["view"]) if drawn and shown_now is not None else {}
     lanes = [request.workshop.state(item).stage for item in sides.values()]
     ready = " ".join("read" if stage in ("ready", "failed", "gone", "cancelled") else "not read" for stage in lanes)
     pair = " ".join(item.key for item in sides.values())
@@ -267,30 +275,75 @@ def _stale(state: Readiness) -> str:
 
 def _shown(request: PageRequest, work: Pair | Stored, view: dict[str, Any]) -> list[Any]:
     sides = sides_of(request, work, view)
+    names = {name: text for name, text in TABS.items() if name != TREES or view["flame"] is not None}
+    show = _tab(request)
+    shown = show if show in names else SUMMARY
+    page = [
+        Fragment(html=view["verdict"]),
+        tabs(request, "show", names, shown, label="parts of the comparison", without=("width", *KEPT)),
+    ]
+    if shown == STEP:
+        return [
+            *page,
+            Fragment(html=view["step"], links=falls(request, view, sides)),
+            *pictures(request, work, view, sides),
+            *_table(request, work, view, sides, "parts"),
+        ]
+    if shown == TREES:
+        return [*page, *_flame(request, view, sides)]
+    if shown == DETAILS:
+        return [*page, *_table(request, work, view, sides, "kernels"), Fragment(html=view["details"])]
     return [
-        Fragment(html=view["before"]),
+        *page,
+        *_account(view),
         _causes(request, view, sides),
         Fragment(html=view["findings"]),
-        *_account(view),
-        *_flame(request, view, sides),
-        Fragment(html=view["step"], links=falls(request, view, sides)),
-        *_tables(request, work, view, sides),
-        *pictures(request, work, view, sides),
-        Fragment(html=view["after"]),
+        Fragment(html=view["metrics"]),
     ]
 
 
+def _tab(request: PageRequest) -> str:
+    return chosen(request, "show", TABS)
+
+
 def _account(view: dict[str, Any]) -> list[Any]:
-    """Account of the step on both sides, as a figure with its numbers."""
+    """The step of both sides by cause: two bars on one scale, and a row per cause, largest change first."""
     account = view["account"]
     if account is None:
         return []
-    figure = account_change(msgspec.convert(account, Account))
-    figure.update_layout(title=None, margin={"l": 10, "r": 10, "t": 10, "b": 40})
-    picture = chart(CHART, figure, "the mean step of both sides by cause; the numbers are below", legend=True)
-    numbers = html.Details([html.Summary("in numbers"), Fragment(html=account["html"])])
-    heading = html.H2(f"Where the {view['per']} goes")
-    return [html.Section([heading, picture, numbers], className="ps-card", id="account")]
+    causes = {row["words"]: row for row in account["rows"]}
+    colors = {words: CAUSE_COLORS.get(row["cause"], MARK) for words, row in causes.items()}
+    sides = [
+        {"label": side, "said": "", "parts": {words: row[f"{side}_ns"] for words, row in causes.items()}}
+        for side in SIDES
+    ]
+    most = max((abs(row["change_ns"]) for row in account["rows"]), default=0) or 1
+    heads = [html.Th("cause"), *(html.Th(name, className="ps-n") for name in (*SIDES, "change")), html.Th("")]
+    rows = [
+        html.Tr(
+            [
+                html.Td([html.Span(className="ps-swatch", style={"background": colors[words]}), words]),
+                *(html.Td(format_ns(row[f"{side}_ns"]), className="ps-n") for side in SIDES),
+                html.Td(html.B(row["change"]), className="ps-n"),
+                html.Td(_diverging(row["change_ns"] / most), className="ps-change"),
+            ]
+        )
+        for words, row in causes.items()
+    ]
+    table = html.Table([html.Thead(html.Tr(heads)), html.Tbody(rows)], className="ps-table")
+    heading = f"Changes of the {view['per']} by cause"
+    drawn = bars(sides, colors, title=heading, words=account["note"], legend=False)
+    drawn.children.append(table)
+    drawn.id = "account"
+    return [drawn]
+
+
+def _diverging(share: float) -> Any:
+    """A bar from the middle: to the right for more time, to the left for less; ``share``: of half of the width."""
+    width = f"{50 * abs(share):.1f}%"
+    side = {"left": "50%"} if share > 0 else {"right": "50%"}
+    tone = "ps-more" if share > 0 else "ps-less"
+    return html.Div(html.Div(className=tone, style={"width": width, **side}), className="ps-diverging")
 
 
 def _flame(request: PageRequest, view: dict[str, Any], sides: dict[str, Item]) -> list[Any]:
@@ -309,7 +362,6 @@ def _flame(request: PageRequest, view: dict[str, Any], sides: dict[str, Item]) -
     timeline = address(request.base_path, "timeline", sides[side].key) if sides else ""
     look = {"categories": flame["categories"], "colors": flame["colors"], "code": {}, "flat": True}
     return [
-        html.H2("Call trees", className="ps-title", id="trees"),
         html.Div(tabs(request, "width", WIDTHS, side, label="width"), className="ps-ways"),
         html.P(words, className="ps-soft ps-note"),
         Flame(
@@ -333,7 +385,7 @@ def _causes(request: PageRequest, view: dict[str, Any], sides: dict[str, Item]) 
     left = [html.P(f"and {view['causes_left']:,} more")] if view["causes_left"] else []
     hidden = [html.Details([html.Summary(f"{len(more)} more places"), *more, *left])] if more else []
     nothing = [] if rows else [html.P("No exact metric changed.")]
-    return html.Section([html.H2("Changes"), *rows[:FIRST_CAUSES], *hidden, *nothing], className="ps-card")
+    return html.Section([html.H2("Changes by place"), *rows[:FIRST_CAUSES], *hidden, *nothing], className="ps-card")
 
 
 def _looks(request: PageRequest, entry: dict[str, Any], sides: dict[str, Item]) -> list[Any]:
@@ -347,27 +399,27 @@ def _looks(request: PageRequest, entry: dict[str, Any], sides: dict[str, Item]) 
     return [html.Div(links, className="ps-look")] if links else []
 
 
-def _tables(request: PageRequest, work: Pair | Stored, view: dict[str, Any], sides: dict[str, Item]) -> list[Any]:
+TABLES = {
+    "parts": "They sum to the whole. By calls: change in call count at the old time per call; by each call: the rest.",
+    "kernels": "Over several launches; q is p corrected for the number of kernels.",
+}
+"""Table -> note."""
+
+
+def _table(
+    request: PageRequest, work: Pair | Stored, view: dict[str, Any], sides: dict[str, Item], name: str
+) -> list[Any]:
+    """A table with its title; nothing if it has no rows."""
+    value = view["tables"][name]
+    if not value["rows"]:
+        return []
     links = {
         f"in_{side}": (address(request.base_path, "timeline", item.key), "find", "^{}$") for side, item in sides.items()
     }
-    drawn: list[Any] = []
-    for name, title, note in (
-        (
-            "parts",
-            f"The {view['per']} in parts",
-            "They sum to the whole. By calls: change in call count at the old time per call; by each call: the rest.",
-        ),
-        ("kernels", "Kernels", "Over several launches; q is p corrected for the number of kernels."),
-    ):
-        value = view["tables"][name]
-        if not value["rows"]:
-            continue
-        others = view["other_parts"] if name == "parts" else 0
-        left = f" {others:,} more are one row of the document." if others else ""
-        drawn += [
-            html.H2(title, className="ps-title"),
-            html.P(f"{note}{left}", className="ps-soft ps-note"),
-            grid(f"compare-{name}", value, request, table=name, links=links, key=work.key, view="compare"),
-        ]
-    return drawn
+    others = view["other_parts"] if name == "parts" else 0
+    left = f" {others:,} more are one row of the document." if others else ""
+    return [
+        html.H2(f"The {view['per']} in parts" if name == "parts" else "Kernels", className="ps-title"),
+        html.P(f"{TABLES[name]}{left}", className="ps-soft ps-note"),
+        grid(f"compare-{name}", value, request, table=name, links=links, key=work.key, view="compare"),
+    ]

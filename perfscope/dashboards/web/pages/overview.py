@@ -11,12 +11,10 @@ from perfscope.dashboards.figures import step_account
 from perfscope.dashboards.report.renderers.values import place_end
 from perfscope.dashboards.web.pages import PAGES, PageRequest, address
 from perfscope.dashboards.web.pages._alike import alike, tags
+from perfscope.dashboards.web.pages._live import running
 from perfscope.dashboards.web.pages._parts import chart
 from perfscope.dashboards.web.server.shelf import Item
 from perfscope.dashboards.web.ui import Fragment
-from perfscope.model.documents import run_folders
-from perfscope.model.documents.run_list import listed_run
-from perfscope.model.units import format_ns
 from perfscope.model.untrusted_text import sanitize
 
 TITLE = "Overview"
@@ -50,7 +48,7 @@ def layout(request: PageRequest, view: dict[str, Any]) -> Any:
         [
             html.Div([html.H1("Overview", className="ps-title"), _compare(request)], className="ps-over-head"),
             Fragment(html=parts["headline"]),
-            *_progress(request),
+            *running(request.item),
             Fragment(html=parts["tiles"]),
             *([html.P(view["interval"], className="ps-soft ps-note")] if view["interval"] else []),
             _first(request, view),
@@ -66,28 +64,6 @@ def layout(request: PageRequest, view: dict[str, Any]) -> Any:
         ],
         className="ps-over",
     )  # fmt: skip
-
-
-def _progress(request: PageRequest) -> list[Any]:
-    """Progress of a running program with the speed of its last steps, or the end of a failed one."""
-    run = None if request.item is None or request.item.kind != "run" else listed_run(request.item.path).run
-    if request.item is None or run is None:
-        return []
-    seen = max((process.steps_seen for process in run.processes), default=0)
-    if not request.item.running():
-        if not run.exit_code:
-            return []
-        why = f": {sanitize(run.error, 300)}" if run.error else ""
-        words = f"with exit code {run.exit_code} after {seen:,} steps{why}"
-        kind = "ps-card ps-over-now ps-over-failed"
-        return [html.P([html.B("The program failed "), words], className=kind, role="status")]
-    recent = run_folders.recent_of(run)
-    if recent is None:
-        return []
-    count, step_ns, tokens = recent
-    speed = "" if tokens is None else f", {tokens:,.0f} tokens/s"
-    words = f"{seen:,} steps so far; the last {count:,} took {format_ns(step_ns)} each (median){speed}."
-    return [html.P([html.B("Still running: "), words], className="ps-card ps-over-now", role="status")]
 
 
 def _account(request: PageRequest, view: dict[str, Any]) -> list[Any]:

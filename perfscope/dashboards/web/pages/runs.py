@@ -11,9 +11,11 @@ from dash import Input, Output, dcc, html
 from perfscope.dashboards.report.blocks import Column
 from perfscope.dashboards.web.pages import PageRequest, address
 from perfscope.dashboards.web.pages._grid import grid
-from perfscope.dashboards.web.server.shelf import Item, Shelf
+from perfscope.dashboards.web.server.shelf import Item, Shelf, read_view
 from perfscope.dashboards.web.server.works import stored
+from perfscope.dashboards.web.server.workshop import State as Readiness
 from perfscope.dashboards.web.views._tables import table
+from perfscope.dashboards.web.views.listed import LISTED_VIEW
 from perfscope.model.documents.run_list import commit_words, device_words, listed_run, row_of, state_words, worst_words
 from perfscope.model.untrusted_text import sanitize
 
@@ -24,12 +26,14 @@ GRIDS = ("runs",)
 MOST_ROWS = 500
 """Most runs listed, newest first, because each manifest must be read. The number left out is shown."""
 MOST_KEPT = 20
+MOST_READ_BYTES = 64 << 20
+"""Largest trace that is read because it is listed: some seconds in a child process."""
 COLUMNS: tuple[Column[dict[str, Any]], ...] = (
-    Column("name", itemgetter("title"), key="title", width=330),
-    Column("state", itemgetter("state"), key="state", width=150),
+    Column("name", itemgetter("title"), key="title", width=300),
+    Column("state", itemgetter("state"), key="state", width=110),
     Column("step", itemgetter("step_ns"), "ns", key="step_ns", width=90),
     Column("findings", itemgetter("findings"), "count", key="findings", width=84),
-    Column("worst finding", itemgetter("worst"), key="worst", width=150),
+    Column("worst finding", itemgetter("worst"), key="worst", width=190),
     Column("saves up to", itemgetter("worst_ns"), "ns", key="worst_ns", width=90),
     Column("tags", itemgetter("tags"), key="tags", width=90),
     Column("device", itemgetter("device"), key="device", width=130),
@@ -75,8 +79,15 @@ def layout(request: PageRequest, view: None) -> Any:
 
 def mark(request: PageRequest) -> str:
     """Changes with the open items and the manifests of running programs."""
-    items = " ".join(f"{item.key}{item.growth() if item.running() else ''}" for item in request.shelf.items())
+    items = " ".join(f"{item.key}{_changing(request, item)}" for item in request.shelf.items()[:MOST_ROWS])
     return f"{items}|{' '.join(item.key for item in stored(request.shelf)[:MOST_KEPT])}"
+
+
+def _changing(request: PageRequest, item: Item) -> str:
+    """The part of a row that changes while the page is open: the manifest of a running program, a trace's reading."""
+    if item.kind == "run":
+        return item.growth() if item.running() else ""
+    return request.workshop.state(item, start=_is_small(item)).stage
 
 
 def register(app: Any) -> None:
@@ -114,8 +125,12 @@ def _invited(count: int) -> str:
 
 def _row(request: PageRequest, item: Item) -> dict[str, Any]:
     running = item.running()
-    held = _manifest(item, running, item.growth()) if item.kind == "run" else {}
-    state = state_words(held) if held else item.kind
+    read = request.workshop.state(item, start=_is_small(item))
+    if item.kind == "run":
+        held = _manifest(item, running, item.growth())
+        state = state_words(held)
+    else:
+        held, state = _of_trace(read), f"trace {item.kind}"
     if running and not state.startswith("running"):
         state = f"running, {state}"
     worst = held.get("worst_finding") or {}
@@ -133,12 +148,26 @@ def _row(request: PageRequest, item: Item) -> dict[str, Any]:
         "ranks": held.get("ranks"),
         "created": str(held.get("created_utc", ""))[:19].replace("T", " "),
         "command": " ".join(held.get("command", ())) or held.get("problem") or "",
-        "read": _WORDS[request.workshop.state(item, start=False).stage],
+        "read": _WORDS[read.stage],
         "path": str(item.path),
         "key": item.key,
         "removable": removable(request.shelf, item) and not running,
         "href": address(request.base_path, "overview", item.key),
     }
+
+
+def _is_small(item: Item) -> bool:
+    """Whether a trace is read for its row alone; larger ones are read when they are opened."""
+    try:
+        return item.kind == "file" and item.path.stat().st_size <= MOST_READ_BYTES
+    except OSError:
+        return False
+
+
+def _of_trace(read: Readiness) -> dict[str, Any]:
+    """The row of a trace as its child wrote it; empty until it is read."""
+    held = None if read.folder is None else read_view(read.folder, LISTED_VIEW)
+    return {} if held is None else dict(held.get("view", {}))
 
 
 @lru_cache(maxsize=2048)

@@ -74,6 +74,7 @@ def _item(child: Child, arguments: Sequence[str]) -> None:
     from perfscope.dashboards.report import json_report
     from perfscope.dashboards.web.views import VIEWS, Job, view_module
     from perfscope.dashboards.web.views.empty import EMPTY_VIEW, empty_pages
+    from perfscope.dashboards.web.views.listed import LISTED_VIEW, listed_row
 
     child.report("working", "reading")
     configuration = find_configuration()
@@ -105,6 +106,7 @@ def _item(child: Child, arguments: Sequence[str]) -> None:
         except Exception as error:  # if one page fails, the user must still get the others
             child.write(name, {"problem": _problem(f"view {name} failed", error)})
     child.write(EMPTY_VIEW, {"view": empty_pages(made)})
+    child.write(LISTED_VIEW, {"view": listed_row(judged.analysis, report)})
 
 
 class _Gathering:

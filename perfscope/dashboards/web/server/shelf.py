@@ -13,7 +13,6 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from perfscope.analyzers.configuration import find_configuration
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.ab import PROFILED_FOLDER
 from perfscope.model.errors import UsageError
@@ -83,6 +82,8 @@ class Item(Struct, frozen=True, kw_only=True):
 
 def _configured() -> str:
     """A text that changes with the configuration; for an invalid one its error, which the child reports."""
+    from perfscope.analyzers.configuration import find_configuration  # `serve` listens before it is needed
+
     try:
         return repr(find_configuration())
     except UsageError as error:

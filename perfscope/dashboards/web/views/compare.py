@@ -8,15 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from perfscope.dashboards.report.blocks import Column, Listing, Text
 from perfscope.dashboards.report.compare.json import SETS_KIND as SETS
 from perfscope.dashboards.report.compare.sections import (
+    ACCOUNT_NOTE,
     account_sections,
     caution_sections,
     compare_sections,
     detail_sections,
+    step_sections,
     verdict_section,
 )
 from perfscope.dashboards.report.compare.words import (
@@ -30,6 +32,7 @@ from perfscope.dashboards.report.renderers.html import blocks_html, sections_htm
 from perfscope.dashboards.report.renderers.values import signed_ns
 from perfscope.dashboards.web.views._flame_change import flame_of
 from perfscope.dashboards.web.views._tables import table
+from perfscope.model.documents.causes import LEAST_SHARE, cause_words
 from perfscope.model.documents.comparison import Cause, Document, Kernel, Part, PartSide, Step
 from perfscope.model.untrusted_text import sanitize
 
@@ -68,9 +71,9 @@ KERNEL_COLUMNS: tuple[Column[Kernel], ...] = (
 def view_of(document: Document) -> dict[str, Any]:
     """Cards as HTML (escaped texts), ``causes`` with names to search for on each side, and ``tables``.
 
-    Times in the tables are ns per step (``per``). ``account``: as in the document, with its numbers as a table in
-    ``html``;
-    ``flame``: see `_flame_change`; both ``None`` if unknown.
+    ``verdict``: one card, with the warnings to read before it. Times in the tables are ns per step (``per``).
+    ``account``: the step of both sides by cause, largest change first; ``flame``: see `_flame_change`; both ``None`` if
+    unknown.
     """
     per = "step" if document.step is None else document.step.per
     exact = [cause for cause in document.causes if cause.exact]
@@ -78,7 +81,10 @@ def view_of(document: Document) -> dict[str, Any]:
     parts = sorted(() if step is None else step.parts, key=lambda part: -abs(part.delta_ns))
     *before, _, findings = compare_sections(document)  # places are drawn with links into the timelines
     accounts = list(account_sections(document))  # drawn as a figure, with the numbers below it
-    *details, method = (section for section in detail_sections(document) if section not in accounts)
+    steps = list(step_sections(document))  # on a tab of their own, with both timelines
+    details = (section for section in detail_sections(document) if section not in (*accounts, *steps))
+    verdict = verdict_section(document)
+    cautions = (block for section in caution_sections(document) for block in section.blocks)
     return {
         "headline": headline(document),
         "paths": {side: list(getattr(document, side).paths) for side in ("base", "head")},
@@ -86,15 +92,14 @@ def view_of(document: Document) -> dict[str, Any]:
         "places": _places(step),
         "titles": list(short_titles(document)),
         "per": per,
-        "before": "".join(sections_html((*caution_sections(document), verdict_section(document), *before))),
+        "verdict": "".join(sections_html((replace(verdict, blocks=(*cautions, *verdict.blocks)),))),
+        "metrics": "".join(sections_html(before)),
         "causes": [_cause(cause, step, per) for cause in exact[:MOST_CAUSES]],
         "causes_left": max(0, len(exact) - MOST_CAUSES),
         "findings": "".join(sections_html((findings,))),
-        "step": "".join(sections_html(details)),
-        "after": "".join(sections_html((method,))),
-        "account": None
-        if document.account is None
-        else msgspec.to_builtins(document.account) | {"html": "".join(sections_html(accounts))},
+        "step": "".join(sections_html(steps)),
+        "details": "".join(sections_html(details)),
+        "account": _account(document),
         "flame": flame_of(document.tree),
         "tables": {
             "parts": table(PART_COLUMNS, parts),
@@ -102,6 +107,27 @@ def view_of(document: Document) -> dict[str, Any]:
         },
         "other_parts": 0 if step is None else step.other_parts.count,
     }
+
+
+def _account(document: Document) -> dict[str, Any] | None:
+    account = document.account
+    if account is None:
+        return None
+    least = LEAST_SHARE * max(account.base_ns, account.head_ns)
+    rows = [
+        {
+            "cause": cause,
+            "words": cause_words(cause, on_host=account.on_host),
+            "base_ns": amount.base_ns,
+            "head_ns": amount.head_ns,
+            "change_ns": amount.head_ns - amount.base_ns,
+            "change": signed_ns(amount.head_ns - amount.base_ns),
+        }
+        for cause, amount in account.causes.items()
+        if max(amount.base_ns, amount.head_ns) >= least
+    ]
+    rows.sort(key=lambda row: -abs(row["change_ns"]))
+    return {"rows": rows, "note": f"{ACCOUNT_NOTE[:1].upper()}{ACCOUNT_NOTE[1:]}."}
 
 
 def _places(step: Step | None) -> dict[str, dict[str, list[str]]]:
