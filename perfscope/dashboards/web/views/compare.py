@@ -114,7 +114,7 @@ def _account(document: Document) -> dict[str, Any] | None:
     if account is None:
         return None
     least = LEAST_SHARE * max(account.base_ns, account.head_ns)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "cause": cause,
             "words": cause_words(cause, on_host=account.on_host),
