@@ -9,7 +9,7 @@ from perfscope.model.errors import DataError, UsageError
 
 
 def resolve(path: str | Path) -> Path:
-    """Return ``path`` itself, or the run of that name (``latest``, or a prefix of its id). It exists."""
+    """Return ``path`` itself, or the run of that name (`latest`, or a prefix of its id). It exists."""
     folder = Path(path)
     if not str(path):
         raise UsageError("an empty path; `.` is the current folder")

@@ -131,7 +131,7 @@ def _program(
                 html.H2(item["title"]),
                 *([html.P(CLICK if opened else NOT_OPEN, className="ps-soft ps-note")] if drawn else []),
                 *parts,
-                *([] if metric else [Fragment(html=item["moved"])]),
+                *([] if metric or not item["moved"] else [_moved(item["moved"])]),
                 *([html.P(left, className="ps-soft")] if item["left"] else []),
             ],
             className="ps-card",
@@ -143,8 +143,19 @@ def _table(request: PageRequest, rows: list[dict[str, Any]]) -> Any:
     """A row per metric with its course; metrics that never changed are folded."""
     moving = [series for series in rows if series["change"] or series["changes"]]
     still = [series for series in rows if series not in moving]
-    folded = html.Details([html.Summary(f"{len(still):,} metrics that did not change"), _rows(request, still)])
+    folded = html.Details([html.Summary(_still(still)), _rows(request, still)])
     return html.Div([*([_rows(request, moving)] if moving else []), *([folded] if still else [])])
+
+
+def _still(rows: list[dict[str, Any]]) -> str:
+    """Number of metrics without a course."""
+    count = f"{len(rows):,} metric{'s' * (len(rows) != 1)}"
+    return f"{count} of a single run" if all(row["runs"] == 1 for row in rows) else f"{count} without a change"
+
+
+def _moved(text: str) -> Any:
+    """Changes of level by commit."""
+    return html.Details([html.Summary("changes of level by commit"), Fragment(html=text)])
 
 
 def _rows(request: PageRequest, rows: list[dict[str, Any]]) -> Any:

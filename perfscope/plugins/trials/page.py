@@ -31,6 +31,8 @@ NOTHING = (
     "tries interventions on the program, and the results are shown here."
 )
 COLORS = {"better": "#2e8b57", "worse": "#c4372b", "open": "#b8860b", "plain": "#7b8794"}
+ROOM = 1.04
+"""Width of a row by its longest bar."""
 FEW = 0.1
 """Remaining step time, as a share, below which a decimal is shown."""
 
@@ -146,7 +148,7 @@ def _tabs(chooser: list[Any]) -> list[Any]:
 def _rows(document: Try) -> list[Any]:
     """A bar per intervention: the remaining step time with its interval, and a mark at the unchanged step time."""
     bars = _bars(document)
-    highest = max((1.0, *(bar.remaining + bar.more for bar in bars)))
+    highest = ROOM * max((1.0, *(bar.remaining + bar.more for bar in bars)))
     unchanged = "the unchanged program" if document.ladder else "without the change"
     note = html.P(f"Bars: step time with the change. The line is at 100%, {unchanged}.", className="ps-soft ps-note")
     return [*([note] if bars else []), *(_row(bar, highest) for bar in bars)]

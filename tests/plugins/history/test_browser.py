@@ -69,7 +69,7 @@ def test_a_history_and_one_metric_of_it(tab: Tab, kept: Path, tmp_path: Path) ->
     (tmp_path / "cache").mkdir()
     with serving(tmp_path / "cache", kept) as server:
         tab.open(f"{server.base}history?token={server.token}", ".ps-history .ps-spark")
-        assert "step time 10.0 ms → 12.0 ms" in tab.page.inner_text("#page")
+        assert "step time 10.0 ms → 12.0 ms" in tab.page.text_content("#page")  # folded
         tab.page.click("#history-metric")
         tab.page.click("[role=option]:visible:has-text('host syncs per step')")
         tab.until("location.search.includes('metric=host')")

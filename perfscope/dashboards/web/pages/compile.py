@@ -42,7 +42,7 @@ def layout(request: PageRequest, view: dict[str, Any]) -> Any:
     kind = chosen(request, "kind", names)
     return [
         heading,
-        *(html.P(f"{text[:1].upper()}{text[1:]}.", className="ps-note") for text in view["said"]),
+        *(html.P(f"{text}.", className="ps-note") for text in view["said"]),
         *_again(request, view),
         *_broken(request, view),
         *_bars(view),

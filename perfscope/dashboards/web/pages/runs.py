@@ -30,8 +30,8 @@ MOST_READ_BYTES = 64 << 20
 """Largest trace that is read because it is listed: some seconds in a child process."""
 COLUMNS: tuple[Column[dict[str, Any]], ...] = (
     Column("name", itemgetter("title"), key="title", width=300),
-    Column("state", itemgetter("state"), key="state", width=110),
     Column("step", itemgetter("step_ns"), "ns", key="step_ns", width=90),
+    Column("state", itemgetter("state"), key="state", width=110),
     Column("findings", itemgetter("findings"), "count", key="findings", width=84),
     Column("worst finding", itemgetter("worst"), key="worst", width=190),
     Column("saves up to", itemgetter("worst_ns"), "ns", key="worst_ns", width=90),

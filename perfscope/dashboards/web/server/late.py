@@ -28,7 +28,7 @@ main{padding:18px 16px;color:var(--soft)}
 <body><header><b>perfscope</b></header><main role="status">Starting the dashboard. The pages follow.</main>
 </body></html>
 """
-"""The frame of the dashboard without any data: anyone who reaches the port may see it. It asks for itself again."""
+"""The frame of the dashboard without any data: anyone who reaches the port may see it. It reloads itself."""
 _HEADERS = [
     ("Content-Type", "text/html; charset=utf-8"),
     ("Content-Length", str(len(FIRST_PAGE))),
@@ -81,6 +81,6 @@ class Late:
 
 
 def _opens_a_page(environ: dict[str, Any]) -> bool:
-    """Whether a browser opens a page (it says so in a header) and does not show the first page yet."""
+    """Whether a browser opens a page, by its header, and does not show the first page yet."""
     opens = environ.get("REQUEST_METHOD") == "GET" and environ.get("HTTP_SEC_FETCH_DEST") == "document"
     return opens and f"{STARTING}=" not in environ.get("HTTP_COOKIE", "")

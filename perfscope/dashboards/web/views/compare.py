@@ -81,7 +81,7 @@ def view_of(document: Document) -> dict[str, Any]:
     parts = sorted(() if step is None else step.parts, key=lambda part: -abs(part.delta_ns))
     *before, _, findings = compare_sections(document)  # places are drawn with links into the timelines
     accounts = list(account_sections(document))  # drawn as a figure, with the numbers below it
-    steps = list(step_sections(document))  # on a tab of their own, with both timelines
+    steps = list(step_sections(document))  # on another tab, with both timelines
     details = (section for section in detail_sections(document) if section not in (*accounts, *steps))
     verdict = verdict_section(document)
     cautions = (block for section in caution_sections(document) for block in section.blocks)

@@ -78,7 +78,7 @@ def view(job: Job) -> dict[str, Any]:
     held = {} if first is None else first.held["rows"]
     torch = [] if section.detail is None else [headline(section)]
     return {
-        "said": [*torch, *filter(None, [jax_compile_fact(section.jax)])],
+        "said": [*torch, *([f"JAX: {jax}"] if (jax := jax_compile_fact(section.jax)) else [])],
         "again": [_again(row) for row in held.get("compile_recompilations", ())[:MOST_REASONS]],
         "broken": [_broken(row) for row in held.get("compile_breaks", ())[:MOST_REASONS]],
         "explained": None if first is None or len(job.gathered) == 1 else first.source.rank,
