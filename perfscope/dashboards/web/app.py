@@ -349,10 +349,10 @@ def _page(request: PageRequest, state: Readiness | None) -> tuple[Any, str]:
     view = None if state.folder is None else read_view(state.folder, module.VIEW)
     if view is None:
         item = request.item
-        growth = item.growth() if item.running() else ""
+        grown = item.growth() if item.running() else ""
         return (
             lambda: [*running(item), progress(f"Reading {sanitize(item.title)}", item.key, state)],
-            f"{mark_of(state)} {growth}",
+            f"{mark_of(state)} {grown}",
         )
     if "problem" in view:
         return lambda: message(str(view["problem"])), "problem"

@@ -82,7 +82,7 @@ def view_of(document: Document) -> dict[str, Any]:
     *before, _, findings = compare_sections(document)  # places are drawn with links into the timelines
     accounts = list(account_sections(document))  # drawn as a figure, with the numbers below it
     steps = list(step_sections(document))  # on another tab, with both timelines
-    details = (section for section in detail_sections(document) if section not in (*accounts, *steps))
+    details = [section for section in detail_sections(document) if section not in (*accounts, *steps)]
     verdict = verdict_section(document)
     cautions = (block for section in caution_sections(document) for block in section.blocks)
     return {
