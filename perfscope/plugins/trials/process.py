@@ -13,13 +13,13 @@ from typing import Any
 
 from perfscope.model.capture import Message
 from perfscope.model.files import write_atomically
-from perfscope.model.resident import peak_resident_bytes
 from perfscope.plugins.trials.interventions import load_intervention
 from perfscope.plugins.trials.interventions.base import Application, Intervention
 from perfscope.plugins.trials.process_report import REPORT_FILE, Ending, ProcessTrial, dump
 from perfscope.plugins.trials.recorder import ResultRecorder
 from perfscope.profiler.session.passes import Framework
 from perfscope.profiler.session.ranks import rank_from_environment
+from perfscope.profiler.session.resident import peak_resident_bytes
 
 LEAST_STEPS = 12
 """Fewest steps of a launch that is ended: the first two are not timed, and ten give a median."""

@@ -16,7 +16,6 @@ from time import monotonic, perf_counter_ns
 from perfscope.model.capture import REPEATED_WINDOW_SIZES, WINDOW_SIZES, Message, TimedWindows
 from perfscope.model.documents.run import PROCESS_FILE, Process, dump
 from perfscope.model.files import write_atomically
-from perfscope.model.resident import peak_resident_bytes
 from perfscope.profiler.jax.session import JaxSession
 from perfscope.profiler.nsys.marks import NsysMarks
 from perfscope.profiler.sampling import workers
@@ -25,6 +24,7 @@ from perfscope.profiler.session import annotate, children, process_state
 from perfscope.profiler.session.pass_runner import PassRunner
 from perfscope.profiler.session.passes import SETTLING_STEPS, Framework, Pass, first_step
 from perfscope.profiler.session.recorders import Recorder, load_companion, load_recorders
+from perfscope.profiler.session.resident import peak_resident_bytes
 from perfscope.profiler.session.step_counters import StepCounting
 from perfscope.profiler.session.steps import Source, StepFinder
 from perfscope.profiler.session.trigger import Trigger
