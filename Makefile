@@ -12,7 +12,8 @@
 # make test-oldest-jax   the tests of JAX capture and a profiled workload on the oldest jax that is supported
 # make test-gpu          on a machine with an NVIDIA GPU, with the PyTorch and JAX of $(PYTHON) and no network; in less than
 #                        eight minutes. REHEARSE=1 takes every step on the CPU
-# make test-field        programs of public libraries and ways to start one, on the oldest and the newest torch and jax (about 14 GB in .venv/field)
+# make test-field        programs of public libraries, callbacks of trainers and ways to start a program, on the oldest and the
+#                        newest torch and jax (about 14 GB in .venv/field)
 #
 # All need Python 3.11 or newer and nothing else. A second run reuses .venv.
 
@@ -74,8 +75,8 @@ calibration: $(VENV)/.installed-test
 
 # An environment each; what a library does not support there is skipped with the reason.
 FIELD_ENVIRONMENTS := torch-oldest torch-newest jax-oldest jax-newest
-FIELD_TORCH := accelerate diffusers ipykernel lightning nbconvert peft timm torchvision transformers trl
-FIELD_JAX := dm-haiku equinox flax grain ipykernel nbconvert optax
+FIELD_TORCH := accelerate diffusers ipykernel keras lightning nbconvert peft timm torchvision transformers trl
+FIELD_JAX := dm-haiku equinox flax grain ipykernel keras nbconvert optax
 FIELD_torch-oldest := torch==2.6.0 torchvision==0.21.0 $(filter-out torchvision,$(FIELD_TORCH))
 FIELD_torch-newest := torch $(FIELD_TORCH)
 FIELD_jax-oldest := jax==$(OLDEST_JAX).0 jaxlib==$(OLDEST_JAX).0 $(FIELD_JAX)
@@ -86,7 +87,7 @@ FIELD_jax-newest := jax $(FIELD_JAX)
 test-field: $(addprefix test-field-,$(FIELD_ENVIRONMENTS))
 
 test-field-%: $(VENV)/field/%/.installed
-	$(VENV)/field/$*/bin/python -m pytest -rs tests/field
+	$(VENV)/field/$*/bin/python -m pytest -rs tests/field $(wildcard tests/plugins/*_trainer)
 
 $(VENV)/field/%/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)/field/$*
