@@ -39,9 +39,9 @@ def _total(curve: dict[str, Any], place: int) -> int:
 def _sums(curve: dict[str, Any]) -> None:
     """Every moment: the listed blocks, those left out and the unseen ones sum to the bytes in use."""
     for moment, (places, _, rest) in zip(curve["moments"], curve["alive"], strict=True):
-        told = sum(curve["blocks"][place][0] for place in places)
+        told = sum(curve["blocks"][place]["bytes"] for place in places)
         assert told + rest + curve["unseen"] == _total(curve, moment)
-        sizes = [curve["blocks"][place][0] for place in places]
+        sizes = [curve["blocks"][place]["bytes"] for place in places]
         assert sizes == sorted(sizes, reverse=True)
     assert _total(curve, curve["peak"]["place"]) == curve["peak"]["bytes"]
     assert curve["peak"]["place"] in curve["moments"]
@@ -60,10 +60,12 @@ def test_a_block_says_who_asked_for_it_and_how_long_it_lives(tmp_path: Path) -> 
     view = view_of("memory", [_made().build()], tmp_path)
     curve = read_curve(tmp_path, view["memories"][0])["curve"]
     largest = curve["alive"][curve["moments"].index(curve["peak"]["place"])][0][0]
-    size, _, _, _, line, op, _, step, blocks, made, gone = curve["blocks"][largest]
-    assert (size, op, step, blocks) == (600, HOSTILE, 4, 1)  # as text: the page never takes it for anything else
-    assert line.startswith("train.py:3")
-    assert (made + int(curve["first"]), gone + int(curve["first"])) == (112_000, 150_000)
+    block = curve["blocks"][largest]
+    assert (block["bytes"], block["step"], block["blocks"]) == (600, 4, 1)
+    assert block["op"] == HOSTILE  # as text: the page never takes it for anything else
+    assert block["line"].startswith("train.py:3")
+    first = int(curve["first"])
+    assert (block["start"] + first, block["end"] + first) == (112_000, 150_000)
 
 
 def test_few_blocks_are_told_and_the_rest_is_a_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

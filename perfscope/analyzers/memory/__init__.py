@@ -26,14 +26,13 @@ if TYPE_CHECKING:
     from perfscope.analyzers.memory.holders import judged_timelines as judged_timelines
     from perfscope.analyzers.memory.holders import memory_holders as memory_holders
     from perfscope.analyzers.memory.holders import peak_held as peak_held
-    from perfscope.analyzers.memory.phases import allocating_op as allocating_op
     from perfscope.analyzers.memory.picture import Band as Band
     from perfscope.analyzers.memory.picture import MemoryPicture as MemoryPicture
     from perfscope.analyzers.memory.picture import memory_picture as memory_picture
     from perfscope.analyzers.memory.tables.memory_owners import GROUPINGS as GROUPINGS
     from perfscope.analyzers.memory.tables.memory_owners import RESULT as RESULT
-    from perfscope.analyzers.memory.tables.memory_owners import line_text as line_text
     from perfscope.analyzers.memory.tables.memory_owners import owners as owners
+    from perfscope.analyzers.memory.tables.peak_blocks import Block as Block
 else:
     __getattr__ = names_from(
         __name__,
@@ -41,8 +40,8 @@ else:
             "blocks": "event_timelines",
             "categories": "memory_timelines",
             "holders": "Holder PeakHolders SCARCE_SHARE UNSEEN judged_timelines memory_holders peak_held",
-            "phases": "allocating_op",
             "picture": "Band MemoryPicture memory_picture",
-            "tables.memory_owners": "GROUPINGS RESULT line_text owners",
+            "tables.memory_owners": "GROUPINGS RESULT owners",
+            "tables.peak_blocks": "Block",
         },
     )

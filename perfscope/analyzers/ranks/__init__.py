@@ -12,6 +12,7 @@ from perfscope.analyzers.ranks.rank_work import rank_work
 from perfscope.analyzers.ranks.sets import (
     NOTED_OFFSET_NS,
     CollectiveKind,
+    CollectiveTable,
     RankGroup,
     RankSet,
     RankShare,
@@ -19,6 +20,7 @@ from perfscope.analyzers.ranks.sets import (
     rank_sets,
     table_of,
 )
+from perfscope.analyzers.ranks.tables.single_collectives import SingleCollective, single_collectives
 from perfscope.analyzers.ranks.waits import OWN_NAMES, compute_intervals
 
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "SAME",
     "Clocks",
     "CollectiveKind",
+    "CollectiveTable",
     "DeviceSet",
     "Local",
     "Matched",
@@ -36,6 +39,7 @@ __all__ = [
     "RankShare",
     "RankTotal",
     "Samples",
+    "SingleCollective",
     "compute_intervals",
     "device_set",
     "has_ranks",
@@ -52,5 +56,6 @@ __all__ = [
     "process_sets",
     "rank_sets",
     "rank_work",
+    "single_collectives",
     "table_of",
 ]

@@ -27,7 +27,16 @@ from msgspec.structs import replace
 
 from perfscope.analyzers.ranks.job import Job, Local, has_ranks, jobs_of, over
 from perfscope.analyzers.ranks.matching import Group, Matched, Matching, align, matched_of
-from perfscope.analyzers.ranks.sets import CollectiveKind, Kind, RankSet, RankTotal, groups_of, kind_of, totals_of
+from perfscope.analyzers.ranks.sets import (
+    CollectiveKind,
+    CollectiveTable,
+    Kind,
+    RankSet,
+    RankTotal,
+    groups_of,
+    kind_of,
+    totals_of,
+)
 from perfscope.model.collectives import algorithm_of
 from perfscope.model.finding import AbstainError
 from perfscope.model.intervals import Int64
@@ -69,6 +78,11 @@ class DeviceSet(Struct, frozen=True, kw_only=True):
     unmatched: int
     """Runs of collectives on single devices that could not be matched."""
     notes: tuple[str, ...]
+
+    @property
+    def table(self) -> CollectiveTable:
+        """The table of its collectives, with devices for ranks."""
+        return CollectiveTable(kinds=self.kinds, ranks=self.totals, matched=self.collectives)
 
     @property
     def matched(self) -> int:

@@ -287,6 +287,8 @@ class CollectiveTable(Struct, frozen=True, kw_only=True):
 
     kinds: tuple[CollectiveKind, ...]
     ranks: tuple[RankTotal, ...]
+    matched: tuple[Matched, ...]
+    """All of them, by their first start."""
 
 
 def table_of(ranks: RankSet) -> CollectiveTable:
@@ -315,9 +317,9 @@ def table_of(ranks: RankSet) -> CollectiveTable:
         for kind, matched in kinds.items()
     ]
     collective_kinds.sort(key=lambda kind: -sum(kind.duration_ns.values()))
-    return CollectiveTable(
-        kinds=tuple(collective_kinds), ranks=totals_of(ranks.matching.matched, sorted(traces), collective_kinds)
-    )
+    matched = ranks.matching.matched
+    totals = totals_of(matched, sorted(traces), collective_kinds)
+    return CollectiveTable(kinds=tuple(collective_kinds), ranks=totals, matched=matched)
 
 
 def kind_of(

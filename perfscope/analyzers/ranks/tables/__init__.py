@@ -13,6 +13,6 @@ def tables_of_jobs(traces: Sequence[Trace]) -> Iterator[tuple[int, str, Collecti
     """Number of the job, ``ranks`` or ``devices``, and its matched collectives."""
     tables = [("ranks", table_of(ranks)) for ranks in rank_sets(traces)]
     devices = [found for trace in traces if (found := trace.fact(device_set)) is not None]
-    tables += [("devices", CollectiveTable(kinds=found.kinds, ranks=found.totals)) for found in devices]
+    tables += [("devices", found.table) for found in devices]
     for job, (members, table) in enumerate(tables):
         yield job, members, table

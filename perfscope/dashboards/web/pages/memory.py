@@ -123,8 +123,8 @@ def _alive_html(curve: dict[str, Any], index: int) -> str:
     def words(position: int) -> str:
         return format_ns(position) if curve["axis"] == "ns" else f"{curve['axis']} {position + 1:,}"
 
-    def lives(block: list[Any]) -> str:
-        made, freed = block[-2:]
+    def lives(block: dict[str, Any]) -> str:
+        made, freed = block["start"], block["end"]
         return f"{'before' if made is None else words(made)} to {'the end' if freed is None else words(freed)}"
 
     shares = sorted(((area["bytes"][place], area["name"]) for area in curve["areas"]), reverse=True)
@@ -134,7 +134,7 @@ def _alive_html(curve: dict[str, Any], index: int) -> str:
     unseen = curve["unseen"]
     owner = f" {format_bytes(unseen)} was allocated before the recording: owner unknown." if unseen else ""
     left = f" {more:,} smaller blocks are left out, {format_bytes(rest)}." if more else ""
-    alive: Column[list[Any]] = Column("alive", lives)
+    alive: Column[dict[str, Any]] = Column("alive", lives)
     blocks = table((*BLOCK_COLUMNS, alive), [curve["blocks"][number] for number in numbers], few=10, rest="blocks")
     text = f"{format_bytes(total)}: {parts}.{owner}{left}"
     return f"<h2>{title}</h2><p>{escape(text)}</p>{''.join(blocks_html((blocks,)))}"

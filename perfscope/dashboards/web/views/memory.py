@@ -6,7 +6,6 @@ Each curve has its own file (`curve_file`), because a job of many ranks has hund
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,13 @@ from perfscope.analyzers.memory import (
     GROUPINGS,
     MOST_PROGRAMS,
     RESULT,
+    Block,
     PeakHolders,
-    allocating_op,
-    line_text,
     memory_holders,
     owners,
 )
+from perfscope.analyzers.results import result_table
 from perfscope.dashboards.figures.memory import curve_of as memory_curve_of
-from perfscope.dashboards.report.blocks import Column
 from perfscope.dashboards.report.renderers.html import sections_html
 from perfscope.dashboards.report.results import shown
 from perfscope.dashboards.report.sections.memory import memory_sections
@@ -32,9 +30,9 @@ from perfscope.dashboards.report.sections.memory_picture import NOT_KNOWN, categ
 from perfscope.dashboards.web.views import Gathered, Job, Place
 from perfscope.dashboards.web.views._not_recorded import memory_cards as planned_memory
 from perfscope.dashboards.web.views._tables import table
-from perfscope.model.memory import MemoryPhase, MemoryTimeline
-from perfscope.model.trace import MISSING, Trace
-from perfscope.model.trace.tables import MemoryCategory
+from perfscope.model.memory import MemoryTimeline
+from perfscope.model.results import ResultTable
+from perfscope.model.trace import Trace
 from perfscope.model.untrusted_text import sanitize
 
 # Data of one memory: its curve by category, the blocks alive at chosen moments, and the owners at its peak.
@@ -53,17 +51,8 @@ TEXT_CHARS = 160
 OWNER_COLUMNS = shown(
     RESULT, "name", "bytes", "share", "blocks", "members", name=lambda owner: _sanitized(owner.name()) or NOT_KNOWN
 )
-BLOCK_COLUMNS: tuple[Column[Sequence[Any]], ...] = (
-    Column("bytes", itemgetter(0), "bytes", key="bytes", width=110),
-    Column("what", itemgetter(1), key="category", width=130),
-    Column("tensor", itemgetter(2), "code", key="name", width=190),
-    Column("module", itemgetter(3), "code", key="module", width=300),
-    Column("line", itemgetter(4), "place", key="line", width=230),
-    Column("op", itemgetter(5), "code", key="op", width=190),
-    Column("made in", itemgetter(6), key="phase", width=100),
-    Column("step", itemgetter(7), "count", key="step", width=80),
-    Column("blocks", itemgetter(8), "count", key="blocks", width=84),
-)
+PEAK_BLOCKS: ResultTable[Block] = result_table("peak_blocks")
+BLOCK_COLUMNS = shown(PEAK_BLOCKS, "bytes", "category", "name", "module", "line", "op", "phase", "step", "blocks")
 MOST_SHOWN = 24
 """Most memories that can be chosen: the highest of each kind, then the others by peak."""
 
@@ -83,7 +72,9 @@ def _moments(many: int, peak: int) -> list[int]:
     return sorted({*chosen, peak})
 
 
-def _alive(trace: Trace, timeline: MemoryTimeline, positions: Sequence[int]) -> tuple[list[list[Any]], list[list[Any]]]:
+def _alive(
+    trace: Trace, timeline: MemoryTimeline, positions: Sequence[int]
+) -> tuple[list[dict[str, Any]], list[list[Any]]]:
     """(blocks, by moment ``[indexes of blocks, number of further blocks, their bytes]``): each block is listed once."""
     place_of: dict[int, int] = {}
     alive = []
@@ -96,23 +87,12 @@ def _alive(trace: Trace, timeline: MemoryTimeline, positions: Sequence[int]) -> 
     return [_block(trace, timeline, row) for row in place_of], alive
 
 
-def _block(trace: Trace, timeline: MemoryTimeline, row: int) -> list[Any]:
-    """`BLOCK_COLUMNS`, then its allocation and free (``None``: never), from the timeline's first position."""
-    blocks, recorded = timeline.blocks, timeline.of(trace)
-    line, step = int(blocks["line"][row]), int(blocks["step"][row])
-    return [
-        int(blocks["bytes"][row]),
-        category_words(MemoryCategory(int(blocks["category"][row]))),
-        sanitize(timeline.text(int(blocks["name"][row])), TEXT_CHARS),
-        sanitize(timeline.text(int(blocks["module"][row])), TEXT_CHARS),
-        "" if line == MISSING else _sanitized(line_text(timeline.lines[line])),
-        sanitize(allocating_op(recorded, int(blocks["op"][row])) or "", TEXT_CHARS),
-        "" if not blocks["phase"][row] else MemoryPhase(int(blocks["phase"][row])).name.lower(),
-        None if step == MISSING else step,
-        int(blocks["count"][row]),
-        None if blocks["before"][row] else int(blocks["start"][row]) - timeline.first,
-        None if blocks["after"][row] else int(blocks["end"][row]) - timeline.first,
-    ]
+def _block(trace: Trace, timeline: MemoryTimeline, row: int) -> dict[str, Any]:
+    """A block by column of `PEAK_BLOCKS`, its texts cleaned; '' for an unknown text."""
+    block = Block(trace=trace, timeline=timeline, row=row)
+    record = PEAK_BLOCKS.record(block) | {"category": category_words(block.category)}
+    numbers = ("bytes", "step", "blocks", "start", "end")
+    return {name: value if name in numbers else _sanitized(value) for name, value in record.items()}
 
 
 def _sanitized(text: str | None) -> str:

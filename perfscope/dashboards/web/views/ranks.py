@@ -12,14 +12,16 @@ from msgspec import Struct
 from perfscope.analyzers.ranks import (
     SAME,
     CollectiveKind,
+    CollectiveTable,
     DeviceSet,
     Matched,
-    RankTotal,
+    SingleCollective,
     device_set,
     has_ranks,
     link_use,
     process_sets,
     rank_sets,
+    single_collectives,
     table_of,
 )
 from perfscope.analyzers.results import result_table
@@ -31,8 +33,7 @@ from perfscope.dashboards.report.results import ranks_text, shown
 from perfscope.dashboards.report.sections.collectives import collectives_sections
 from perfscope.dashboards.web.views import Job, Place
 from perfscope.dashboards.web.views._not_recorded import is_jax
-from perfscope.dashboards.web.views._tables import MOST_ROWS, table, table_of_ranks
-from perfscope.model.collectives import bus_factor
+from perfscope.dashboards.web.views._tables import table, table_of_ranks
 from perfscope.model.intervals import covered
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes, format_ns
@@ -220,39 +221,13 @@ def _windows(trace: Trace) -> tuple[np.ndarray, np.ndarray, list[str], bool]:
     return edges[:-1], edges[1:], [f"part {part + 1} of {parts}" for part in range(parts)], False
 
 
-class _Each(Struct, frozen=True):
-    """A single collective: its members' waits, and the rank that waited longest."""
-
-    number: int
-    held: Matched
-    wait_ns: int
-    worst: int
-    bus_bytes_per_s: float | None
-
-
-EACH_COLUMNS: tuple[Column[_Each], ...] = (
-    Column("number", lambda row: row.number, "count", key="number", width=104),
-    Column("collective", lambda row: row.held.operation, key="collective", width=130),
-    Column("wait, worst", lambda row: row.held.wait_ns(row.worst), "ns", key="worst_wait_ns", width=104),
-    Column("who", lambda row: row.worst, "count", key="worst", width=70),
-    Column("came last", lambda row: row.held.last, "count", key="last", width=92),
-    Column("wait, all", lambda row: row.wait_ns, "ns", key="wait_ns", width=100),
-    Column("core", lambda row: row.held.core_ns, "ns", key="core_ns", width=96),
-    Column("group", lambda row: ranks_text(row.held.group), key="group", width=130),
-    Column("message", lambda row: row.held.message_bytes, "bytes", key="message_bytes", width=96),
-    Column("bus bytes/s", lambda row: row.bus_bytes_per_s, "quantity", key="bus_bytes_per_s", width=104),
-)
-
-
 class _Set(Struct, frozen=True, kw_only=True):
     """One job: its members, and what was matched between them."""
 
     label: str
     member: str
     members: tuple[int, ...]
-    matched: Sequence[Matched]
-    kinds: Sequence[CollectiveKind]
-    totals: Sequence[RankTotal]
+    table: CollectiveTable
     traces: Mapping[int, Trace]
     """Traces by member."""
 
@@ -275,9 +250,11 @@ def view(job: Job) -> dict[str, Any]:
         tables |= {
             f"collectives{text}": _each(item),
             f"kinds{text}": _kinds(item),
-            f"members{text}": table(shown(result_table("collective_members")), item.totals),
+            f"members{text}": table(shown(result_table("collective_members")), item.table.ranks),
         }
-        heat = wait_map(item.matched, item.members, {row.rank: row.wait_ns for row in item.totals}, item.member)
+        heat = wait_map(
+            item.table.matched, item.members, {row.rank: row.wait_ns for row in item.table.ranks}, item.member
+        )
         for row in [] if heat is None else heat["rows"]:
             source = item.traces[row["member"]].source
             row["trace"] = numbers.get((source.path, source.rank))
@@ -320,11 +297,10 @@ def _sets(traces: Sequence[Trace]) -> Iterator[_Set]:
         for ranks in rank_sets(traces):
             if not ranks.matching.matched:
                 continue
-            table = table_of(ranks)
+            traces_by_rank = {member.rank: member.trace for member in ranks.job.members}
             yield _Set(
-                label=ranks.job.label(), member="rank", members=ranks.job.ranks, matched=ranks.matching.matched,
-                kinds=table.kinds, totals=table.ranks,
-                traces={member.rank: member.trace for member in ranks.job.members},
+                label=ranks.job.label(), member="rank", members=ranks.job.ranks, table=table_of(ranks),
+                traces=traces_by_rank,
             )  # fmt: skip
     processes = process_sets(traces)
     joined = {id(member.trace) for process in processes for member in process.ranks.job.members}
@@ -339,16 +315,14 @@ def _sets(traces: Sequence[Trace]) -> Iterator[_Set]:
 
 def _of_devices(device_set: DeviceSet, traces: Mapping[int, Trace]) -> _Set:
     return _Set(
-        label=device_set.label(), member="device", members=device_set.devices, matched=device_set.collectives,
-        kinds=device_set.kinds,
-        totals=device_set.totals, traces=traces,
-    )  # fmt: skip
+        label=device_set.label(), member="device", members=device_set.devices, table=device_set.table, traces=traces
+    )
 
 
 def _kinds(item: _Set) -> dict[str, Any]:
     few = item.members if len(item.members) <= FEW_MEMBERS else ()
     waits = (_wait_of(rank) for rank in few)
-    return table((*shown(result_table("collective_kinds")), *waits), item.kinds)
+    return table((*shown(result_table("collective_kinds")), *waits), item.table.kinds)
 
 
 def _wait_of(rank: int) -> Column[CollectiveKind]:
@@ -358,25 +332,14 @@ def _wait_of(rank: int) -> Column[CollectiveKind]:
 def _each(item: _Set) -> dict[str, Any]:
     """Single collectives, longest waits first; as many as a table holds."""
     few = item.members if len(item.members) <= FEW_MEMBERS else ()
-    known = {(kind.operation, kind.group) for kind in item.kinds if kind.bus_bandwidth is not None}
-    waits = [(sum(side.duration_ns - held.core_ns for side in held.sides.values()), held) for held in item.matched]
-    order = sorted(range(len(waits)), key=lambda index: -waits[index][0])[:MOST_ROWS]
-    rows = []
-    for index in order:
-        wait, held = waits[index]
-        worst = max(sorted(held.sides), key=held.wait_ns)
-        factor = bus_factor(held.operation, held.size) if (held.operation, held.group) in known else None
-        size = held.message_bytes
-        rate = size * factor / held.core_ns * 1e9 if size and factor and held.core_ns else None
-        rows.append(_Each(index + 1, held, wait, worst, rate))
-    made = table((*EACH_COLUMNS, *(_each_wait(rank) for rank in few)), rows)
-    return {**made, "left": len(item.matched) - len(rows)}
+    columns = (*shown(result_table("single_collectives")), *map(_each_wait, few))
+    return table(columns, single_collectives(item.table))
 
 
-def _each_wait(rank: int) -> Column[_Each]:
+def _each_wait(rank: int) -> Column[SingleCollective]:
     return Column(
         f"wait of {rank}",
-        lambda row: row.held.wait_ns(rank) if rank in row.held.sides else None,
+        lambda row: row.matched.wait_ns(rank) if rank in row.matched.sides else None,
         "ns",
         key=f"wait_{rank}_ns",
         width=106,
@@ -386,7 +349,7 @@ def _each_wait(rank: int) -> Column[_Each]:
 def _bars(item: _Set) -> list[dict[str, Any]]:
     """Core and waiting time by kind, mean over members: ``core_ns + wait_ns`` is a member's time in it."""
     rows = []
-    for kind in item.kinds[:MOST_BARS]:
+    for kind in item.table.kinds[:MOST_BARS]:
         members = max(1, len(kind.duration_ns))
         spent = sum(kind.duration_ns.values())
         wait = sum(kind.wait_ns.values())
