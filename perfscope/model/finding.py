@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypedDict
 
 from msgspec import Meta, Struct, field
 
@@ -123,8 +123,8 @@ class Once(Struct, frozen=True, kw_only=True):
     """Number of the last step that paid; ``None``: unknown, or before the first step."""
 
 
-class FindingHead(Struct, frozen=True, kw_only=True):
-    """A finding without its evidence, as comparisons of runs keep it."""
+class FindingSummary(Struct, frozen=True, kw_only=True):
+    """The defect and its cost."""
 
     subject: str
     """The thing found, short and without numbers: with the rule and ``where`` it is the stable key."""
@@ -141,6 +141,20 @@ class FindingHead(Struct, frozen=True, kw_only=True):
     """The same for one step; null if no step or no time is known."""
     cost_bytes: Ns | None = None
     """Bytes moved or held for nothing; null if not known."""
+
+
+class TimedCost(TypedDict):
+    """The fields of a ``Finding`` with its cost in time."""
+
+    severity: Severity
+    basis: Basis
+    cost_ns: int
+    cost_ns_per_step: int | None
+
+
+class FindingHead(FindingSummary, frozen=True, kw_only=True):
+    """A finding without its evidence, as comparisons of runs keep it."""
+
     where: Where = NOWHERE
     advice: str = ""
     """Advice; the first sentence is the fix. ``''``: no fix is known, and ``record`` has the next recording to make."""

@@ -106,6 +106,7 @@ if TYPE_CHECKING:
     from perfscope.analyzers.devices.target_text import known_names as known_names
     from perfscope.analyzers.devices.target_text import parse_target as parse_target
     from perfscope.analyzers.devices.target_text import read_bytes_text as read_bytes_text
+    from perfscope.analyzers.devices.tiles import Computation as Computation
     from perfscope.analyzers.devices.tiles import Sizes as Sizes
     from perfscope.analyzers.devices.tiles import padded_share as padded_share
     from perfscope.analyzers.devices.tiles import product_sizes as product_sizes
@@ -122,7 +123,7 @@ else:
             "roofline": "Bound NS Roof bytes_ns flops_ns kernel_roof link_ns peak_flops peak_ratio vector_ns",
             "target": "Target described_target",
             "target_text": "known_names parse_target read_bytes_text",
-            "tiles": "Sizes padded_share product_sizes wave_share",
+            "tiles": "Computation Sizes padded_share product_sizes wave_share",
             "topology": "Network Topology closes named_link read_topology",
         },
     )

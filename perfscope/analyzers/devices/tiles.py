@@ -27,6 +27,18 @@ class Sizes(Struct, frozen=True, kw_only=True):
         return product_flops(self.batch * self.rows * self.columns, self.inner)
 
 
+class Computation(Struct, frozen=True, kw_only=True):
+    """Arithmetic of an op or a kernel, and the bytes that it moves through device memory."""
+
+    bytes: int
+    flops: int = 0
+    """FLOPs of matrix products; two per multiply-add."""
+    dtype: str = ""
+    """dtype of the operands of its products; without products, of its first tensor. ``float32``: without TF32."""
+    sizes: Sizes | None = None
+    """Sizes of the largest product; for attention, of queries, keys and heads. None: unknown, or no product."""
+
+
 def wave_share(sizes: Sizes, *, tile: tuple[int, int], cores: int, split: int) -> float:
     """Return the share of the cores' time with work, 0 to 1: tiles in whole waves, partial tiles counted as full.
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from perfscope.analyzers.devices import Sizes
+from perfscope.analyzers.devices import Computation
 from perfscope.analyzers.ops.kernels import ITEM_SIZES, Operand, canonical_dtype
 
 CostKind = Literal["product", "convolution", "attention", "memory"]
@@ -15,19 +15,10 @@ CostKind = Literal["product", "convolution", "attention", "memory"]
 Argument = Operand | tuple[Operand, ...] | bool | int | float | str | list[int] | None
 
 
-class OpCost(Struct, frozen=True, kw_only=True):
-    """Computation of one call of an op, and the minimum bytes that it moves."""
+class OpCost(Computation, frozen=True, kw_only=True):
+    """Computation of one call of an op, with the minimum bytes; convolutions and grouped products have no sizes."""
 
     kind: CostKind
-    flops: int = 0
-    """FLOPs of matrix products; two per multiply-add."""
-    bytes: int
-    """Bytes through device memory."""
-    dtype: str = ""
-    """dtype of the operands of its products; without products, of its first tensor."""
-    sizes: Sizes | None = None
-    """Sizes of its product; for attention, of queries, keys and heads. None: convolutions, grouped products, vectors.
-    """
 
 
 class OpCall(Struct, frozen=True, kw_only=True):

@@ -71,13 +71,8 @@ def op_work(name: str, cost: OpCost, kernels: Sequence[str] = ()) -> Work:
 
     precisions = [precision for kernel in kernels if (precision := matmul_precision(kernel)) is not None]
     dtype = precisions[0] if cost.dtype == "float32" and precisions else cost.dtype
-    return Work(
-        category=op_category(name, cost.kind, kernels),
-        bytes=cost.bytes,
-        flops=cost.flops,
-        dtype=dtype,
-        sizes=cost.sizes,
-    )
+    category = op_category(name, cost.kind, kernels)
+    return Work(category=category, bytes=cost.bytes, flops=cost.flops, dtype=dtype, sizes=cost.sizes)
 
 
 def op_category(name: str, kind: CostKind, kernels: Sequence[str] = ()) -> Category:

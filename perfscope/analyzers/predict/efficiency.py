@@ -17,9 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec import Struct
-
-from perfscope.analyzers.devices import NS, Device, Sizes, bytes_ns, flops_ns, wave_share
+from perfscope.analyzers.devices import NS, Computation, Device, Sizes, bytes_ns, flops_ns, wave_share
 from perfscope.analyzers.hlo import ITEM_BITS
 from perfscope.analyzers.predict.curve import PRODUCTS, Category, Curve
 from perfscope.analyzers.predict.curves import CURVES
@@ -37,18 +35,10 @@ _NEAREST = {
 }  # fmt: skip
 
 
-class Work(Struct, frozen=True, kw_only=True):
-    """Arithmetic and bytes of a kernel, or of the kernels of one op."""
+class Work(Computation, frozen=True, kw_only=True):
+    """Computation of a kernel, or of the kernels of one op; a convolution has sizes as a product of its windows."""
 
     category: Category
-    bytes: int
-    flops: int = 0
-    """FLOPs of matrix products."""
-    dtype: str = ""
-    """Dtype of the operands, named as in torch or XLA; ``float32``: products without TF32."""
-    sizes: Sizes | None = None
-    """Sizes of the largest product; of attention queries, keys and heads; of a convolution as a product of its windows.
-    """
     ideal_ns: float | None = None
     """Least time of its products at the peaks, if they have several dtypes."""
 

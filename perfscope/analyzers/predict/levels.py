@@ -29,7 +29,7 @@ from perfscope.analyzers.hlo import (
 from perfscope.analyzers.predict.assumptions import Factors, is_contended
 from perfscope.analyzers.predict.collective_time import CollectiveRange, collective_range, ended_by, held_collective
 from perfscope.analyzers.predict.kernel_time import cached_bytes, kernel_time
-from perfscope.analyzers.predict.spans import NO_TIME, Kind, Parts, Played, Range, Task, play
+from perfscope.analyzers.predict.spans import NO_TIME, Parts, Played, Queued, Range, Task, play
 
 Class = Literal["product", "memory", "collective", "copy", "library call", "call"]
 
@@ -41,17 +41,14 @@ _HOST = 5
 """Memory space of the host on every target."""
 
 
-class Piece(Struct, frozen=True, kw_only=True):
-    """An instruction that runs, as a task. Ranges are for one run."""
+class Piece(Queued, frozen=True, kw_only=True):
+    """An instruction that runs; the ends of its ranges, for one run, are two tasks."""
 
     instruction: Instruction
     cost: InstructionCost
-    kind: Kind
     what: Class
-    stream: int
     time: Range
     gap: Range
-    waits: tuple[int, ...]
     bound: Bound
     known: bool
     collective: CollectiveRange | None = None

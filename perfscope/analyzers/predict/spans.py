@@ -90,17 +90,22 @@ class Parts(Struct, frozen=True, kw_only=True):
 Kind = Literal["compute", "communication", "copy"]
 
 
-class Task(Struct, frozen=True, kw_only=True):
-    """A piece of work on a stream. Times in ns."""
+class Queued(Struct, frozen=True, kw_only=True):
+    """Work in the queue of a stream."""
 
     kind: Kind
     stream: int
+    waits: tuple[int, ...] = ()
+    """Indices of earlier tasks that must be done."""
+
+
+class Task(Queued, frozen=True, kw_only=True):
+    """A piece of work on a stream. Times in ns."""
+
     duration: int
     gap: int = 0
     """Time between the end of its predecessor on the stream, or of the tasks it waited for, and its begin: the launch.
     """
-    waits: tuple[int, ...] = ()
-    """Indices of earlier tasks that must be done."""
 
 
 class Played(Struct, frozen=True, kw_only=True):

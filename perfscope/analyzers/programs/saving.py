@@ -32,8 +32,8 @@ from perfscope.analyzers.hlo import (
     roof_of,
     roof_sum_ns,
 )
-from perfscope.analyzers.time import per_step, whole_ns
-from perfscope.model.finding import Basis, Finding
+from perfscope.analyzers.time import timed_cost, whole_ns
+from perfscope.model.finding import Basis, Finding, TimedCost
 from perfscope.model.severity import Severity, severity_of
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns
@@ -57,11 +57,8 @@ class Price(Struct, frozen=True, kw_only=True):
 
     run_ns: float
     """Per run of the program (of each program once, if there are several), on one device."""
-    cost_ns: int
-    """Value of ``Finding.cost_ns``: over the trace; for programs alone, per run."""
-    cost_ns_per_step: int | None
-    basis: Basis
-    severity: Severity
+    cost: TimedCost
+    """Cost of the finding: over the trace; for programs alone, per run."""
     text: str
     """``'3.13 us per run of the program, on H100 SXM (assumed)'``, ``'41.0 us per step'``, ``'120 us in all'``."""
     whole_run_ns: int | None
@@ -139,42 +136,33 @@ def price(trace: Trace, parts: Iterable[Part]) -> Price | None:
     sure = basis == "measured" or (device is not None and (device.recorded or device.given))
     if is_alone(trace):
         roofs = trace.fact(program_roof_ns)
-        cost, step = round(run_ns), None
         whole = sum(roofs.get(index, 0.0) for index in known)
         severity = severity_of(run_ns, whole)
+        cost = TimedCost(severity=severity, basis=basis, cost_ns=round(run_ns), cost_ns_per_step=None)
         programs = "program" if len(known) == 1 else "programs"
         text = f"{format_ns(run_ns)} per run of the {programs}" + ("" if device is None else f", on {device.label()}")
     else:
         ran = trace.fact(executions)
-        cost = round(sum(ns * ran[index].rounds for index, ns in known_runs.items()))
-        step = per_step(trace, cost)
-        severity, whole = severity_of(cost, whole_ns(trace)), 0.0
-        text = f"{format_ns(cost)} in all" if step is None else f"{format_ns(step)} per step"
+        saved_ns = round(sum(ns * ran[index].rounds for index, ns in known_runs.items()))
+        cost, whole = timed_cost(trace, saved_ns, whole_ns(trace), basis), 0.0
+        step = cost["cost_ns_per_step"]
+        text = f"{format_ns(saved_ns)} in all" if step is None else f"{format_ns(step)} per step"
         if basis == "modelled" and device is not None:
             text += f", modelled on {device.label()}"
-    return Price(
-        run_ns=run_ns,
-        cost_ns=cost,
-        cost_ns_per_step=step,
-        basis=basis,
-        severity=severity if sure or severity != "high" else "medium",
-        text=text,
-        whole_run_ns=round(whole) or None,
-    )
+    if cost["severity"] == "high" and not sure:
+        cost["severity"] = "medium"
+    return Price(run_ns=run_ns, cost=cost, text=text, whole_run_ns=round(whole) or None)
 
 
-def priced(finding: Finding, saving: Price | None) -> Finding:
-    """Return a structural finding with the saving by its fix and the severity from it; unchanged for ``None``."""
+def priced(finding: Finding, saving: Price | None, severity: Severity | None = None) -> Finding:
+    """Return a structural finding with the saving by its fix; unchanged for ``None``.
+
+    ``severity``: by default that of the saving.
+    """
     if saving is None:
         return finding
-    return replace(
-        finding,
-        severity=saving.severity,
-        basis=saving.basis,
-        cost_ns=saving.cost_ns,
-        cost_ns_per_step=saving.cost_ns_per_step,
-        run_ns=saving.whole_run_ns,
-    )
+    cost = saving.cost if severity is None else saving.cost | {"severity": severity}
+    return replace(finding, run_ns=saving.whole_run_ns, **cost)
 
 
 class _Saved(Struct, frozen=True, kw_only=True):

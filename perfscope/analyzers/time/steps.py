@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from typing import TypedDict
 
 import numpy as np
 from msgspec import Struct
@@ -13,9 +12,9 @@ from perfscope.analyzers.spans import named_slices
 from perfscope.analyzers.time.device_data.device_doubts import DeviceDoubt, doubts_in
 from perfscope.analyzers.time.device_data.launched_work import launched_work
 from perfscope.analyzers.time.model_calls import model_calls
-from perfscope.model.finding import Basis
+from perfscope.model.finding import Basis, TimedCost
 from perfscope.model.intervals import Int64, covered, union
-from perfscope.model.severity import Severity, severity_of
+from perfscope.model.severity import severity_of
 from perfscope.model.trace import MISSING, CallKind, SliceKind, Trace
 from perfscope.model.trace.columns import Array
 
@@ -134,15 +133,6 @@ def capture_span(trace: Trace) -> tuple[int, int]:
     ends = [*(rows["end_ns"] for rows in work), slices["end_ns"][named], calls["end_ns"][waits]]
     begin = max(begin, min(int(times.min()) for times in starts if len(times)))
     return begin, min(end, max(int(times.max()) for times in ends if len(times)))
-
-
-class TimedCost(TypedDict):
-    """The fields of a ``Finding`` with its cost in time."""
-
-    severity: Severity
-    basis: Basis
-    cost_ns: int
-    cost_ns_per_step: int | None
 
 
 def timed_cost(trace: Trace, cost_ns: int, whole_ns: int, basis: Basis = "measured") -> TimedCost:

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
-
 from perfscope.commands.options import Sides
 from perfscope.model.documents.run_folders import RUNS_FOLDER
 from perfscope.model.errors import DataError, UsageError
 from perfscope.plugins.history.options import ANY, opened
+from perfscope.plugins.history.stored_run import StoredRun
 
 if TYPE_CHECKING:
     from perfscope.plugins.history.store import RunStore
@@ -73,60 +72,51 @@ def nearest(head: str, name: str | None, *, store: str | None = None) -> tuple[s
     ``DataError`` without one, so that a requested comparison never passes in silence.
     """
     run_store = opened(store)
-    baselines, facts = run_store.baselines(name), _facts(head)
-    baselines = tuple(baseline for baseline in baselines if baseline.run.uid != facts.uid)
+    baselines, run = run_store.baselines(name), _head_record(head)
+    baselines = tuple(baseline for baseline in baselines if baseline.run.uid != run.uid)
     if name is None:
-        baselines = tuple(baseline for baseline in baselines if facts.name in (None, baseline.run.name))
+        baselines = tuple(baseline for baseline in baselines if run.name in ("", baseline.run.name))
     if not baselines:
-        raise _none(run_store, name, facts.name if name is None else None)
-    chosen, notes = _chosen(baselines, facts)
+        raise _none(run_store, name, run.name if name is None else None)
+    chosen, notes = _chosen(baselines, run)
     return str(_path_of(run_store, chosen)), notes
 
 
-class _Facts(Struct, frozen=True, kw_only=True):
-    """Facts on HEAD; ``None``: it is not a run of perfscope."""
-
-    uid: str
-    name: str | None
-    command: tuple[str, ...]
-    commit: str | None
-    dirty: bool
-    hardware: dict[str, str] | None
-
-
-def _facts(head: str) -> _Facts:
+def _head_record(head: str) -> StoredRun:
+    """The record of HEAD without its numbers; name, command and hardware are empty if perfscope did not record it."""
     from perfscope.analyzers.readers import resolve
     from perfscope.model.commits import current_commit
     from perfscope.model.documents import run_folders as runs
     from perfscope.plugins.history.run_record import hardware_of, uid_of
 
     path = resolve(head)
-    if not (path.is_dir() and runs.is_run(path)):
-        return _Facts(uid=uid_of(path), name=None, command=(), commit=current_commit(), dirty=True, hardware=None)
-    run = runs.read(path)
-    git = run.git or {}
+    run = runs.read(path) if path.is_dir() and runs.is_run(path) else None
+    git = (run.git if run is not None else None) or {}
     commit = git.get("commit")
-    return _Facts(
+    return StoredRun(
         uid=uid_of(path),
-        name=run.name,
-        command=run.command,
+        id=path.name,
+        name="" if run is None else run.name,
+        kind="",
+        created_utc="" if run is None else run.created_utc,
+        command=() if run is None else run.command,
         commit=commit if isinstance(commit, str) else current_commit(),
         dirty=git.get("dirty") is not False,
-        hardware=hardware_of(run),
+        hardware={} if run is None else hardware_of(run),
     )
 
 
-def _chosen(found: Sequence[Baseline], facts: _Facts) -> tuple[Baseline, tuple[str, ...]]:
+def _chosen(found: Sequence[Baseline], head: StoredRun) -> tuple[Baseline, tuple[str, ...]]:
     from perfscope.model.commits import ancestry, commits_between
 
-    line = ancestry(facts.commit)
+    line = ancestry(head.commit)
     baselines = [baseline for baseline in found if baseline.run.commit in line]
 
     def order(baseline: Baseline) -> tuple[bool, bool, bool, int]:
-        again = baseline.run.commit == facts.commit and not facts.dirty  # of the very code that is in question
+        again = baseline.run.commit == head.commit and not head.dirty  # of the very code that is in question
         return (
-            _other_machine(baseline, facts),
-            _other_command(baseline, facts),
+            _other_machine(baseline, head),
+            _other_command(baseline, head),
             again,
             line.get(baseline.run.commit or "", 0),
         )
@@ -136,29 +126,29 @@ def _chosen(found: Sequence[Baseline], facts: _Facts) -> tuple[Baseline, tuple[s
     where = "" if commit is None else f" of {commit[:12]}"
     if not baselines:
         where += "; git finds no path from it to HEAD (no repository, another history, a shallow clone?): the newest"
-    elif commit == facts.commit:
+    elif commit == head.commit:
         where += ", HEAD's own commit"
-    elif commit is not None and facts.commit is not None:
-        count = commits_between(commit, facts.commit)
+    elif commit is not None and head.commit is not None:
+        count = commits_between(commit, head.commit)
         where += f", {count} commit{'s' * (count != 1)} before HEAD" if count is not None else ""
     notes = [f"baseline {chosen.name}: {chosen.run.id}{where}"]
-    if _other_machine(chosen, facts):
-        mine = ", ".join((facts.hardware or {}).values())
+    if _other_machine(chosen, head):
+        mine = ", ".join(head.hardware.values())
         notes.append(
             f"the baseline ran on another machine ({', '.join(chosen.run.hardware.values())}; HEAD on {mine}): its "
             "times say nothing of the program"
         )
-    if _other_command(chosen, facts):
+    if _other_command(chosen, head):
         notes.append(f"the baseline is of another command: {shlex.join(chosen.run.command)}")
     return chosen, tuple(notes)
 
 
-def _other_machine(baseline: Baseline, facts: _Facts) -> bool:
-    return facts.hardware is not None and dict(baseline.run.hardware) != facts.hardware
+def _other_machine(baseline: Baseline, head: StoredRun) -> bool:
+    return bool(head.hardware) and baseline.run.hardware != head.hardware
 
 
-def _other_command(baseline: Baseline, facts: _Facts) -> bool:
-    return bool(facts.command and baseline.run.command) and baseline.run.command != facts.command
+def _other_command(baseline: Baseline, head: StoredRun) -> bool:
+    return bool(head.command and baseline.run.command) and baseline.run.command != head.command
 
 
 def _none(run_store: RunStore, name: str | None, program: str | None = None) -> DataError:

@@ -8,6 +8,9 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
 
 from perfscope.analyzers.compare import (
     SOFTWARE,
@@ -28,6 +31,7 @@ from perfscope.model.documents import run_folders
 from perfscope.model.documents.run import Process, Run
 from perfscope.model.documents.run_folders import run_files
 from perfscope.model.errors import DataError
+from perfscope.model.finding import FindingSummary, Where
 from perfscope.model.trace import Trace
 from perfscope.plugins.history.stored_run import NotMeasured, StoredFinding, StoredMetric, StoredRun, StoredSteps
 
@@ -178,18 +182,9 @@ def hardware_of(run: Run | None, analysis: Analysis | None = None) -> dict[str, 
 
 def _findings(analysis: Analysis | None) -> Iterator[StoredFinding]:
     for rule, finding in (() if analysis is None else analysis.findings())[:MOST_FINDINGS]:
-        yield StoredFinding(
-            rule=rule,
-            subject=finding.subject,
-            severity=finding.severity,
-            basis=finding.basis,
-            title=finding.title,
-            cost_ns=finding.cost_ns,
-            cost_ns_per_step=finding.cost_ns_per_step,
-            cost_bytes=finding.cost_bytes,
-            op=finding.where.op,
-            kernel=finding.where.kernel,
-            module=finding.where.module,
-            file=finding.where.file,
-            line=finding.where.line,
-        )
+        yield StoredFinding(rule=rule, **_fields(finding, FindingSummary), **_fields(finding.where, Where))
+
+
+def _fields(record: Struct, kind: type[Struct]) -> dict[str, Any]:
+    """The fields of ``kind`` in a record of it or of a class that extends it."""
+    return {name: getattr(record, name) for name in kind.__struct_fields__}

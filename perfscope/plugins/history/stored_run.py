@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct, field
 
 from perfscope.model.errors import DataError
+from perfscope.model.finding import FindingSummary
 
 RECORD_SCHEMA = "perfscope.stored-run/1"
 
@@ -54,17 +55,10 @@ class StoredSteps(Struct, frozen=True, kw_only=True):
     """A step of a window that waits for the devices at both ends; ``None``: not measured."""
 
 
-class StoredFinding(Struct, frozen=True, kw_only=True):
-    """A finding by rule, subject and place, with its cost."""
+class StoredFinding(FindingSummary, frozen=True, kw_only=True):
+    """A finding by rule, subject and place, with its cost. The place is flat, unlike that of `FindingHead`."""
 
     rule: str
-    subject: str
-    severity: str
-    basis: str
-    title: str
-    cost_ns: int | None = None
-    cost_ns_per_step: int | None = None
-    cost_bytes: int | None = None
     op: str | None = None
     kernel: str | None = None
     module: str | None = None

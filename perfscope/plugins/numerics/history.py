@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from perfscope.plugins.numerics.document import (
     FORMATS,
@@ -32,13 +32,8 @@ Moment = Any
 """A moment that ``number`` of `History.document` converts to a step, because the source of steps is known later."""
 
 
-class TensorKey(NamedTuple):
-    """A tensor of the program, the same in all steps."""
-
-    kind: Kind
-    name: str
-    type: str
-    dtype: str
+TensorKey = tuple[Kind, str, str, str]
+"""(kind, name, type, dtype) of a tensor of the program, the same in all steps."""
 
 
 @dataclass(slots=True)
@@ -160,11 +155,12 @@ def _placed(event: Nonfinite, moment: Moment, number: Callable[[Moment], int]) -
 
 def _statistics(key: TensorKey, row: Row, number: Callable[[Moment], int]) -> TensorStatistics:
     zero, *lost, counted = row.counted or [0.0] * (2 + 3 * len(FORMATS))
+    kind, name, type_, dtype = key
     return TensorStatistics(
-        kind=key.kind,
-        name=key.name,
-        type=key.type,
-        dtype=key.dtype,
+        kind=kind,
+        name=name,
+        type=type_,
+        dtype=dtype,
         line=row.line,
         elements=row.elements,
         steps=row.moments,

@@ -153,17 +153,17 @@ def test_a_loop_within_a_layer_is_left_and_told() -> None:
     book = traced(blocked("none"), "full")
     notes = book.notes()
     assert [one.how for one in book.changed] == ["wrapped"]
-    assert book.changed[0].count == LAYERS
+    assert book.changed[0].place.count == LAYERS
     assert any("left as it is: the scan" in note and "within the loop at" in note for note in notes)
     assert any("left as it is: the checkpoint" in note for note in notes)
 
 
 def test_a_line_names_what_is_no_layer() -> None:
     book = traced(blocked("none"), "full")
-    inner = next(one for one in book.left if one.kind == "checkpoint")
-    text, named = changed(blocked, "none", f"none@{inner.at}")
+    inner = next(one for one in book.left if one.place.kind == "checkpoint")
+    text, named = changed(blocked, "none", f"none@{inner.place.at}")
     assert named is not None
-    assert [(one.kind, one.how) for one in named.changed] == [("checkpoint", "removed")]
+    assert [(one.place.kind, one.how) for one in named.changed] == [("checkpoint", "removed")]
     assert text != own(blocked, "none")
     wrong = traced(blocked("none"), "full@nowhere.py:1")
     with pytest.raises(DataError, match=r"nothing at nowhere\.py:1; there is the scan at "):
@@ -178,7 +178,7 @@ def test_a_loop_over_time_in_layers_of_a_python_loop_is_no_layer() -> None:
         return x.mean()
 
     book = traced(loss, "full")
-    assert [(one.kind, one.how, one.count) for one in book.changed] == [("calls", "wrapped", LAYERS)]
+    assert [(one.place.kind, one.how, one.place.count) for one in book.changed] == [("calls", "wrapped", LAYERS)]
     assert [one.why for one in book.left] == ["it runs several times alike: a loop within layers"]
 
 
@@ -202,7 +202,7 @@ def test_a_first_layer_that_is_another_one_is_not_among_those_alike() -> None:
         return x.mean()
 
     book = traced(loss, "full")
-    assert [(one.kind, one.count) for one in book.changed] == [("calls", LAYERS - 1)]
+    assert [(one.place.kind, one.place.count) for one in book.changed] == [("calls", LAYERS - 1)]
 
 
 def test_what_calls_into_python_is_left() -> None:
@@ -422,7 +422,7 @@ def test_rules_in_layers_of_a_list() -> None:
     for source, policy in (("none", "full"), ("full", "none")):
         text, book = changed(rules_in_a_list, source, policy, SMALL)
         assert book is not None
-        found = [(one.kind, one.how, one.count) for one in book.changed]
+        found = [(one.place.kind, one.how, one.place.count) for one in book.changed]
         assert found == ([("calls", "wrapped", RULE_LAYERS)] if source == "none" else [("checkpoint", "removed", 1)])
         assert operations(text) == operations(own(rules_in_a_list, policy, SMALL))
 
@@ -433,7 +433,7 @@ def operations(text: str) -> Counter[tuple[str, ...]]:
 
 def test_a_rule_is_left_and_told() -> None:
     book = traced(rules_in_a_scan("none"), "full", SMALL)
-    assert [(one.kind, one.how, one.count) for one in book.changed] == [("scan", "wrapped", RULE_LAYERS)]
+    assert [(one.place.kind, one.how, one.place.count) for one in book.changed] == [("scan", "wrapped", RULE_LAYERS)]
     assert {one.why for one in book.left} == {"no checkpoint reaches into custom_vjp_call"}
     assert any("in a derivative rule of the program's own" in why for why in book.unseen)
 
@@ -446,7 +446,7 @@ def test_a_gradient_within_is_looked_at_and_what_is_around_it_is_not() -> None:
         return (jax.grad(energy, 1)(weights, x) ** 2).sum()
 
     book = traced(penalty, "full", SMALL)
-    assert [(one.kind, one.how) for one in book.changed] == [("scan", "wrapped")]
+    assert [(one.place.kind, one.how) for one in book.changed] == [("scan", "wrapped")]
     assert any("differentiates something itself" in why for why in book.unseen)
 
 
@@ -455,7 +455,7 @@ def test_only_a_rule_has_loops() -> None:
     with pytest.raises(DataError, match=r"nothing of it is a layer: the scan at .*reaches into custom_vjp_call"):
         book.notes()
     primal = next(one for one in book.left if "reaches into" in one.why)
-    named = traced(lambda weights, x: flash(x @ weights["up"][0], x).sum(), f"full@{primal.at}", SMALL)
+    named = traced(lambda weights, x: flash(x @ weights["up"][0], x).sum(), f"full@{primal.place.at}", SMALL)
     with pytest.raises(DataError, match=r"nothing at tests/.*there is the scan at"):
         named.notes()
 
@@ -481,7 +481,7 @@ def in_a_while_loop(weights: Any, x: jax.Array) -> jax.Array:
 @pytest.mark.parametrize(("loss", "name"), [(in_a_branch, "cond"), (in_a_while_loop, "while")])
 def test_what_no_checkpoint_reaches_into_is_left_and_told(loss: Callable[..., Any], name: str) -> None:
     book = traced(loss, "full", SMALL)
-    assert [(one.kind, one.how) for one in book.changed] == [("scan", "wrapped")]
+    assert [(one.place.kind, one.how) for one in book.changed] == [("scan", "wrapped")]
     assert [one.why for one in book.left] == [f"no checkpoint reaches into {name}"]
 
 

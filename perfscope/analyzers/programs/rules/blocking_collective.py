@@ -132,7 +132,7 @@ def _finding(trace: Trace, where: Where, kind: str, members: list[Collective], w
     count, several = len(members), len(members) > 1
     waits = price(trace, (waiting_part(trace, member) for member in members))
     saved = price(trace, overlap_parts(trace, members, free))
-    if saved is not None and not saved.cost_ns:
+    if saved is not None and not saved.cost["cost_ns"]:
         saved = None
     finding = Finding(
         subject=f"blocking {kind}",
@@ -158,7 +158,7 @@ def _times(waits: Price | None, saved: Price | None) -> str:
     took = format_ns(waits.run_ns)
     text = (
         f"; the device waited {took} per run"
-        if waits.basis == "measured"
+        if waits.cost["basis"] == "measured"
         else f"; sending takes {took} per run or more"
     )
     return text if saved is None else f"{text}, of which {saved.text}, could overlap with that work"
@@ -167,7 +167,7 @@ def _times(waits: Price | None, saved: Price | None) -> str:
 def _severity(waits: Price | None, moved: int, whole: int) -> Severity:
     """Return the severity if nothing can hide it: by the waiting, or by bytes if no time is known."""
     if waits is not None:
-        return "low" if waits.severity == "low" else "medium"
+        return "low" if waits.cost["severity"] == "low" else "medium"
     return "medium" if moved >= MEDIUM_BYTES_SHARE * whole else "low"
 
 

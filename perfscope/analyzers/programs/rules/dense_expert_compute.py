@@ -135,7 +135,7 @@ def _is_worth(members: Sequence[DenseRagged | SelectionProduct], total: int, sav
     if saving is None:
         return sum(member.wasted_flops for member in members) >= MIN_FLOPS_SHARE * total
     # of low severity is what a step's usual spread would hide
-    return saving.severity != "low"
+    return saving.cost["severity"] != "low"
 
 
 def _parts(trace: Trace, members: Sequence[DenseRagged | SelectionProduct]) -> list[Part]:

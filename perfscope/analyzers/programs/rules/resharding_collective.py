@@ -138,7 +138,7 @@ def _gathered(trace: Trace, found: GatheredAndCut, whole: int) -> Finding:
         f"{after} in jax.lax.with_sharding_constraint (or in_shardings, out_shardings) to divide the "
         "same dimensions over the same axes of the mesh, or convert in two steps that each move one axis.",
     )
-    return priced(finding, saved) if saved is not None and saved.cost_ns else finding
+    return priced(finding, saved) if saved is not None and saved.cost["cost_ns"] else finding
 
 
 def _path(collective: Collective) -> str:
@@ -169,12 +169,12 @@ def _finding(trace: Trace, where: Where, kind: str, members: list[Collective], w
     makers = ", ".join(name for name, _ in names.most_common(4))
     several, experts = len(members) > 1, all(_EXPERTS.search(_path(member)) for member in members)
     saved = price(trace, (waiting_part(trace, member) for member in members if member.module.platform != "cpu"))
-    if saved is not None and not saved.cost_ns:
+    if saved is not None and not saved.cost["cost_ns"]:
         saved = None  # all of it overlaps other work
     severity: Severity = "medium" if moved >= MEDIUM_BYTES_SHARE * whole else "low"
     if saved is not None:
-        severity = saved.severity
-    return Finding(
+        severity = saved.cost["severity"]
+    finding = Finding(
         subject=f"unrequested {kind}",
         title=f"{len(members):,} {kind}{'s' if several else ''} that no line requests"
         + (f": {least}{format_bytes(moved)} per device" if saved is None else ""),
@@ -184,10 +184,7 @@ def _finding(trace: Trace, where: Where, kind: str, members: list[Collective], w
         + ("." if saved is None else f"; the device waits {saved.text}.")
         + (" It is intended if it is the dispatch to experts." if experts else ""),
         severity="low" if experts else severity,
-        basis="structural" if saved is None else saved.basis,
-        cost_ns=None if saved is None else saved.cost_ns,
-        cost_ns_per_step=None if saved is None else saved.cost_ns_per_step,
-        run_ns=None if saved is None else saved.whole_run_ns,
+        basis="structural",
         cost_bytes=moved,
         where=where,
         evidence=tuple(_row(trace, member) for member in members[:MAX_ROWS]),
@@ -198,6 +195,7 @@ def _finding(trace: Trace, where: Where, kind: str, members: list[Collective], w
         "an expert-parallel layer, it is intended: "
         "jax.shard_map with jax.lax.all_to_all states that.",
     )
+    return priced(finding, saved, finding.severity)
 
 
 def _row(trace: Trace, collective: Collective) -> dict[str, Cell]:

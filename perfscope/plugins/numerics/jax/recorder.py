@@ -184,11 +184,11 @@ class Recorder:
         for (key, value), extremes in zip(tensors, numbers, strict=True):
             if self._add(key, "", extremes, [], int(value.size)):
                 began.append((key, state_of(extremes) or "nan"))
-            if key.kind == "loss":
+            if key[0] == "loss":
                 self._add_values(loss=extremes[0])
         if began and not self._walk(call):
             for key, state in began:
-                self._event(Nonfinite(step=0, kind=key.kind, name=key.name, type="", state=state))
+                self._event(Nonfinite(step=0, kind=key[0], name=key[1], type="", state=state))
 
     def _keep(self, walked: Walked) -> None:
         """Add the numbers of a walk to the history."""
@@ -196,7 +196,7 @@ class Recorder:
         order = sorted(range(len(walked.tensors)), key=lambda index: _when(walked, index))
         for index in order:
             tensor, numbers = walked.plan.tensors[index], walked.tensors[index]
-            key = TensorKey(tensor.kind, tensor.name, "", tensor.dtype)
+            key = (tensor.kind, tensor.name, "", tensor.dtype)
             extremes, counts = numbers[:2], numbers[2:]
             self._add(key, tensor.line, extremes, counts, tensor.elements)
             state = state_of(extremes)
@@ -317,7 +317,7 @@ def _outer(signature: Signature, call: Call, output: Any) -> list[tuple[TensorKe
             is_loss = trains and index == signature.loss
             found.append(("loss" if is_loss else "output", "loss" if is_loss else name, result))
     return [
-        (TensorKey(kind, name, "", str(value.dtype)), value)
+        ((kind, name, "", str(value.dtype)), value)
         for kind, name, value in found
         if is_float(value) and value.size and isinstance(value, jax.Array | np.ndarray)
     ]

@@ -209,7 +209,7 @@ class Recorder:
         values = plain(tensor)
         if values is None:
             return
-        key = TensorKey(what, name, kind, str(values.dtype).removeprefix("torch."))
+        key = what, name, kind, str(values.dtype).removeprefix("torch.")
         if self._history.row(key, self._line if what in ("output", "loss") else str) is None:
             return
         numbers = extremes(values)
@@ -399,9 +399,7 @@ class Recorder:
         event = (
             events[0]
             if events
-            else Nonfinite(
-                step=0, kind=key.kind, name=key.name, type=key.type, state=state, line=line, scaled=pending.scaled
-            )
+            else Nonfinite(step=0, kind=key[0], name=key[1], type=key[2], state=state, line=line, scaled=pending.scaled)
         )
         if not watched:
             self._counted_until = max(self._counted_until, self._ordinal + WATCHED_AFTER)

@@ -79,7 +79,7 @@ def program_findings(trace: Trace) -> Iterator[Finding]:
         saving = None if on_cpu else price(trace, _parts(trace, found))
         flops = sum(product.row.total.flops for product in found)
         # a low saving is within the variation of a step: limited by memory, the precision costs nothing
-        if flops >= MIN_FLOPS_SHARE * total if saving is None else saving.severity != "low":
+        if flops >= MIN_FLOPS_SHARE * total if saving is None else saving.cost["severity"] != "low":
             found.sort(key=lambda product: -product.row.total.flops)
             yield _finding(trace, dtype, where, found, total, saving, on_cpu=on_cpu)
     yield from _promoted(trace, judged, total, on_cpu=on_cpu)
@@ -93,7 +93,7 @@ def _promoted(trace: Trace, judged: list[ModuleCost], total: int, *, on_cpu: boo
         return
     full = [_Full(cost=one.cost, row=one.row, kind=_NARROW_KIND[one.narrow]) for one in found]
     saving = None if on_cpu else price(trace, _parts(trace, full, fast=_NARROW_KIND[found[0].narrow]))
-    if saving is not None and saving.severity == "low":
+    if saving is not None and saving.cost["severity"] == "low":
         return
     first, narrow = first_forward(found), {"bf16": "bfloat16", "f16": "float16"}[found[0].narrow]
     at = first.row.instruction if first.widens is None else first.widens

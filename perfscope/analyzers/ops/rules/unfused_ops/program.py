@@ -13,6 +13,7 @@ from perfscope.analyzers.programs import (
     is_softmax,
     part_of,
     price,
+    priced,
     round_trips,
     touched_bytes,
     trip_time,
@@ -65,7 +66,7 @@ def program_findings(trace: Trace) -> Iterator[Finding]:
         counted = trips if what == ATTENTION else [(trip, time) for trip, time in trips if not trip.in_cache]
         # values in the cache save no time; a finding with only these has no saving
         saved = price(trace, (part_of(trip, time) for trip, time in trips if not trip.in_cache))
-        if saved is not None and saved.severity == "low":
+        if saved is not None and saved.cost["severity"] == "low":
             continue  # many bytes, but under 1% of the time: the program has another bottleneck
         if sum(trip.saved_bytes for trip, _ in counted) >= max(MIN_BYTES, MIN_SHARE * whole):
             yield _finding(trace, where, what, trips, saved, whole)
@@ -108,15 +109,12 @@ def _finding(trace: Trace, where: Where, what: str, timed: list[_Timed], saved: 
         detail += f" {cached} fits in an H100's level-2 cache when it is read."
     if saved is not None:
         detail += f" Fusing saves up to {saved.text}."
-    return Finding(
+    finding = Finding(
         subject=what,
         title=f"{what} are not fused: {cost}{count}",
         detail=detail,
         severity=_severity(what, saved, reached, whole),
-        basis="structural" if saved is None else saved.basis,
-        cost_ns=None if saved is None else saved.cost_ns,
-        cost_ns_per_step=None if saved is None else saved.cost_ns_per_step,
-        run_ns=None if saved is None else saved.whole_run_ns,
+        basis="structural",
         cost_bytes=moved,
         where=where,
         evidence=tuple(
@@ -143,6 +141,7 @@ def _finding(trace: Trace, where: Where, what: str, timed: list[_Timed], saved: 
         spans=spans_of_parts(trace, [part_of(trip, time) for trip, time in timed]),
         advice=_advice(what),
     )
+    return priced(finding, saved, finding.severity)
 
 
 def _severity(what: str, saved: Price | None, reached: int, whole: int) -> Severity:
@@ -150,7 +149,7 @@ def _severity(what: str, saved: Price | None, reached: int, whole: int) -> Sever
     if what == EPILOGUE:
         return "low"
     if saved is not None:
-        return saved.severity
+        return saved.cost["severity"]
     return "medium" if reached >= MEDIUM_SHARE * whole else "low"
 
 

@@ -58,7 +58,7 @@ from perfscope.analyzers.examined import op_records
 from perfscope.analyzers.hlo import where_of
 from perfscope.analyzers.ops import spans_of_parts
 from perfscope.analyzers.programs.rules.sequential_scan.plan import scan_findings
-from perfscope.analyzers.programs.saving import Part, Price, is_alone, price
+from perfscope.analyzers.programs.saving import Part, Price, is_alone, price, priced
 from perfscope.analyzers.programs.scan import (
     Loop,
     launching_ns,
@@ -114,7 +114,7 @@ def check(trace: Trace) -> Iterable[Finding]:
             places[place].append(loop)
     for place, members in places.items():
         saved = price(trace, (part_of(trace, loop) for loop in members))
-        if saved is None or saved.cost_ns:  # the measured loop may already be as fast as a parallel prefix
+        if saved is None or saved.cost["cost_ns"]:  # the measured loop may already be as fast as a parallel prefix
             yield _finding(trace, place, sorted(members, key=lambda loop: -loop.launches), saved)
 
 
@@ -148,8 +148,8 @@ def _finding(trace: Trace, where: Where, members: list[Loop], saved: Price | Non
     count = f"{len(members):,} loops take" if len(members) > 1 else "a loop takes"
     severity: Severity = "medium" if launches >= MEDIUM_LAUNCHES and not on_cpu and not on_tpu else "low"
     if saved is not None and not is_alone(trace):
-        severity = saved.severity
-    return Finding(
+        severity = saved.cost["severity"]
+    finding = Finding(
         subject="sequential scan",
         title=f"{count} {launches:,} {ops} one after another",
         detail=f"{worst.trips:,} steps of {len(worst.kernels):,} {kernels}, with {format_ns(worst.work_ns)} of work a "
@@ -158,10 +158,7 @@ def _finding(trace: Trace, where: Where, members: list[Loop], saved: Price | Non
         + (" Compiled for a CPU here, where it may be no slower: on a GPU it would be." if on_cpu else "")
         + (" The shortest an op takes on a TPU was not measured, so no time is given." if on_tpu else ""),
         severity=severity,
-        basis="structural" if saved is None else saved.basis,
-        cost_ns=None if saved is None else saved.cost_ns,
-        cost_ns_per_step=None if saved is None else saved.cost_ns_per_step,
-        run_ns=None if saved is None else saved.whole_run_ns,
+        basis="structural",
         where=where,
         evidence=tuple(
             {
@@ -186,3 +183,4 @@ def _finding(trace: Trace, where: Where, members: list[Loop], saved: Price | Non
         "It runs over the whole sequence, or over chunks of it. Or fuse steps: jax.lax.scan(..., unroll=8). "
         f"A step moves {format_bytes(sum(row.once.bytes for row in worst.kernels))}.",
     )
+    return priced(finding, saved, finding.severity)

@@ -56,4 +56,4 @@ def _finding(trace: Trace, where: Where, members: list[ProgramPipeline]) -> Find
         "make the bubble v times smaller.",
     )
     saved = pipeline_price(trace, members)
-    return priced(finding, saved) if saved is not None and saved.cost_ns else finding
+    return priced(finding, saved) if saved is not None and saved.cost["cost_ns"] else finding

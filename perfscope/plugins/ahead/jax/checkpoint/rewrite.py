@@ -32,7 +32,7 @@ from perfscope.plugins.ahead.jax.checkpoint.jaxprs import (
     wrapped_equations,
     wrapped_loop,
 )
-from perfscope.plugins.ahead.jax.checkpoint.sites import Site, SiteKind, is_repeating_scan, sites_of
+from perfscope.plugins.ahead.jax.checkpoint.sites import Site, SitePlace, is_repeating_scan, sites_of
 from perfscope.plugins.ahead.jax.lines import SourceLine
 from perfscope.plugins.ahead.request import CheckpointRequest
 
@@ -120,29 +120,20 @@ SiteChange = Literal["wrapped", "replaced", "removed", "left"]
 class SiteOutcome(Struct, frozen=True, kw_only=True):
     """The outcome for one place."""
 
-    kind: SiteKind
+    place: SitePlace
     how: SiteChange
-    at: SourceLine | None
-    written: SourceLine | None
-    count: int
     why: str = ""
     """Why it was left unchanged."""
-
-    def words(self) -> str:
-        """``the scan at train.py:35 (12 turns)``."""
-        where = "" if self.at is None else f" at {self.at}"
-        if self.kind == "scan":
-            return f"the scan{where} ({self.count:,} turns)"
-        if self.kind == "calls":
-            written = "" if self.written is None else f" of {self.written}"
-            return f"the function{written} that is called {self.count:,} times alike{where}"
-        return f"the checkpoint{where}"
 
     def note(self, option: str) -> str:
         """A line of the report; ``option``: ``--checkpoint full``."""
         if self.how == "left":
-            return f"{option}: left as it is: {self.words()}: {self.why}"
-        return f"{option}: {self.words()}: {VERBS[self.how]}"
+            return f"{option}: left as it is: {self.place.words()}: {self.why}"
+        return f"{option}: {self.place.words()}: {VERBS[self.how]}"
+
+
+def _as_data(at: SourceLine | None) -> dict[str, Any] | None:
+    return None if at is None else {"file": at.file, "line": at.line}
 
 
 class Checkpoints(Struct, kw_only=True):
@@ -185,10 +176,10 @@ class Checkpoints(Struct, kw_only=True):
         """For the manifest: ``checkpoint`` of ``compile.json``."""
         places = [
             {
-                "kind": outcome.kind,
+                "kind": outcome.place.kind,
                 "how": outcome.how,
-                "place": None if outcome.at is None else {"file": outcome.at.file, "line": outcome.at.line},
-                "count": outcome.count,
+                "place": _as_data(outcome.place.at),
+                "count": outcome.place.count,
                 "reason": outcome.why,
             }
             for outcome in (*self.changed, *self.left)
@@ -212,29 +203,28 @@ class Checkpoints(Struct, kw_only=True):
         if policy is _NAMELESS:
             self.nameless, chosen = True, []
         removes = self.request.word == "none"
-        picked = {id(site.eqn) for site in chosen if site.kind == "checkpoint"}
+        picked = {id(site.eqn) for site in chosen if site.place.kind == "checkpoint"}
         loops: set[int] = set()
         for site in sites:
             how: SiteChange = "left"
-            if site.kind == "checkpoint" and site in chosen:
+            if site.place.kind == "checkpoint" and site in chosen:
                 how = "removed" if removes else "replaced"
             elif (
                 site in chosen
                 and not removes
                 and not (
-                    site.kind == "scan" and any(id(eqn) in picked for eqn in _checkpoints_in(inner_jaxpr(site.eqn)))
+                    site.place.kind == "scan"
+                    and any(id(eqn) in picked for eqn in _checkpoints_in(inner_jaxpr(site.eqn)))
                 )
             ):
                 how = "wrapped"
             elif site in chosen:
                 continue  # its checkpoints are reported, or it has none to remove
-            if how == "wrapped" and site.kind == "scan":
+            if how == "wrapped" and site.place.kind == "scan":
                 loops.add(id(site.eqn))
             why = "" if how != "left" else site.why or "not named" if not self.nameless else "nothing is named"
-            self.outcomes[
-                SiteOutcome(kind=site.kind, how=how, at=site.at, written=site.written, count=site.count, why=why)
-            ] = None
-        groups = [site for site in chosen if site.kind == "calls" and not removes]
+            self.outcomes[SiteOutcome(place=site.place, how=how, why=why)] = None
+        groups = [site for site in chosen if site.place.kind == "calls" and not removes]
         if not picked and not loops and not groups:
             return jaxpr
         edit = Edit(policy=None if removes else policy, removes=removes, picked=picked, loops=loops, groups=groups)
@@ -245,7 +235,9 @@ class Checkpoints(Struct, kw_only=True):
         if not self.request.spots:
             return [site for site in sites if site.layer]
         named = [site for site in sites if not site.fixed and any(_is_at(site, spot) for spot in self.request.spots)]
-        direct = {id(eqn) for site in named if site.kind == "scan" for eqn in _checkpoints_in(inner_jaxpr(site.eqn))}
+        direct = {
+            id(eqn) for site in named if site.place.kind == "scan" for eqn in _checkpoints_in(inner_jaxpr(site.eqn))
+        }
         return [site for site in sites if site in named or id(site.eqn) in direct]
 
     def _policy(self, jaxpr: Any) -> Any:
@@ -274,9 +266,9 @@ class Checkpoints(Struct, kw_only=True):
             return self.unseen[0]
         if self.request.spots:
             spots = ", ".join(map(str, self.request.spots))
-            there = [outcome.words() for outcome in self.outcomes][:MAX_REPORTED]
+            there = [outcome.place.words() for outcome in self.outcomes][:MAX_REPORTED]
             return f"nothing at {spots}; there is {'; '.join(there) or 'no scan and no checkpoint'}"
-        there = [f"{outcome.words()}{f' ({outcome.why})' if outcome.why else ''}" for outcome in self.outcomes][
+        there = [f"{outcome.place.words()}{f' ({outcome.why})' if outcome.why else ''}" for outcome in self.outcomes][
             :MAX_REPORTED
         ]
         if there:
@@ -300,7 +292,7 @@ def checkpointed(request: CheckpointRequest | None, *, thread: int | None = None
 
 
 def _is_at(site: Site, spot: Any) -> bool:
-    return any(line is not None and spot.is_at(line.file, line.line) for line in (site.at, site.written))
+    return any(line is not None and spot.is_at(line.file, line.line) for line in (site.place.at, site.place.written))
 
 
 def _checkpoints_in(jaxpr: Any) -> Iterator[Any]:

@@ -30,18 +30,34 @@ MAX_DEPTH = 80
 """Most frames that are followed."""
 
 
-class Site(Struct, frozen=True, kw_only=True, eq=False):
-    """A place whose checkpoint policy can be set."""
+class SitePlace(Struct, frozen=True, kw_only=True):
+    """A loop, a checkpoint or repeated calls, as reports name them."""
 
     kind: SiteKind
-    eqn: Any
-    """A scan or a checkpoint; for repeated calls their first equation."""
     count: int
     """Iterations of the loop, or number of calls."""
     at: SourceLine | None
     """Line of the program that calls it."""
     written: SourceLine | None
     """First line of its function."""
+
+    def words(self) -> str:
+        """``the scan at train.py:35 (12 turns)``."""
+        where = "" if self.at is None else f" at {self.at}"
+        if self.kind == "scan":
+            return f"the scan{where} ({self.count:,} turns)"
+        if self.kind == "calls":
+            written = "" if self.written is None else f" of {self.written}"
+            return f"the function{written} that is called {self.count:,} times alike{where}"
+        return f"the checkpoint{where}"
+
+
+class Site(Struct, frozen=True, kw_only=True, eq=False):
+    """A place whose checkpoint policy can be set."""
+
+    place: SitePlace
+    eqn: Any
+    """A scan or a checkpoint; for repeated calls their first equation."""
     depth: int
     """Number of enclosing loops."""
     layer: bool
@@ -85,11 +101,13 @@ def _site(visited: _Visited, alike: Counter[Any], bodies: set[int], within_calls
     eqn, loop = visited.eqn, is_loop(visited.eqn)
     why = visited.shut or _why_no_layer(visited, alike, bodies, within_calls)
     return Site(
-        kind="scan" if loop else "checkpoint",
+        place=SitePlace(
+            kind="scan" if loop else "checkpoint",
+            count=eqn.params["length"] if loop else 1,
+            at=user_line_of(eqn) if loop else user_line_of(eqn, *reversed(visited.loops)),
+            written=_written(eqn.params["jaxpr"]),
+        ),
         eqn=eqn,
-        count=eqn.params["length"] if loop else 1,
-        at=user_line_of(eqn) if loop else user_line_of(eqn, *reversed(visited.loops)),
-        written=_written(eqn.params["jaxpr"]),
         depth=len(visited.loops),
         layer=not why,
         why=why,
@@ -279,11 +297,13 @@ def _call_site(jaxpr: Any, pieces: tuple[tuple[int, int], ...], paths: Sequence[
     first = pieces[0][0]
     (caller, line), (callee, _) = paths[first][depth], paths[first][depth + 1]
     return Site(
-        kind="calls",
+        place=SitePlace(
+            kind="calls",
+            count=len(pieces),
+            at=SourceLine(file=display_path(caller.co_filename), line=line),
+            written=SourceLine(file=display_path(callee.co_filename), line=callee.co_firstlineno),
+        ),
         eqn=jaxpr.eqns[first],
-        count=len(pieces),
-        at=SourceLine(file=display_path(caller.co_filename), line=line),
-        written=SourceLine(file=display_path(callee.co_filename), line=callee.co_firstlineno),
         depth=0,
         layer=True,
         pieces=pieces,
