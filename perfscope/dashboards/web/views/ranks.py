@@ -278,15 +278,16 @@ def view(job: Job) -> dict[str, Any]:
 
 def _lead(item: _Set) -> str:
     """Who came last and who waited, in a sentence; ``''`` without collectives."""
-    if not item.totals or not item.matched:
+    totals, matched = item.table.ranks, item.table.matched
+    if not totals or not matched:
         return ""
-    late = max(item.totals, key=lambda total: total.last)
-    most = max(item.totals, key=lambda total: total.wait_ns)
+    late = max(totals, key=lambda total: total.last)
+    most = max(totals, key=lambda total: total.wait_ns)
     waits = f"{item.member.capitalize()} {most.rank} waited longest, {format_ns(most.wait_ns)} in all"
-    if late.last <= OFTEN * len(item.matched):
-        return f"No {item.member} came last at more than half of the {len(item.matched):,} collectives. {waits}."
+    if late.last <= OFTEN * len(matched):
+        return f"No {item.member} came last at more than half of the {len(matched):,} collectives. {waits}."
     return (
-        f"{item.member.capitalize()} {late.rank} came last at {late.last:,} of {len(item.matched):,} collectives. "
+        f"{item.member.capitalize()} {late.rank} came last at {late.last:,} of {len(matched):,} collectives. "
         f"{waits}; {item.member} {late.rank} waited {format_ns(late.wait_ns)}."
     )
 
