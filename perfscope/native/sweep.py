@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,6 +27,63 @@ def parents(thread: Array, start: Array, end: Array) -> Array:
     if native.perfscope_parents(pointer(thread), pointer(start), pointer(end), count(result), pointer(result)) != 0:
         raise MemoryError
     return result
+
+
+class Pieces(NamedTuple):
+    """Times at which one thread is inside a span or a call: disjoint, sorted, none empty; shapes (n,), int64."""
+
+    thread: int
+    starts: Array
+    ends: Array
+    slices: Array
+    calls: Array
+    works: Array
+    """Whether the thread is inside an op or a call, not only in Python; bool."""
+
+
+class _ThreadPieces(ctypes.Structure):
+    _fields_ = [
+        ("thread", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("starts", "ends", "slices", "calls", "works")),
+        ("count", ctypes.c_size_t),
+    ]
+
+
+class _LaneColumns(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("starts", "ends", "threads", "slices", "calls")),
+        ("room", ctypes.c_size_t),
+    ]
+
+
+def lane(threads: Sequence[Pieces], cuts: Array, low: int, high: int, main: int) -> list[Array]:
+    """Return starts, ends, thread, slice and call of the lane of ``[low, high)`` ns, int64, shapes (m,).
+
+    The first of ``threads`` is the main thread, if it has any pieces. ``cuts``: sorted times at which a piece ends.
+    """
+    native = library()
+    if native is None:
+        raise RuntimeError("the native library is not loaded")
+    native.perfscope_lane.restype = ctypes.c_int64
+    held = [
+        Pieces(pieces.thread, *(np.ascontiguousarray(column, np.int64) for column in pieces[1:5]),
+               np.ascontiguousarray(pieces.works, np.uint8))
+        for pieces in threads
+    ]  # fmt: skip
+    given = (_ThreadPieces * len(held))(
+        *(_ThreadPieces(one.thread, *map(pointer, one[1:]), len(one.starts)) for one in held)
+    )
+    cuts = np.ascontiguousarray(cuts, np.int64)
+    room = 2 * sum(len(one.starts) for one in held) + len(cuts) + 1
+    columns = [np.empty(room, np.int64) for _ in range(5)]  # Only the part that is written takes memory.
+    made = native.perfscope_lane(
+        given, ctypes.c_size_t(len(held)), pointer(cuts), count(cuts),
+        *map(ctypes.c_int64, (low, high, main)),
+        ctypes.byref(_LaneColumns(*map(pointer, columns), room)),
+    )  # fmt: skip
+    if made < 0:
+        raise RuntimeError("the native library failed")
+    return [column[:made] for column in columns]
 
 
 def distinct(values: Array) -> Array:

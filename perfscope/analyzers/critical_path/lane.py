@@ -13,6 +13,7 @@ from perfscope.analyzers.spans import nearest_ancestor
 from perfscope.analyzers.time import innermost_spans, main_thread
 from perfscope.model.intervals import Int64, distinct
 from perfscope.model.trace import MISSING, CallKind, SliceKind, Trace
+from perfscope.native import library as native_library
 
 
 class Lane(Struct, frozen=True, kw_only=True):
@@ -41,6 +42,15 @@ def host_lane(trace: Trace, low: int, high: int, cuts: Int64) -> Lane:
     main = trace.fact(main_thread)
     threads = [main, *(thread for thread in helper_threads(trace) if thread != main)] if main != MISSING else []
     spans = {thread: _thread_pieces(trace, thread) for thread in threads}
+    if native_library() is not None:
+        from perfscope.native import sweep
+
+        given = [
+            sweep.Pieces(thread, pieces.starts, pieces.ends, pieces.slice, pieces.call, pieces.works)
+            for thread, pieces in spans.items()
+        ]
+        starts, ends, thread, inside, call = sweep.lane(given, distinct(cuts), low, high, main)
+        return Lane(starts=starts, ends=ends, thread=thread, slice=inside, call=call)
     bounds = [np.array([low, high], np.int64), cuts]
     bounds += [np.concatenate((pieces.starts, pieces.ends)) for pieces in spans.values()]
     times = distinct(np.concatenate(bounds))

@@ -17,7 +17,7 @@ use std::slice;
 use xspace::{Events, Line, Stats, Stop};
 
 /// Version of this border; Python refuses a library of another one.
-const VERSION: i64 = 3;
+const VERSION: i64 = 4;
 
 const READ: i64 = 0;
 const BAD: i64 = 1;
@@ -299,4 +299,59 @@ pub unsafe extern "C" fn perfscope_parents(
 #[no_mangle]
 pub unsafe extern "C" fn perfscope_distinct(values: *mut i64, count: usize) -> i64 {
     guarded(|| sweep::distinct(slice::from_raw_parts_mut(values, count)) as i64)
+}
+
+/// Pieces of a thread, as Python passes them.
+#[repr(C)]
+pub struct ThreadPieces {
+    thread: i64,
+    starts: *const i64,
+    ends: *const i64,
+    slices: *const i64,
+    calls: *const i64,
+    works: *const u8,
+    count: usize,
+}
+
+/// Arrays of a lane, as Python passes them.
+#[repr(C)]
+pub struct LaneColumns {
+    starts: *mut i64,
+    ends: *mut i64,
+    threads: *mut i64,
+    slices: *mut i64,
+    calls: *mut i64,
+    room: usize,
+}
+
+/// Write the lane of `[low, high)` to `out` and return its number of pieces.
+///
+/// # Safety
+/// `all` has `threads` entries, whose arrays have their `count`; `cuts` has `cut_count` numbers; the arrays of `out` have
+/// `room` numbers.
+#[no_mangle]
+pub unsafe extern "C" fn perfscope_lane(
+    all: *const ThreadPieces, threads: usize, cuts: *const i64, cut_count: usize, low: i64, high: i64, main: i64,
+    out: *const LaneColumns,
+) -> i64 {
+    guarded(|| {
+        let given = slice::from_raw_parts(all, threads).iter().map(|pieces| sweep::Pieces {
+            thread: pieces.thread,
+            starts: slice::from_raw_parts(pieces.starts, pieces.count),
+            ends: slice::from_raw_parts(pieces.ends, pieces.count),
+            slices: slice::from_raw_parts(pieces.slices, pieces.count),
+            calls: slice::from_raw_parts(pieces.calls, pieces.count),
+            works: slice::from_raw_parts(pieces.works, pieces.count),
+        });
+        let out = &*out;
+        let mut lane = sweep::Lane {
+            starts: slice::from_raw_parts_mut(out.starts, out.room),
+            ends: slice::from_raw_parts_mut(out.ends, out.room),
+            threads: slice::from_raw_parts_mut(out.threads, out.room),
+            slices: slice::from_raw_parts_mut(out.slices, out.room),
+            calls: slice::from_raw_parts_mut(out.calls, out.room),
+        };
+        let cuts = slice::from_raw_parts(cuts, cut_count);
+        sweep::lane(&given.collect::<Vec<_>>(), cuts, low, high, main, &mut lane).map_or(FAULT, |count| count as i64)
+    })
 }

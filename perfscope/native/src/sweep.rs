@@ -45,6 +45,85 @@ pub fn distinct(values: &mut [i64]) -> usize {
     kept
 }
 
+/// Times at which one thread is inside a span or a call: disjoint, sorted, none empty.
+pub struct Pieces<'a> {
+    pub thread: i64,
+    pub starts: &'a [i64],
+    pub ends: &'a [i64],
+    pub slices: &'a [i64],
+    pub calls: &'a [i64],
+    /// 1 where the thread is inside an op or a call, not only in Python.
+    pub works: &'a [u8],
+}
+
+/// A lane: neighbouring pieces differ in thread, slice or call, or a cut is between them.
+pub struct Lane<'a> {
+    pub starts: &'a mut [i64],
+    pub ends: &'a mut [i64],
+    pub threads: &'a mut [i64],
+    pub slices: &'a mut [i64],
+    pub calls: &'a mut [i64],
+}
+
+/// Write the lane of `[low, high)` and return its number of pieces; `None` if the arrays are too short.
+///
+/// The first of `all` is the main thread. Another thread stands for it where it works and neither the main thread nor an
+/// earlier one does. `cuts` are sorted.
+pub fn lane(all: &[Pieces], cuts: &[i64], low: i64, high: i64, main: i64, out: &mut Lane) -> Option<usize> {
+    let mut at: Vec<usize> = all.iter().map(|pieces| pieces.ends.partition_point(|end| *end <= low)).collect();
+    let mut cut = cuts.partition_point(|time| *time < low);
+    let mut count: usize = 0;
+    let mut time = low;
+    while time < high {
+        let (mut thread, mut slice, mut call) = (main, MISSING as i64, MISSING as i64);
+        let (mut next, mut is_open) = (high, true);
+        for (number, pieces) in all.iter().enumerate() {
+            let place = &mut at[number];
+            while *place < pieces.ends.len() && pieces.ends[*place] <= time {
+                *place += 1;
+            }
+            if *place == pieces.ends.len() {
+                continue;
+            }
+            if pieces.starts[*place] > time {
+                next = next.min(pieces.starts[*place]);
+                continue;
+            }
+            next = next.min(pieces.ends[*place]);
+            let works = pieces.works[*place] != 0;
+            if number == 0 || (works && is_open) {
+                (thread, slice, call) = (pieces.thread, pieces.slices[*place], pieces.calls[*place]);
+            }
+            is_open &= !works;
+        }
+        let mut is_cut = false;
+        while cut < cuts.len() && cuts[cut] <= time {
+            is_cut |= cuts[cut] == time;
+            cut += 1;
+        }
+        if let Some(later) = cuts.get(cut) {
+            next = next.min(*later);
+        }
+        let last = count.wrapping_sub(1);
+        let same = count > 0 && out.threads[last] == thread && out.slices[last] == slice && out.calls[last] == call;
+        if same && !is_cut {
+            out.ends[last] = next;
+        } else {
+            if count == out.starts.len() {
+                return None;
+            }
+            out.starts[count] = time;
+            out.ends[count] = next;
+            out.threads[count] = thread;
+            out.slices[count] = slice;
+            out.calls[count] = call;
+            count += 1;
+        }
+        time = next;
+    }
+    Some(count)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
