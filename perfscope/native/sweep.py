@@ -66,10 +66,16 @@ def lane(threads: Sequence[Pieces], cuts: Array, low: int, high: int, main: int)
         raise RuntimeError("the native library is not loaded")
     native.perfscope_lane.restype = ctypes.c_int64
     held = [
-        Pieces(pieces.thread, *(np.ascontiguousarray(column, np.int64) for column in pieces[1:5]),
-               np.ascontiguousarray(pieces.works, np.uint8))
+        Pieces(
+            thread=pieces.thread,
+            starts=np.ascontiguousarray(pieces.starts, np.int64),
+            ends=np.ascontiguousarray(pieces.ends, np.int64),
+            slices=np.ascontiguousarray(pieces.slices, np.int64),
+            calls=np.ascontiguousarray(pieces.calls, np.int64),
+            works=np.ascontiguousarray(pieces.works, np.uint8),
+        )
         for pieces in threads
-    ]  # fmt: skip
+    ]
     given = (_ThreadPieces * len(held))(
         *(_ThreadPieces(one.thread, *map(pointer, one[1:]), len(one.starts)) for one in held)
     )
