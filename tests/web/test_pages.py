@@ -159,3 +159,23 @@ def test_one_process_is_told_what_its_framework_does(
     words = said if isinstance(said, str) else said[0]
     assert word in words
     assert ("torchrun" in words) == (word == "torchrun")
+
+
+def test_a_trace_has_a_row_of_its_own() -> None:
+    """Step time, findings and device of a trace, as a run has them; without steps and devices there are none."""
+    from perfscope.analyzers.engine import analyze
+    from perfscope.dashboards.report import json_report
+    from perfscope.dashboards.web.views.listed import listed_row
+    from tests.build import TraceBuilder
+    from tests.web.test_views import rank
+
+    analysis = analyze([rank(0), rank(1)])
+    row = listed_row(analysis, json_report.document(analysis))
+    assert row["step_ns"] is not None
+    assert row["devices"] == ["NVIDIA H100 80GB HBM3"] * 2
+    assert (row["ranks"], row["steps"]) == (2, 2)
+    assert row["findings"] == sum(len(outcome.findings) for outcome in analysis.outcomes)
+    assert row["worst_finding"] is None or row["worst_finding"]["rule"]
+    empty = analyze([TraceBuilder(rank=None).build()])
+    row = listed_row(empty, json_report.document(empty))
+    assert (row["step_ns"], row["devices"], row["steps"], row["ranks"]) == (None, [], None, None)

@@ -22,6 +22,6 @@ def listed_row(analysis: Analysis, report: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **reported(report),
         "devices": [sanitize(device.name, DEVICE_CHARS) for device in analysis.devices],
-        "steps": len(analysis.steps) or None,
+        "steps": len({step.number for step in analysis.steps}) or None,
         "ranks": len(ranks) or None,
     }
