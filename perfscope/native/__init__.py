@@ -21,6 +21,10 @@ _VERSION = 4
 """Version of the border in ``src/lib.rs``."""
 
 
+class FaultError(RuntimeError):
+    """The library failed in a call, which is a defect of it."""
+
+
 @cache
 def library() -> ctypes.CDLL | None:
     """Return the loaded library; ``None`` if it is turned off, not built, or of another version."""

@@ -8,7 +8,7 @@ from types import TracebackType
 
 import numpy as np
 
-from perfscope.native import library
+from perfscope.native import FaultError, library
 from perfscope.native.arrays import Array, count, cut_texts, pointer
 
 SLICE, CALL, KERNEL, COPY, SYNC, PYTHON, MARK, DROPPED, REST = 0, 1, 2, 3, 4, 6, 7, 8, 9
@@ -40,6 +40,8 @@ TABLES: dict[str, tuple[str, ...]] = {
 
 _EVENTS, _REST, _TEXTS = 6, 7, 8
 """Numbers of sizes, as in ``src/lib.rs``."""
+
+_MEMORY = 2
 
 STRINGS, THREADS, CATEGORIES = 0, 1, 2
 """Dictionaries of texts."""
@@ -76,7 +78,7 @@ class Scan:
         """Read the events that begin in bytes ``start`` to ``soft_end`` of a range that ends at ``end``.
 
         Return the position reached, and whether the library cannot read an event there.
-        ``MemoryError`` if memory runs out.
+        ``MemoryError`` if memory runs out, ``FaultError`` if the library fails.
         """
         assert self._bytes is not None
         result = self._native.perfscope_kineto_scan(
@@ -85,7 +87,9 @@ class Scan:
             *map(ctypes.c_size_t, (end, start, soft_end)),
             ctypes.byref(self._position),
         )
-        if result not in (0, 1):
+        if result < 0:
+            raise FaultError
+        if result == _MEMORY:
             raise MemoryError
         return self._position.value, result == 1
 
@@ -124,7 +128,7 @@ class Scan:
                 self._scan, ctypes.c_size_t(number), ctypes.c_size_t(_NUMBERS[name]), pointer(column), count(column)
             )
             if taken != rows:
-                raise RuntimeError(f"{taken} of {rows} values of {table}.{name}")
+                raise FaultError(f"{taken} of {rows} values of {table}.{name}")
             columns[name] = column
         return columns
 

@@ -8,14 +8,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from perfscope.native import library
+from perfscope.native import FaultError, library
 from perfscope.native.arrays import Array, count, pointer
 
 
 def parents(thread: Array, start: Array, end: Array) -> Array:
     """Return the row of the innermost span of the same thread that encloses each span, or -1; shape (n,), int32.
 
-    ``thread``, ``start`` and ``end`` are by thread, then start, then longest first. ``MemoryError`` if memory runs out.
+    ``thread``, ``start`` and ``end`` are by thread, then start, then longest first. ``MemoryError`` if memory runs out,
+    ``FaultError`` if the library fails, here and below.
     """
     native = library()
     if native is None:
@@ -24,7 +25,10 @@ def parents(thread: Array, start: Array, end: Array) -> Array:
     result = np.empty(len(start), np.int32)
     thread = np.ascontiguousarray(thread, np.int32)
     start, end = np.ascontiguousarray(start, np.int64), np.ascontiguousarray(end, np.int64)
-    if native.perfscope_parents(pointer(thread), pointer(start), pointer(end), count(result), pointer(result)) != 0:
+    done = native.perfscope_parents(pointer(thread), pointer(start), pointer(end), count(result), pointer(result))
+    if done < 0:
+        raise FaultError
+    if done != 0:
         raise MemoryError
     return result
 
@@ -88,7 +92,7 @@ def lane(threads: Sequence[Pieces], cuts: Array, low: int, high: int, main: int)
         ctypes.byref(_LaneColumns(*map(pointer, columns), room)),
     )  # fmt: skip
     if made < 0:
-        raise RuntimeError("the native library failed")
+        raise FaultError
     return [column[:made] for column in columns]
 
 
@@ -100,5 +104,5 @@ def distinct(values: Array) -> Array:
     native.perfscope_distinct.restype = ctypes.c_int64
     kept = native.perfscope_distinct(pointer(values), count(values))
     if kept < 0:
-        raise RuntimeError("the native library failed")
+        raise FaultError
     return values[:kept]

@@ -95,6 +95,18 @@ def test_parts_of_a_file_are_read_by_threads_and_damage_by_python(
         assert_equal(*both(reader.read, tmp_path / "t.json", monkeypatch))
 
 
+@needs_library
+def test_where_the_library_fails_python_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "t.json").write_text(text(events() + ODD))
+    plain, _ = both(reader.read, tmp_path / "t.json", monkeypatch)
+
+    def fails(*_: object) -> None:
+        raise native.FaultError
+
+    monkeypatch.setattr("perfscope.native.kineto.Scan.read", fails)
+    assert_equal(plain, reader.read(tmp_path / "t.json"))
+
+
 @pytest.mark.corpus
 @needs_library
 @pytest.mark.parametrize("path", corpus_files("kineto", "*.json.gz"), ids=lambda path: path.name)

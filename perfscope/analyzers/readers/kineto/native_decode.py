@@ -18,6 +18,7 @@ from perfscope.analyzers.readers.kineto.decode import decode_chunk, decode_range
 from perfscope.analyzers.readers.kineto.document import Buffer
 from perfscope.analyzers.readers.kineto.shard import Shard
 from perfscope.model.trace.columns import MISSING, Array
+from perfscope.native import FaultError
 from perfscope.native import kineto as native
 
 STEP = 32 << 20
@@ -84,9 +85,9 @@ def _decode_range(data: Buffer, start: int, end: int, path: str, progress: Calla
                 if progress is not None:
                     progress(position)
             _decode_rest(shard, data, scan.rest(), rest)
-        except (msgspec.DecodeError, RecursionError, ValueError):
+            _receive(shard, scan)
+        except (msgspec.DecodeError, RecursionError, ValueError, FaultError):
             return decode_range(data, start, end, path, progress)  # Which repairs known faults.
-        _receive(shard, scan)
         shard.events = scan.events
     return shard
 
