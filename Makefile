@@ -1,4 +1,5 @@
-# make demo   install into .venv, profile the example program, print the findings, write the HTML report
+# make demo   install into .venv, profile a program with five planted defects, print the findings, write the HTML report,
+#             and measure the saving of the same program without the defects
 # make test   install into .venv with the test tools, check style, types and layers, run the everyday tests
 #
 # make test-core, make test-plugins    the two jobs of make test, which run side by side; NAME=numerics is one plug-in
@@ -26,6 +27,7 @@ WORKERS ?= 2
 PLUGIN_WORKERS ?= 1
 SLOW_WORKERS ?= 2
 FUZZ_INPUTS ?= 2000
+QUIET := --quiet
 OLDEST := $(VENV)/oldest-jax
 OLDEST_JAX := $(shell sed -n 's/^jax = \["jax>=\([0-9.]*\)"\]$$/\1/p' pyproject.toml)
 
@@ -36,7 +38,10 @@ export OMP_NUM_THREADS ?= 1
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-demo
-	$(BIN)/perfscope run --name demo -m perfscope.workloads.moe --variant loop --defect item --defect adam-loop
+	@echo 'A training loop with five planted defects (perfscope/workloads/demo.py), profiled:'
+	$(BIN)/perfscope run --name demo -m perfscope.workloads.demo
+	@echo 'The same training without the defects, in turns with it, without a profiler:'
+	$(BIN)/python -m perfscope.workloads.demo --pairs 6
 
 test: lint
 	$(MAKE) --jobs=2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) test-core test-plugins
@@ -105,11 +110,13 @@ clean:
 	rm -rf $(VENV) build dist perfscope.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/.installed-demo: EXTRAS := torch
+$(VENV)/.installed-demo: QUIET :=
 $(VENV)/.installed-test: EXTRAS := torch,jax,test
 $(VENV)/.installed-docs: EXTRAS := docs
 
 $(VENV)/.installed-%: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@echo 'Installing perfscope and its extras $(EXTRAS) into $(VENV), once: some minutes'
+	$(BIN)/python -m pip install $(QUIET) --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	@touch $@
 
 $(OLDEST)/.installed: pyproject.toml
