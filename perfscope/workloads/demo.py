@@ -145,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(argv)
     if asked.pairs:
         # Every step compiles: after the usual limit of 8, torch would run the function eagerly.
-        with torch._dynamo.config.patch(recompile_limit=10_000, accumulated_recompile_limit=10_000):  # type: ignore[attr-defined]
+        with torch._dynamo.config.patch(recompile_limit=10_000, accumulated_recompile_limit=10_000):
             print_saving(compare(asked.pairs))
         return
     loop = Loop(twin=asked.twin)
