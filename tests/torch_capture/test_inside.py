@@ -84,6 +84,13 @@ def test_where_no_run_can_be_made_the_program_goes_on(tmp_path: Path) -> None:
     assert done.stderr == "perfscope: nothing is captured: perfscope-runs: no run directory can be made: File exists\n"
 
 
+def test_a_block_that_recorded_nothing_names_no_run_to_analyze(tmp_path: Path) -> None:
+    done = run(tmp_path, "with perfscope.profile():\n    print(train(0))\n")
+    assert (done.returncode, done.stdout) == (0, "1.0\n")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("perfscope: nothing was captured: no steps were found")
+
+
 def test_without_a_framework_the_program_goes_on(tmp_path: Path) -> None:
     code = "import perfscope\nwith perfscope.profile():\n    print(1)\n"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)

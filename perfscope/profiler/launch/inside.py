@@ -94,7 +94,8 @@ class Profile:
             return
         for note in done.notes:
             print(f"perfscope: {note}", file=sys.stderr)
-        print(f"perfscope: {self.directory}: `perfscope analyze {self.directory}` reports", file=sys.stderr)
+        if done.artifacts(self.directory):
+            print(f"perfscope: {self.directory}: `perfscope analyze {self.directory}` reports", file=sys.stderr)
 
     def analysis(self) -> Any:
         """The `perfscope.Analysis` of the recording, after its end; ``None`` where nothing was captured here."""
