@@ -63,8 +63,8 @@ ODD = 2.0
 """Ratio to the median step from which a recorded step is an outlier, as in ``slow_steps``."""
 RARE = 0.1
 """Largest share of steps without a profiler that are that slow; more of them are part of the program's usual work."""
-LEAST_FREE = 10
-"""Minimum number of steps without a profiler: fewer do not show how rare a slow step is."""
+LEAST_FREE = 5
+"""Minimum number of steps without a profiler: fewer do not show that a slow step is not usual."""
 
 
 class StepAccount(Struct, frozen=True, kw_only=True):
