@@ -69,6 +69,10 @@ def step_spread(analysis: Analysis, timed: StepTime) -> Spread | None:
     return Spread.of([step.duration_ns for step in mine if not step.compiled])
 
 
+WARM = 0.1
+"""Largest share of compilation in the account of steps that compile nothing."""
+
+
 class Reservation(Struct, frozen=True, kw_only=True):
     """Why the recorded steps do not represent the run. Times in ns."""
 
@@ -78,6 +82,8 @@ class Reservation(Struct, frozen=True, kw_only=True):
     """Median of the recorded steps; for ``compiled``, the compile time."""
     run_ns: float
     """Median of the steps without a profiler; for ``compiled``, the time of all timed steps."""
+    warm: bool = True
+    """Whether the account is of steps that compile nothing."""
 
 
 def reservations(analysis: Analysis) -> tuple[Reservation, ...]:
@@ -92,7 +98,10 @@ def reservations(analysis: Analysis) -> tuple[Reservation, ...]:
     stepping = sum(free) + sum(step.duration_ns for step in analysis.steps if step.traced)
     stepping = max(stepping, sum(window.duration_ns for window in analysis.windows))
     if compiling > stepping > 0:
-        found.append(Reservation(why="compiled", recorded_ns=compiling, run_ns=stepping))
+        in_steps = sum(sum(account.causes_ns["compilation"]) for account in analysis.accounts)
+        in_all = sum(sum(times) for account in analysis.accounts for times in account.causes_ns.values())
+        warm = in_steps <= WARM * in_all
+        found.append(Reservation(why="compiled", recorded_ns=compiling, run_ns=stepping, warm=warm))
     return tuple(found)
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 from msgspec.structs import replace
 
 from perfscope.analyzers.engine import Step, analyze
@@ -44,3 +48,15 @@ def test_a_step_that_compiled_is_no_recorded_step_of_the_run() -> None:
     compiled = Step(rank=0, number=4, duration_ns=1, traced=True, compiled=True)
     assert reservations(replace(analysis, steps=(*analysis.steps, compiled, compiled))) == ()
     assert summarize(analysis).representative
+
+
+@pytest.mark.parametrize(("compiling_ns", "warm"), [(0, True), (1_000, True), (2_000, False)])
+def test_whether_the_steps_of_the_account_compile(compiling_ns: int, warm: bool) -> None:
+    analysis: Any = SimpleNamespace(
+        steps=(Step(rank=0, number=4, duration_ns=10_000, traced=True),),
+        windows=(),
+        compile=SimpleNamespace(detail=None, jax=SimpleNamespace(total_ns=20_000)),
+        accounts=(SimpleNamespace(causes_ns={"compilation": (compiling_ns,), "compute": (10_000 - compiling_ns,)}),),
+    )
+    (found,) = reservations(analysis)
+    assert (found.why, found.warm) == ("compiled", warm)

@@ -21,7 +21,7 @@ def claim_steps(run: Path, message: Message) -> bool:
     """Whether this process, whose steps are known now, captures.
 
     A process that the program started does not if an earlier one has steps. Among several without a rank only the
-    first does: they are not a job.
+    first does: they are not a job. A process may claim again, when it finds a better source of steps.
     """
     if not message.child:
         (run / STEPS_FILE).touch()
@@ -33,10 +33,12 @@ def claim_steps(run: Path, message: Message) -> bool:
         return True
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return True
+    claim, me = run / FIRST_CHILD, str(os.getpid())
     try:
-        (run / FIRST_CHILD).open("x").close()
+        with claim.open("x", encoding="ascii") as file:
+            file.write(me)
     except FileExistsError:
-        return False
+        return claim.read_text(encoding="ascii") == me
     return True
 
 

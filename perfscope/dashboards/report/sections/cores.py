@@ -49,7 +49,8 @@ def reservation_facts(found: Sequence[Reservation]) -> Iterator[str]:
                 f"{format_ns(round(item.recorded_ns))}: the account below is of the recorded steps only"
             )
         else:
+            of = "compile nothing" if item.warm else "compile too"
             yield (
                 f"the run compiled for {format_ns(round(item.recorded_ns))}, longer than its steps took "
-                f"({format_ns(round(item.run_ns))}): the account below is of steps that compile nothing"
+                f"({format_ns(round(item.run_ns))}): the account below is of steps that {of}"
             )
