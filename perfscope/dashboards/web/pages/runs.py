@@ -130,7 +130,8 @@ def _row(request: PageRequest, item: Item) -> dict[str, Any]:
         held = _manifest(item, running, item.growth())
         state = state_words(held)
     else:
-        held, state = _of_trace(read), f"trace {item.kind}"
+        held = _of_trace(read)
+        state = f"trace {item.kind}" if held else _WORDS[read.stage]
     if running and not state.startswith("running"):
         state = f"running, {state}"
     worst = held.get("worst_finding") or {}
