@@ -62,7 +62,7 @@ def view(job: Job) -> dict[str, Any]:
         alike |= rank
     findings = summarize(job.analysis).findings
     matches = {key: _findings(subject, findings) for key, subject in result.items()}
-    order = sorted(result, key=lambda key: matches[key][:1] or [(2, 0)])
+    order = sorted(result, key=lambda key: (not matches[key], matches[key][0][1] if matches[key] else 0))
     kept = order[:MOST_SUBJECTS]
     subjects = []
     for key in kept:
@@ -97,7 +97,7 @@ def _findings(subject: Subject, findings: Sequence[FindingBlock]) -> list[tuple[
             result.append((0, index))
         elif finding.where.label() in subject.lines:
             result.append((1, index))
-    return sorted(result)
+    return result
 
 
 def _edges(number: int, subject: dict[str, Any]) -> list[dict[str, Any]]:
