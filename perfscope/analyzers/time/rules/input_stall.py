@@ -222,7 +222,7 @@ def _advice(trace: Trace) -> str:
     workers = max((loader.workers for loader in trace.loaders), default=0)
     cores = 0 if trace.core_facts is None else trace.core_facts.cores
     if not workers:
-        return _ADVICE
+        return _ADVICE if "device_work" in trace.recorded else _ADVICE.replace(", pin_memory=True", "")
     if cores and workers >= cores:
         return (
             f"Start fewer workers than cores: {workers} workers and the step share {cores} cores. A data set in memory "
