@@ -194,6 +194,8 @@ def _one_by_one(shard: Shard, events: list[msgspec.Raw], places: Array | None) -
         try:
             made: Any = EXACT_ONE.decode(text)
         except msgspec.ValidationError:
+            made = None
+        if made is None or bytes(getattr(made, "ts", b"")).startswith(b'"'):  # A time in quotes.
             made = lenient(bytes(text))
         if isinstance(made, str):
             unplaced[made] += 1
