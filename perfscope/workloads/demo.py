@@ -83,9 +83,8 @@ class Loop:
         if twin:
             self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-3, fused=True)
         else:
-            self.optimizer = torch.optim.AdamW(
-                self.model.parameters(), lr=3e-3, foreach=False
-            )  # defect: unfused_optimizer
+            parameters = self.model.parameters()
+            self.optimizer = torch.optim.AdamW(parameters, lr=3e-3, foreach=False)  # defect: unfused_optimizer
         self.batches = (tokenised_before if twin else tokenised_in_the_loop)(documents())
         self.drop: Callable[..., torch.Tensor] = torch.compile(
             masked if twin else dropped, dynamic=False, backend="eager"
@@ -96,7 +95,7 @@ class Loop:
     def step(self) -> None:
         """One step of training."""
         rate = RATE * DECAY ** len(self.losses)
-        tokens_BM = next(self.batches)  # defect: host_bound: tokenises while the device waits
+        tokens_BM = next(self.batches)  # tokenises while the device waits
         loss = loss_of(self.model, self.drop(tokens_BM, torch.tensor(rate) if self.twin else rate))
         loss.backward()
         if not self.twin:

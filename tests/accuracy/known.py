@@ -102,6 +102,12 @@ RIGHT = (
 
 LIMITS = (
     Limit(
+        rule="host_sync",
+        cases="torch eager: demo",
+        kind="line",
+        why="a program with torch.compile has no op graph: the function is named at its first line",
+    ),
+    Limit(
         rule="excess_remat",
         cases="jax",
         kind="line",
@@ -122,7 +128,7 @@ LIMITS = (
     Limit(rule="dense_expert_compute", cases="jax v5e: moe-ragged", kind="line", why="Mosaic's kernels carry no line"),
     Limit(
         rule="unfused_optimizer",
-        cases="adam-loop",
+        cases="adam-loop|torch eager: demo",
         kind="line",
         why="it names `optimizer.step()`, where the kernels are launched; the constructor's arguments are not recorded",
     ),

@@ -434,3 +434,16 @@ def test_reads_of_an_optimizer_between_compiled_graphs_are_its_own():
     b.annotation("Optimizer.step#Adam.step", 10, 500)
     b.op("aten::item", 20, 30)
     assert _judge(msgspec.structs.replace(b.build(), compile_log=CompileLog(path="log"))).status == "clean"
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_the_range_check_of_one_hot_is_a_read_on_a_device_alone(on_device: bool):
+    b = TraceBuilder(recorded=frozenset({"host_ops", "python_stack", "steps", "compile_log"}))
+    b.step(0, 0, 1_000)
+    b.python("train.py(7): train", 5, 900)
+    b.op("aten::one_hot", 10, 500)
+    b.op("aten::item", 20, 30)
+    if on_device:
+        b.launched("kernel", 600, 605, 700, correlation=1)
+    status = _judge(msgspec.structs.replace(b.build(), compile_log=CompileLog(path="log"))).status
+    assert status == ("flagged" if on_device else "clean")

@@ -461,8 +461,12 @@ def _recorded(trace: Trace) -> Iterator[Finding]:
     """Yield the reads among the recorded ops of a program with compiled code and no op graph, by kind and line."""
     rows = outermost(trace, named_slices(trace, lambda name: name in READING_OPS))
     steps = steps_at(trace, trace.rows["slices"]["start_ns"][rows])
-    updating = named_slices(trace, lambda name: frame_kind(name) is FrameKind.OPTIMIZER)
-    rows = rows[(steps != MISSING) & (nearest_ancestor(trace, rows, updating) == MISSING)]
+    on_cpu = not len(trace.rows["kernels"])
+    around = named_slices(
+        trace,
+        lambda name: frame_kind(name) is FrameKind.OPTIMIZER or (on_cpu and name in CHECKED_ON_CPU_ONLY),
+    )
+    rows = rows[(steps != MISSING) & (nearest_ancestor(trace, rows, around) == MISSING)]
     reads: dict[tuple[str, str, int | None], list[int]] = defaultdict(list)
     for row in rows.tolist():
         site = broken_line(trace, call_site(trace, row))
