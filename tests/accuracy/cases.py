@@ -177,22 +177,15 @@ def _eager() -> list[Case]:
             expects={"host_sync": "token_B[0].item()"},
         ),
     ]
-    cases.append(
-        Case(
-            name="demo",
-            framework="torch",
-            mode="eager",
-            source=Program(module="perfscope.workloads.demo", arguments=()),
-            twin=Program(module="perfscope.workloads.demo", arguments=("--twin",)),
-            expects={
-                "host_bound": HOST_LINES["tokenize"],
-                "host_sync": "self.total += loss.item()",
-                "eager_fallback": None,  # after eight compilations
-                "recompilation": "kept = torch.rand",
-                "unfused_optimizer": "parameters, lr=3e-3, foreach=False",
-            },
-        )
-    )
+    expects = {
+        "host_bound": HOST_LINES["tokenize"],
+        "host_sync": "self.total += loss.item()",
+        "eager_fallback": None,  # after eight compilations
+        "recompilation": "kept = torch.rand",
+        "unfused_optimizer": "parameters, lr=3e-3, foreach=False",
+    }
+    demo = [Program(module="perfscope.workloads.demo", arguments=twin) for twin in ((), ("--twin",))]
+    cases.append(Case(name="demo", framework="torch", mode="eager", source=demo[0], twin=demo[1], expects=expects))
     for name, text in (
         ("checkpoint", "checkpoint(block, x_BLD, use_reentrant=False)"),
         ("checkpoint-reentrant", "checkpoint(block, x_BLD, use_reentrant=True)"),
