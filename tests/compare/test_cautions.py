@@ -60,7 +60,7 @@ def test_they_stand_before_the_verdict_in_every_report(tmp_path: Path) -> None:
     for text in (
         render_text(comparison),
         render_html(comparison).partition("<header>")[2],
-        view_of(comparison)["before"],
     ):
         assert 0 < text.index(busy) < text.lower().index(verdict)
     assert busy in render_markdown(comparison)
+    assert busy in view_of(comparison)["verdict"], "the card of the verdict has them on the page"

@@ -49,7 +49,7 @@ def every_format(found: Comparison) -> dict[str, str]:
         "markdown": render_markdown(held),
         "html": render_html(held),
         "json": held.summary,
-        "dashboard": view_of(held)["before"],
+        "dashboard": "".join(str(view_of(held)[part]) for part in ("verdict", "metrics", "causes", "account")),
     }
     return {name: " ".join(text.split()) for name, text in forms.items()}
 

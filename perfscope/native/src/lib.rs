@@ -93,7 +93,8 @@ pub unsafe extern "C" fn perfscope_kineto_scan(
 /// `scan` is from `perfscope_kineto_new` and in no other call.
 #[no_mangle]
 pub unsafe extern "C" fn perfscope_kineto_skip(scan: *mut Scan, added: i64) {
-    (*scan).events += added;
+    let scan = &mut *scan;
+    scan.events += added;
 }
 
 fn pool(scan: &Scan, number: usize) -> &Pool {
@@ -149,7 +150,10 @@ pub unsafe extern "C" fn perfscope_kineto_take(
 /// `scan` is from `perfscope_kineto_new` and in no other call; `out` has `room` numbers.
 #[no_mangle]
 pub unsafe extern "C" fn perfscope_kineto_rest(scan: *const Scan, out: *mut i64, room: usize) -> i64 {
-    guarded(|| copy(&(*scan).rest, out, room))
+    guarded(|| {
+        let scan = &*scan;
+        copy(&scan.rest, out, room)
+    })
 }
 
 /// Copy the texts of a pool (0 strings, 1 threads, 2 categories) and the position after each.
@@ -261,7 +265,10 @@ pub unsafe extern "C" fn perfscope_xspace_size(line: *const Line, what: usize) -
 /// `line` is from `perfscope_xspace_read`; `out` has `room` numbers.
 #[no_mangle]
 pub unsafe extern "C" fn perfscope_xspace_take(line: *const Line, stat: usize, out: *mut i64, room: usize) -> i64 {
-    guarded(|| copy(&(*line).stats[stat], out, room))
+    guarded(|| {
+        let line = &*line;
+        copy(&line.stats[stat], out, room)
+    })
 }
 
 /// Copy the texts of a line and the position after each.
@@ -270,7 +277,8 @@ pub unsafe extern "C" fn perfscope_xspace_take(line: *const Line, stat: usize, o
 /// `line` is from `perfscope_xspace_read`; `texts` and `ends` have the sizes that `perfscope_xspace_size` returns.
 #[no_mangle]
 pub unsafe extern "C" fn perfscope_xspace_texts(line: *const Line, texts: *mut u8, ends: *mut i64) {
-    copy_texts(&(*line).texts, texts, ends);
+    let line = &*line;
+    copy_texts(&line.texts, texts, ends);
 }
 
 /// Write to `out` the row of the innermost span of the same thread that encloses each span, -1 without one. Return 0, or

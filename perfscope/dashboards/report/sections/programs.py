@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from perfscope.analyzers.programs import NO_LINE
 from perfscope.dashboards.report.blocks import Column, Marked, Section, notes, table, tables
 from perfscope.model.documents.causes import LEAST_SHARE
 from perfscope.model.units import format_ns, format_share
@@ -53,6 +52,8 @@ def hot_line_sections(section: ProgramsSection) -> tuple[Section, ...]:
     spots = next((spots for spots in section.hot_spots if spots.basis == "measured"), None)
     if spots is None:
         return ()
+    from perfscope.analyzers.programs import NO_LINE  # not for recordings without programs
+
     least = LEAST_SHARE * spots.total_ns
     known = (place for place in spots.lines if place.instructions and place.name != NO_LINE)
     lines = tuple(place for place in known if place.time_ns >= least)
