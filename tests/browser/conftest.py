@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,8 +105,9 @@ class Tab:
         """Wait until a JavaScript expression is true (the page's policy forbids playwright's own way)."""
         end = time.monotonic() + PATIENCE_MS / 1000
         while time.monotonic() < end:
-            if self.page.evaluate(holds):
-                return
+            with suppress(playwright.Error):  # The first page of a server that starts reloads itself.
+                if self.page.evaluate(holds):
+                    return
             self.page.wait_for_timeout(30)
         raise AssertionError(f"never: {holds}")
 
