@@ -48,9 +48,16 @@ def _open_graph(tab: Tab, graph_server: Server, query: str = "") -> None:
     tab.open(f"{graph_server.base}graph?token={graph_server.token}{query}", GRAPH_READY)
 
 
+def _open_fusion(tab: Tab, graph_server: Server) -> None:
+    """Show the picture of the kernels that could be one."""
+    _open_graph(tab, graph_server)
+    tab.page.click("text=one to two, jit_step")
+    tab.until("[...document.querySelectorAll('.ps-box-name')].map((one) => one.textContent).join() === 'one,two'")
+
+
 @pytest.mark.slow
 def test_a_finding_is_drawn_with_boxes_and_bytes(tab: Tab, graph_server: Server) -> None:
-    _open_graph(tab, graph_server)
+    _open_fusion(tab, graph_server)
     assert tab.page.eval_on_selector_all(".ps-box-name", "(all) => all.map((one) => one.textContent)") == ["one", "two"]
     saved = tab.page.eval_on_selector_all(".ps-saved-said", "(all) => all.map((one) => one.textContent)")
     assert "64.0 MiB" in saved[0]
@@ -62,7 +69,7 @@ def test_a_finding_is_drawn_with_boxes_and_bytes(tab: Tab, graph_server: Server)
 
 @pytest.mark.slow
 def test_an_instruction_tells_its_text_and_its_neighbours(tab: Tab, graph_server: Server) -> None:
-    _open_graph(tab, graph_server)
+    _open_fusion(tab, graph_server)
     tab.page.locator('.ps-node[aria-label^="e, exponential"]').focus()
     tab.page.keyboard.press("Enter")
     tab.until("document.querySelector('.ps-tl-panel h2').textContent === 'e'")

@@ -322,7 +322,7 @@ def test_a_click_tells_the_finding_and_opens_it(tab: Tab, findings_server: Serve
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_finding_leads_to_exactly_its_piece_on_its_rank(tab: Tab, findings_server: Server, rank: int) -> None:
     _open_page(tab, findings_server, "findings", ".ps-finding")
-    tab.page.click(f".ps-finding:has-text('{RULE}') >> a:has-text('of rank {rank}')")
+    tab.page.click(f".ps-finding:has-text('{RULE}') >> a[title*='of rank {rank}']")
     tab.page.wait_for_selector(READY)
     tab.until(f"document.querySelector('.ps-timeline').perfscope.chosen?.one.finding.rule === '{RULE}'")
     found = tab.page.evaluate(MARK)

@@ -102,6 +102,8 @@ for step in range(60 * epochs):
 print(loss.item())
 """
 SERVER = """\
+import time
+
 import torch
 
 model = torch.nn.Linear(64, 64).eval()

@@ -69,6 +69,8 @@ def grid(
         columns[0] |= {"tooltipField": "whole"}
     if "href" in keys:
         columns[0] |= {"cellRenderer": "PsTo"}
+    # A page that is drawn again, because something was read meanwhile, keeps what was ticked.
+    kept = {"persistence": name, "persistence_type": "memory", "getRowId": "params.data.key"} if picks else {}
     ticks = {"rowSelection": {"mode": "multiRow", "enableClickSelection": False}} if picks else {}
     left = [html.P(f"{held['left']:,} more rows are left out", className="ps-soft")] if held["left"] else []
     absent = " · ".join(item["title"] for item in empty)
@@ -77,6 +79,7 @@ def grid(
         [
             html.Div([label, search, *file], className="ps-tl-bar"),
             dag.AgGrid(
+                **kept,
                 id=f"{name}-grid",
                 columnDefs=columns,
                 rowData=rows,
