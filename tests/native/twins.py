@@ -36,7 +36,7 @@ def _read(read: Reader, path: Path) -> Trace | str:
 
 
 def assert_equal(plain: Trace | str, fast: Trace | str) -> None:
-    """Compare every column of every table, with texts instead of their codes, and what is said of the source."""
+    """Compare every column of every table, texts in place of their codes, and the facts about the source."""
     if isinstance(plain, str) or isinstance(fast, str):
         # Where a chunk begins differs, and with it the place and words of a fault that has no place of its own.
         assert isinstance(plain, str), fast
