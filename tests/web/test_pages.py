@@ -162,7 +162,7 @@ def test_one_process_is_told_what_its_framework_does(
 
 
 def test_a_trace_has_a_row_of_its_own() -> None:
-    """Step time, findings and device of a trace, as a run has them; without steps and devices there are none."""
+    """Step time, findings and device of a trace under the keys of a run; without steps or devices they are absent."""
     from perfscope.analyzers.engine import analyze
     from perfscope.dashboards.report import json_report
     from perfscope.dashboards.web.views.listed import listed_row

@@ -261,6 +261,20 @@ class HloModule(Struct, frozen=True, kw_only=True):
             for instruction in computation.instructions:
                 yield computation, instruction
 
+    def content(self) -> frozenset[tuple[object, ...]]:
+        """Its instructions without its own name and formatting: equal for two copies of one program."""
+        return frozenset(
+            (
+                computation.name,
+                instruction.name,
+                instruction.opcode,
+                instruction.shape.dtype,
+                instruction.shape.dims,
+                instruction.operands,
+            )
+            for computation, instruction in self.instructions()
+        )
+
 
 # Limits that no real program reaches: sizes in a file are checked against them before anything is allocated.
 

@@ -225,9 +225,9 @@ def calibrate(modelled: Estimate, module: HloModule, trace: Trace) -> Calibratio
 def _measured_module(module: HloModule, trace: Trace) -> tuple[HloModule, bool] | None:
     if any(candidate is module for candidate in trace.hlo):
         return module, True
-    wanted = _content(module)
+    wanted = module.content()
     for candidate in trace.hlo:
-        if _plain(candidate.name) == _plain(module.name) and _content(candidate) == wanted:
+        if _plain(candidate.name) == _plain(module.name) and candidate.content() == wanted:
             return candidate, True
     named = [candidate for candidate in trace.hlo if _plain(candidate.name) == _plain(module.name)]
     return (named[0], False) if len(named) == 1 else None
@@ -235,21 +235,6 @@ def _measured_module(module: HloModule, trace: Trace) -> tuple[HloModule, bool] 
 
 def _plain(name: str) -> str:
     return name.partition("(")[0]
-
-
-def _content(module: HloModule) -> frozenset[tuple[object, ...]]:
-    """The content of a program, independent of names and formatting."""
-    return frozenset(
-        (
-            computation.name,
-            instruction.name,
-            instruction.opcode,
-            instruction.shape.dtype,
-            instruction.shape.dims,
-            instruction.operands,
-        )
-        for computation, instruction in module.instructions()
-    )
 
 
 def _joined(

@@ -165,26 +165,11 @@ def _once(modules: Sequence[HloModule]) -> list[HloModule]:
     """Return each program of a folder once, at its first place, as the copy with buffers (only protos have them)."""
     kept: dict[tuple[object, ...], HloModule] = {}
     for module in modules:
-        key = (Path(module.source).parent, module.name, module.is_scheduled, _content(module))
+        key = (Path(module.source).parent, module.name, module.is_scheduled, module.content())
         before = kept.get(key)
         if before is None or (before.buffer_assignment is None and module.buffer_assignment is not None):
             kept[key] = module
     return list(kept.values())
-
-
-def _content(module: HloModule) -> frozenset[tuple[object, ...]]:
-    """Return the content of a program without its names, to tell programs of one name apart."""
-    return frozenset(
-        (
-            computation.name,
-            instruction.name,
-            instruction.opcode,
-            instruction.shape.dtype,
-            instruction.shape.dims,
-            instruction.operands,
-        )
-        for computation, instruction in module.instructions()
-    )
 
 
 def _superseded(modules: Sequence[HloModule]) -> set[int]:
