@@ -9,7 +9,6 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perfscope.model.documents.trail import Op
 from perfscope.plugins.parity.document import Arrays, Divergence, Recording, Row, RowKind
 from perfscope.plugins.parity.errors import (
     FACTOR,
@@ -20,20 +19,23 @@ from perfscope.plugins.parity.errors import (
     roundoff,
 )
 from perfscope.plugins.parity.matching import Align, Match, alignment, joined, match_layers, unmatched
+from perfscope.plugins.parity.results import (
+    MOST_EXACT,
+    Result,
+    between,
+    last_common,
+    lines,
+    place,
+    same_result,
+    telling,
+)
 from perfscope.plugins.parity.translation import Translation
 
 ALIKE = 0.1
 """Relative difference up to which values belong to one layer, if only their weights indicate that."""
 FEW = 0.125
 """Share of an array's rows up to which a difference in only these rows gets a remark."""
-MOST_COMMON = 0.05
-"""Relative difference up to which numbers of two ops count as the same value, whatever rounding allows."""
-
-
-MOST_EXACT = 1e-3
-"""Largest expected error at which norms and sums distinguish ops. With 16-bit values a rotated or permuted array has
-the same norm and nearly the same sums as the right one."""
-MOST_LINES = 8
+IN_ANOTHER_ORDER = "in another order of ops: every later layer and all gradients of weights agree"
 
 
 class Side(Struct, frozen=True, kw_only=True):
@@ -77,25 +79,33 @@ class Comparison:
 
     def rows(self) -> list[Row]:
         """Activations in the order of A's forward, gradients in the order of its backward, then weight gradients."""
-        activations = self._without_regrouped(dict(self._layers("activation")))
+        of_weights = list(self._weights("weight gradient"))
+        activations = self._without_regrouped(dict(self._layers("activation")), of_weights)
         gradients = dict(self._layers("gradient"))
         for match, row in activations.items():
             if row.regrouped and match in gradients:
                 gradients[match] = _regrouped(gradients[match], row.remark, of_b=self.of_b)
-        return [*activations.values(), *gradients.values(), *self._weights("weight gradient")]
+        return [*activations.values(), *gradients.values(), *of_weights]
 
-    def _without_regrouped(self, rows: dict[Match, Row]) -> dict[Match, Row]:
+    def _without_regrouped(self, rows: dict[Match, Row], of_weights: Sequence[Row]) -> dict[Match, Row]:
         """Rows in which a layer does not count as a divergence if everything after it agrees.
 
         A side may group a layer's ops in another way: a norm that scales its statistic before it multiplies its input
         has the other side's value one op after the one that reads the weight. Such a layer is recorded too early. It
-        is excused if the other side's value follows before the next layer, and all later layers agree.
+        is excused if all later layers agree, and the other side's value follows before the next layer. Without that
+        value it is excused where no gradient of a weight shows an error (a wrong value changes that of a weight in its
+        layer or in the next) and the dtype is so exact that an error cannot vanish in the layers after it.
         """
+        right = {row.name for row in of_weights} if not any(row.diverges for row in of_weights) else set()
         result, agree, later = dict(rows), True, False
         for match in reversed(list(rows)):
             row = rows[match]
-            if row.diverges and agree and later and (place := self._value_after(match, row)):
-                result[match] = _regrouped(row, place, of_b=self.of_b)
+            remark = self._value_after(match, row) if row.diverges and agree and later else ""
+            if row.diverges and agree and later and not remark and row.expected <= MOST_EXACT:
+                own = {name.partition("[")[0] for n in match.a for name in self.a.recording.layers[n].weights}
+                remark = IN_ANOTHER_ORDER if own and own <= right else ""
+            if remark:
+                result[match] = _regrouped(row, remark, of_b=self.of_b)
             else:
                 agree &= not row.diverges
             later = True
@@ -103,18 +113,18 @@ class Comparison:
 
     def _value_after(self, match: Match, row: Row) -> str:
         """Op of one side, soon after its layer, with the other side's value of the layer; ``''`` without one."""
-        enough = min(row.expected, MOST_COMMON)
-        a, b = self.a.recording.ops, self.b.recording.ops
-        for ops, layer, others, other, side in (
-            (b, match.b[-1], a, match.a[-1], "B"),
-            (a, match.a[-1], b, match.b[-1], "A"),
-        ):
-            value = next((op for op in reversed(others) if op.layers == other), None)
-            after = [op for op in ops if op.layers == layer + 1]
-            found = next((op for op in after if value is not None and _same_value(value, op, enough)), None)
-            if found is not None:
-                return f"{side} has this value at {_at([found])}"
+        numbers = {"a": match.a[-1], "b": match.b[-1]}
+        for side, other in (("b", "a"), ("a", "b")):
+            own = self._results(other, numbers[other] - 1, numbers[other])[-1:]
+            after = self._results(side, numbers[side], numbers[side] + 1)
+            found = [result for result in after if own and same_result(own[0], result, row.expected)]
+            if found:
+                return f"{side.upper()} has this value at {place(found)}"
         return ""
+
+    def _results(self, side: str, last: int, layer: int) -> list[Result]:
+        of = self.a if side == "a" else self.b
+        return between(of.recording, of.arrays, last, layer)
 
     def weights(self) -> list[Row]:
         """B's own weights against A's, for weights that should be equal."""
@@ -137,35 +147,28 @@ class Comparison:
         match, earlier = self.matches[index], self.matches[:index]
         after = rows[index - 1].name if index else ""
         lasts = [max((getattr(other, side)[-1] for other in earlier), default=-1) for side in ("a", "b")]
-        between_a = _between(self.a.recording.ops, lasts[0], match.a[-1])
-        between_b = _between(self.b.recording.ops, lasts[1], match.b[-1])
-        exact = row.expected <= MOST_EXACT
-        lines_a, lines_b = self._open_lines(match, row)
-        # The last op is the layer itself, which differs; sums blurred by rounding do not match other ops.
-        #
-        # Lines whose results the other side also has are left out, unless rounding blurs the sums.
-        common = _last_common(between_a[:-1], between_b[:-1], row.expected) if exact else None
-        if common is None:
-            return Divergence(
-                row=row, after=after, exact=exact, lines_a=lines_a, lines_b=lines_b,
-                next_a=_at(between_a[:1]), next_b=_at(between_b[:1]),
-            )  # fmt: skip
-        there, here = common
+        results_a = self._results("a", lasts[0], match.a[-1])
+        results_b = self._results("b", lasts[1], match.b[-1])
+        exact, lines_a, lines_b = self._open_lines(match, row)
+        # The last op is the layer itself, which differs.
+        common = last_common(results_a[:-1], results_b[:-1], row.expected) if exact else None
+        there, here = (-1, -1) if common is None else common
         return Divergence(
             row=row,
             after=after,
+            exact=exact,
             lines_a=lines_a,
             lines_b=lines_b,
-            common_a=_at(between_a[there : there + 1]),
-            common_b=_at(between_b[here : here + 1]),
-            next_a=_at(between_a[there + 1 : there + 2]),
-            next_b=_at(between_b[here + 1 : here + 2]),
+            common_a=place(results_a[there : there + 1]) if common else "",
+            common_b=place(results_b[here : here + 1]) if common else "",
+            next_a=place(results_a[there + 1 : there + 2]),
+            next_b=place(results_b[here + 1 : here + 2]),
         )
 
-    def _open_lines(self, match: Match, row: Row) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def _open_lines(self, match: Match, row: Row) -> tuple[bool, tuple[str, ...], tuple[str, ...]]:
         """Lines of each side, from the first layer of the same module up to ``match``, that may hold the difference.
 
-        Lines all of whose results the other side has as well are left out, unless rounding blurs the sums.
+        Lines all of whose results the other side has as well are left out, if ops can be told apart (the first value).
         """
         module = row.name.rpartition(".")[0]
         index = self.matches.index(match)
@@ -173,10 +176,10 @@ class Comparison:
         while module and first and self._name(self.matches[first - 1]).startswith(f"{module}."):
             first -= 1
         begin = [max((getattr(one, side)[-1] for one in self.matches[:first]), default=-1) for side in ("a", "b")]
-        a = _between(self.a.recording.ops, begin[0], match.a[-1])
-        b = _between(self.b.recording.ops, begin[1], match.b[-1])
-        enough = row.expected if row.expected <= MOST_EXACT else None
-        return _lines(a, b, enough), _lines(b, a, enough)
+        a, b = self._results("a", begin[0], match.a[-1]), self._results("b", begin[1], match.b[-1])
+        exact = telling([*a, *b], row.expected)
+        enough = row.expected if exact else None
+        return exact, lines(a, b, enough), lines(b, a, enough)
 
     def _layers(self, kind: RowKind) -> Iterator[tuple[Match, Row]]:
         prefix = "layer" if kind == "activation" else "gradient"
@@ -365,42 +368,3 @@ def _weight_row(name: str, a: np.ndarray, b: np.ndarray, expected: float, dtype:
 def coarsest(dtypes: Sequence[str]) -> str:
     """The dtype with the largest unit roundoff."""
     return max(dtypes, key=roundoff)
-
-
-def _between(ops: Sequence[Op], last: int, layer: int) -> list[Op]:
-    """Ops after the layer ``last`` was complete, up to ``layer``."""
-    return [op for op in ops if last < op.layers <= layer]
-
-
-def _last_common(a: Sequence[Op], b: Sequence[Op], enough: float) -> tuple[int, int] | None:
-    """Indices of the last op of ``b`` whose result ``a`` also has, and of that op in ``a``."""
-    for here in reversed(range(len(b))):
-        for there in reversed(range(len(a))):
-            if _same_value(a[there], b[here], enough):
-                return there, here
-    return None
-
-
-def _same_value(a: Op, b: Op, enough: float) -> bool:
-    """Whether numbers agree that are independent of the layout."""
-    if a.size != b.size or a.size < 2:
-        return False
-    if a.norm is None or b.norm is None or a.absolute is None or b.absolute is None:
-        return False
-    if a.total is None or b.total is None or not a.norm or not a.absolute:
-        return False
-    near = abs(a.norm - b.norm) <= enough * a.norm and abs(a.absolute - b.absolute) <= enough * a.absolute
-    return near and abs(a.total - b.total) <= enough * max(a.absolute, math.sqrt(a.size) * a.norm)
-
-
-def _lines(ops: Sequence[Op], others: Sequence[Op], enough: float | None) -> tuple[str, ...]:
-    """Lines of ``ops`` in order, without those whose results are all among ``others``; ``None``: all lines."""
-    found = {}
-    for op in ops[:-1]:  # the last one is the layer itself
-        if op.line and op.size > 1 and (enough is None or not any(_same_value(op, other, enough) for other in others)):
-            found[op.line] = True
-    return tuple(found)[:MOST_LINES]
-
-
-def _at(ops: Sequence[Op]) -> str:
-    return f"{ops[0].name} at {ops[0].line}" if ops and ops[0].line else ops[0].name if ops else ""

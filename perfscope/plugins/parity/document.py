@@ -1,7 +1,8 @@
 """Files of `perfscope parity`: the recording of one run of a model, and the document ``perfscope.parity/1``.
 
 A recording is a folder with ``recording.json`` and ``arrays.npz``. Keys of its arrays: ``layer:N`` and ``gradient:N``
-(of the output of layer N), ``input:N``, ``weight:NAME`` and ``weight_gradient:NAME``. Arrays are float32 or float64;
+(of the output of layer N), ``op:N`` (the result of op N, as far as their sizes allow), ``input:N``, ``weight:NAME`` and
+``weight_gradient:NAME``. Arrays are float32 or float64;
 narrower values were widened, which is exact.
 """
 
@@ -138,7 +139,7 @@ class Divergence(Value, frozen=True, kw_only=True):
     next_b: str = ""
     """The next op of each side."""
     exact: bool = True
-    """The dtype is exact enough to tell ops apart by norms and sums."""
+    """Ops can be told apart: by their values, or the dtype is exact enough for norms and sums."""
     lines_a: Texts = ()
     lines_b: Texts = ()
     """Lines of each side, from the first layer of the same module up to this one, that may hold the difference: with

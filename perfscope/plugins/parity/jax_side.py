@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from perfscope.plugins.parity.document import RECORDING_SCHEMA, Arrays, Recording, Weight
-from perfscope.plugins.parity.side import RunRequest, SideError, cotangents, fitted_input, fitted_weights
+from perfscope.plugins.parity.side import OpValues, RunRequest, SideError, cotangents, fitted_input, fitted_weights
 from perfscope.profiler.jax.jaxpr_walk import Walk, is_float
 from perfscope.profiler.trail import Lines, Trail
 
@@ -132,8 +132,10 @@ def _walked(
         gradients, taps = [], []
     if not outputs:
         raise SideError("the model gives no floating-point array")
-    trail = _trail(walk, results)
-    arrays = {f"layer:{number}": walk.canonical(number, to_numpy(value)) for number, value in enumerate(kept)}
+    trail, kept_ops = _trail(walk, results, wide=wide)
+    arrays = kept_ops.arrays | {
+        f"layer:{number}": walk.canonical(number, to_numpy(value)) for number, value in enumerate(kept)
+    }
     arrays |= {f"gradient:{number}": walk.canonical(number, to_numpy(value)) for number, value in enumerate(taps)}
     arrays |= {f"weight_gradient:{name}": to_numpy(g) for name, g in zip(floats_named, gradients, strict=False)}
     for number, out in enumerate(outputs):
@@ -148,12 +150,16 @@ def _with_gradients(forward: Callable[..., Any], weights: list[Any], taps: list[
     return outputs, kept, results, *backward([jnp.asarray(s, out.dtype) for s, out in zip(signs, outputs, strict=True)])
 
 
-def _trail(walk: Walk, results: list[Any]) -> Trail:
-    """The ops with the numbers of their results, which are now known."""
+def _trail(walk: Walk, results: list[Any], *, wide: bool) -> tuple[Trail, OpValues]:
+    """The ops with the numbers of their results, which are now known, and the results."""
     trail = Trail(layers=walk.trail.layers, roundings=walk.trail.roundings, terms=walk.trail.terms)
+    kept = OpValues()
     for (name, line, _), layers, value in zip(walk.results, walk.layers_before, results, strict=True):
-        trail.add_op(name, line, to_numpy(value).astype(np.float64), layers)
-    return trail
+        array = to_numpy(value)
+        trail.add_op(name, line, array.astype(np.float64), layers)
+        if not wide:  # the reference's ops are not compared
+            kept.add(array)
+    return trail, kept
 
 
 def to_numpy(array: Any) -> np.ndarray:

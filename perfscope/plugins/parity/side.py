@@ -13,6 +13,9 @@ from perfscope.plugins.parity.document import Arrays, Recording, Weight
 SEED = 0
 """Seed of all generators before the user's function is called, and of the cotangents."""
 
+MOST_OP_BYTES = 256 << 20
+"""Bytes of op results that a recording keeps. Later ops are compared by their norms and sums."""
+
 
 class SideError(Exception):
     """One line on a problem with a model's function or its result."""
@@ -47,6 +50,21 @@ def cotangents(shapes: Iterable[tuple[int, ...]]) -> list[np.ndarray]:
     """Gradients of the outputs at the start of the backward: 1 for a scalar, else signs, random but fixed."""
     generator = np.random.default_rng(SEED)
     return [generator.integers(0, 2, shape) * 2.0 - 1.0 if shape else np.ones(()) for shape in shapes]
+
+
+class OpValues:
+    """Results of ops by their keys in a recording, as many as `MOST_OP_BYTES` allow."""
+
+    def __init__(self) -> None:
+        self.arrays: Arrays = {}
+        self._count, self._left = 0, MOST_OP_BYTES
+
+    def add(self, value: np.ndarray) -> None:
+        """Keep the next op's result if there is room for it."""
+        self._left -= value.nbytes
+        if self._left >= 0:
+            self.arrays[f"op:{self._count}"] = value
+        self._count += 1
 
 
 def fitted_input(given: np.ndarray, shape: tuple[int, ...], number: int) -> np.ndarray:

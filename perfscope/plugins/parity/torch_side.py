@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfscope.plugins.parity.document import RECORDING_SCHEMA, Arrays, Kind, Recording, Weight
-from perfscope.plugins.parity.side import RunRequest, SideError, cotangents, fitted_input, fitted_weights
+from perfscope.plugins.parity.side import OpValues, RunRequest, SideError, cotangents, fitted_input, fitted_weights
 from perfscope.profiler.trail import FLOATS, Lines, Trail
 
 Model = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
@@ -116,6 +116,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc] # torch is not followed
         self.trail = Trail()
         self._lines, self._wide, self._active = lines, wide, True
         self._values: list[np.ndarray] = []
+        self._results = OpValues()
         self._gradients: dict[int, np.ndarray] = {}
         self._last = ("", "")
         self._running: list[str] = []
@@ -149,7 +150,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc] # torch is not followed
     def arrays(self) -> Arrays:
         """Values and gradients by the names of a recording."""
         arrays = {f"layer:{number}": value for number, value in enumerate(self._values)}
-        return arrays | {f"gradient:{number}": value for number, value in self._gradients.items()}
+        arrays |= {f"gradient:{number}": value for number, value in self._gradients.items()}
+        return arrays | self._results.arrays
 
     def _entering(self, name: str) -> Callable[..., None]:
         def enter(*_: Any) -> None:
@@ -196,6 +198,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc] # torch is not followed
         if not func.is_view and name not in _COPIES:
             self._last = (name, line)
             self.trail.add_op(name, line, outputs[0].detach().double().cpu().numpy())
+            if not self._wide:  # the reference's ops are not compared
+                self._results.add(to_numpy(outputs[0]))
         inside = {weight for module in self._running for weight in self._own[module]}
         for weight in sorted(used - inside):
             self.add(weight, name, outputs[0], (weight,))

@@ -47,6 +47,44 @@ def in_jax(epsilon: float = 1e-5) -> Any:
     return model, weights, INPUTS
 
 
+def rms_torch() -> Any:
+    """Two linear layers after an RMS norm each."""
+    import torch
+    from torch import nn
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm1, self.up = nn.RMSNorm(6, eps=1e-5), nn.Linear(6, 8)
+            self.norm2, self.down = nn.RMSNorm(8, eps=1e-5), nn.Linear(8, 6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.down(self.norm2(nn.functional.silu(self.up(self.norm1(x)))))
+
+    model = Model()
+    with torch.no_grad():
+        for norm in (model.norm1, model.norm2):
+            norm.weight.copy_(torch.linspace(0.5, 2, len(norm.weight)))
+    return model, (torch.from_numpy(INPUTS),)
+
+
+def rms_jax() -> Any:
+    """The same, with a norm that scales its statistic before it multiplies its input, as Flax does."""
+    import jax
+    import jax.numpy as jnp
+
+    def norm(scale: Any, x: Any) -> Any:
+        return x * (jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-5) * scale)
+
+    def model(weights: Any, x: Any) -> Any:
+        x = jax.nn.silu(norm(weights["norm1"], x) @ weights["up"]["kernel"] + weights["up"]["bias"])
+        return norm(weights["norm2"], x) @ weights["down"]["kernel"] + weights["down"]["bias"]
+
+    ones = jnp.ones
+    up, down = ({"kernel": ones(shape), "bias": ones(shape[1])} for shape in ((6, 8), (8, 6)))
+    return model, {"norm1": ones(6), "norm2": ones(8), "up": up, "down": down}, INPUTS
+
+
 def wrong_epsilon() -> Any:
     """Flax's default."""
     return in_jax(1e-6)

@@ -80,6 +80,19 @@ def test_a_port_is_the_same_and_a_wrong_epsilon_is_named_at_its_layer(
 @pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.jax
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_norm_that_scales_before_it_multiplies_is_no_divergence(tmp_path: Path, dtype: str) -> None:
+    sides = (model("rms_torch"), model("rms_jax"), "--dtype-a", dtype, "--dtype-b", dtype)
+    assert run(tmp_path, *sides, "--json", str(tmp_path / "p.json")) == 0
+    document = written(tmp_path)
+    assert document["verdict"] == "same"
+    regrouped = {row["name"] for row in document["rows"] if row["regrouped"]}
+    assert regrouped == {"norm1", "norm2"}
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.jax
 def test_weights_that_were_converted_by_hand_are_compared(tmp_path: Path) -> None:
     arguments = (model("in_torch"), model("converted_wrong"), "--keep-weights", "--json", str(tmp_path / "p.json"))
     assert run(tmp_path, *arguments) == 0

@@ -274,3 +274,65 @@ def test_sums_of_16_bit_values_clear_no_op() -> None:
     assert first is not None
     assert first.common_a == "mul at m.py:8"
     assert first.lines_b == ()
+
+
+def with_values(early: tuple[Side, Side], value_b: np.ndarray, *, later_b: int = 1) -> tuple[Side, Side]:
+    """The sides with the values of their ops kept; ``value_b``: of B's op ``later_b``, after the layer."""
+    a, b = early
+    noise = np.random.default_rng(5)
+    kept = {f"op:{number}": noise.normal(size=SHAPE) for number in range(len(b.recording.ops))}
+    b = msgspec.structs.replace(b, arrays={**b.arrays, **kept, f"op:{later_b}": value_b})
+    return changed(a, "op:0", a.arrays["layer:1"]), b
+
+
+def test_in_16_bits_a_value_that_comes_later_counts_by_its_values_alone() -> None:
+    right = side(2, dtype="bfloat16").arrays["layer:1"]
+    assert ("block", "activation") in wrong(compared(*recorded_early(dtype="bfloat16")))  # norms and sums alone
+    assert wrong(compared(*with_values(recorded_early(dtype="bfloat16"), right))) == []
+    permuted = right[:, ::-1].copy()  # with the norm and the sums of the right one
+    assert ("block", "activation") in wrong(compared(*with_values(recorded_early(dtype="bfloat16"), permuted)))
+
+
+def test_axes_in_another_order_are_the_same_value() -> None:
+    right = side(2).arrays["layer:1"]
+    assert wrong(compared(*with_values(recorded_early(), right.T.copy()))) == []
+
+
+def test_an_op_with_permuted_values_is_not_cleared_by_its_norm_and_sums() -> None:
+    a, b = recorded_early(later=False)
+    right = a.arrays["layer:1"]
+    earlier = op_of(right, 1, "m.py:8")
+    a, b = (
+        msgspec.structs.replace(x, recording=msgspec.structs.replace(x.recording, ops=(earlier, *x.recording.ops)))
+        for x in (a, b)
+    )
+    kept = {f"op:{number}": right for number in range(3)}
+    a = msgspec.structs.replace(a, arrays={**a.arrays, **kept})
+    for value, common in ((right, "mul at m.py:8"), (right[::-1].copy(), "")):
+        other = msgspec.structs.replace(b, arrays={**b.arrays, **kept, "op:0": value})
+        first = compared(a, other).first(compared(a, other).rows())
+        assert first is not None
+        assert (first.exact, first.common_a, first.common_b) == (True, common, common)
+        assert ("m.py:8" in first.lines_b) == (common == "")
+
+
+def grouped_alone(dtype: str, wrong_gradient: bool = False) -> Comparison:
+    """B's ``block`` has a value that no op of A has, and everything after it agrees, the weights' gradients too."""
+    a, b = recorded_early(later=False, dtype=dtype)
+    gradients = {f"weight_gradient:{name}.weight": np.eye(16) for name in NAMES}
+    changed_gradient = {"weight_gradient:head.weight": np.ones((16, 16))} if wrong_gradient else {}
+    a, b, reference = (
+        msgspec.structs.replace(x, arrays={**x.arrays, **gradients}) for x in (a, b, side(dtype="float64"))
+    )
+    b = msgspec.structs.replace(b, arrays={**b.arrays, **changed_gradient})
+    weights = a.recording.weights
+    translation = translate(weights, weights, a_is_torch=True, b_is_torch=True)
+    return Comparison(a, b, reference, translation=translation)
+
+
+def test_a_layer_after_which_everything_agrees_is_no_divergence_where_an_error_could_not_vanish() -> None:
+    comparison = grouped_alone("float32")
+    assert wrong(comparison) == []
+    assert comparison.rows()[1].regrouped
+    assert ("block", "activation") in wrong(grouped_alone("float32", wrong_gradient=True))
+    assert ("block", "activation") in wrong(grouped_alone("bfloat16"))  # 16 bits may hide what follows
