@@ -24,6 +24,7 @@ class SourceFiles:
         self._workloads = folder_prefix(OURS / "workloads")
         self._stdlib = tuple({folder_prefix(sysconfig.get_paths()[key]) for key in ("stdlib", "platstdlib")})
         added = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+        self._commands = os.path.abspath(sysconfig.get_paths()["scripts"])
         packages = dict.fromkeys((*site.getsitepackages(), site.getusersitepackages(), *added))
         self._packages = tuple(map(folder_prefix, packages))
         frameworks = [Path(folder, name) for folder in self._packages for name in FRAMEWORK_PACKAGES]
@@ -41,9 +42,10 @@ class SourceFiles:
         return known
 
     def is_installed(self, path: str) -> bool:
-        """Whether a file is of an installed package, our workloads aside."""
+        """Whether a file is of an installed package, its command included, our workloads aside."""
         absolute = os.path.abspath(path)
-        return absolute.startswith(self._packages) and not absolute.startswith(self._workloads)
+        installed = absolute.startswith(self._packages) or absolute.rpartition(os.sep)[0] == self._commands
+        return installed and not absolute.startswith(self._workloads)
 
     def name(self, path: str) -> str:
         """The file as the user would call it: below the working folder, else below the import path."""

@@ -130,3 +130,23 @@ def test_abstains_without_an_optimizer_step_and_without_host_ops():
     inference.op("aten::mul_", 0, 5)
     assert outcome(inference.build()).status == "abstained"
     assert outcome(trained(ADAM * 4, recorded=EVERYTHING - {"host_ops"})).status == "abstained"
+
+
+@pytest.mark.parametrize(
+    ("frames", "place"),
+    [
+        (("train.py(50): train", "accelerate/optimizer.py(179): step"), ("train.py", 50)),
+        (("accelerate/optimizer.py(179): step",), ("accelerate/optimizer.py", 179)),
+        (("train.py(50): train", "lion.py(9): step"), ("lion.py", 9)),
+    ],
+)
+def test_a_step_that_a_package_calls_is_of_the_programs_line(frames: tuple[str, ...], place: tuple[str, int]):
+    t = TraceBuilder(recorded=frozenset({"host_ops", "steps", "python_stack"}))
+    t.step(0, 0, 1000)
+    for depth, frame in enumerate(frames):
+        t.python(frame, depth, 300 - depth)
+    t.annotation("Optimizer.step#Adam.step", 10, 200)
+    for number, name in enumerate(ADAM * 2):
+        t.op(f"aten::{name}", 12 + 10 * number, 12 + 10 * number + 6)
+    (finding,) = outcome(t.build()).findings
+    assert (finding.where.file, finding.where.line) == place

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -16,5 +17,6 @@ def test_packages_that_another_environment_adds_are_installed(monkeypatch: pytes
     files = SourceFiles(Path("/home/one"), ())
     assert files.is_installed(f"{added}/matplotlib/pyplot.py")
     assert files.name_with_owner(f"{added}/matplotlib/pyplot.py") == "site-packages/matplotlib/pyplot.py"
+    assert files.is_installed(f"{sysconfig.get_paths()['scripts']}/trl")
     assert not files.is_installed("/opt/project/matplotlib_figures.py")
     assert files.name_with_owner("/opt/project/matplotlib_figures.py") == "matplotlib_figures.py"

@@ -134,8 +134,25 @@ def test_a_read_each_twentieth_step_is_clean() -> None:
 
 def test_an_occasional_log_stays_clean() -> None:
     often = [read(step) for step in range(10)]
-    assert len(list(host_sync.check(trace(*often, *(read(step, line=9) for step in range(4)))))) == 1
-    assert len(list(host_sync.check(trace(*often, *(read(step, line=9) for step in range(5)))))) == 2
+    assert len(list(host_sync.check(trace(*often, *(read(step, line=19) for step in range(4)))))) == 1
+    assert len(list(host_sync.check(trace(*often, *(read(step, line=19) for step in range(5)))))) == 2
+
+
+@pytest.mark.parametrize(("line", "findings"), [(9, 1), (10, 2)])
+def test_reads_of_near_lines_are_one_finding(line: int, findings: int) -> None:
+    steps = range(4)
+    found = list(host_sync.check(trace(*(read(s) for s in steps), *(read(s, line=line) for s in steps))))
+    assert len(found) == findings
+    assert sum(int(finding.evidence[0]["reads"] or 0) for finding in found) == 8
+    assert [finding.where.line for finding in found] == [7, 10][:findings]
+    assert found[0].title.endswith(", lines 7 to 9") == (findings == 1)
+
+
+def test_reads_of_near_lines_in_another_rhythm_or_function_are_not_joined() -> None:
+    often = [read(step) for step in range(10)]
+    seldom = [read(step, line=8) for step in range(0, 10, 2)]
+    elsewhere = [read(step, line=8, function="other") for step in range(10)]
+    assert [len(list(host_sync.check(trace(*often, *more)))) for more in (seldom, elsewhere)] == [2, 2]
 
 
 def test_reads_of_ready_arrays_are_low_and_other_threads_and_set_up_are_left_out() -> None:
@@ -343,6 +360,43 @@ def test_on_cpu_reads_are_structural_and_one_finding_a_line():
     assert by_line[41].evidence[0]["reads_per_step"] == 8
 
 
+@pytest.mark.parametrize(("lines", "found"), [((41, 42, 44), [41]), ((41, 44), [41, 44]), ((44, 42, 41), [44])])
+def test_on_cpu_reads_of_near_lines_are_one_finding(lines: tuple[int, ...], found: list[int]) -> None:
+    findings = _judge(_cpu_run(*(("_local_scalar_dense", "item", line, "other") for line in lines))).findings
+    assert [finding.where.line for finding in findings] == found
+    assert sum(int(finding.evidence[0]["reads_per_step"] or 0) for finding in findings) == len(lines)
+
+
+def test_on_cpu_reads_of_other_kinds_or_functions_are_not_joined() -> None:
+    assert len(_judge(_cpu_run(("nonzero", "nonzero", 41, "forward"), ("item", "item", 41, "forward"))).findings) == 2
+    g = GraphBuilder()
+    for line, function in ((3, "loss"), (4, "accuracy")):
+        g.op("item", [g.input((1,))], file="moe.py", line=line, function=function, host_read="item")
+    b = TraceBuilder(recorded=frozenset({"host_ops"}), op_graph=g.graph(live=[]))
+    assert len(_judge(b).findings) == 2
+
+
+@pytest.mark.parametrize(("lines", "joined"), [((88, 89), True), ((88, 91), False)])
+def test_the_idle_time_of_near_lines_is_their_sum(lines: tuple[int, int], joined: bool) -> None:
+    g = GraphBuilder(device="cuda")
+    b = TraceBuilder()
+    b.step(1, 0, STEP)
+    for number, line in enumerate(lines):
+        begin = 100 + 300 * number
+        g.op("_local_scalar_dense", [g.input((1,))], file="train.py", line=line, host_read="item")
+        b.launched("work", begin - 99, begin - 95, begin, correlation=2 * number)
+        b.op("aten::_local_scalar_dense", begin - 50, begin + 5)
+        b.call("cudaStreamSynchronize", begin - 49, begin + 4, kind=CallKind.SYNC)
+        b.launched("next", begin + 98, begin + 100, begin + 101, correlation=2 * number + 1)
+    b.op_graph = g.graph(live=[])
+    findings = _judge(b).findings
+    assert len(findings) == (1 if joined else 2)
+    assert sum(finding.cost_ns or 0 for finding in findings) == 98_000
+    assert sum(finding.covers_ns["sync"] for finding in findings) == 98_000
+    assert len({row["site"] for finding in findings for row in finding.evidence}) == 2
+    assert findings[0].title.endswith(", lines 88 to 89") == joined
+
+
 def test_the_range_check_of_one_hot_on_a_cpu_is_not_the_programs_read():
     g = GraphBuilder()
     x = g.input((4,), "int64")
@@ -361,13 +415,13 @@ def test_on_cpu_a_read_of_what_was_made_without_an_input_is_no_wait_of_an_accele
     loss = g.input((1,))
     places = g.op("randint", [], (4,), "int64", file="train.py", line=1)
     twice, mixed = g.op("add", [places, places], (4,)), g.op("add", [places, loss], (4,))
-    for line, value in ((2, twice), (3, loss), (4, mixed)):
+    for line, value in ((10, twice), (20, loss), (30, mixed)):
         g.op("_local_scalar_dense", [value], file="train.py", line=line, host_read="item")
     g.op("copy_", [places, loss])
-    g.op("_local_scalar_dense", [places], file="train.py", line=5, host_read="item")
+    g.op("_local_scalar_dense", [places], file="train.py", line=40, host_read="item")
     b = TraceBuilder(recorded=frozenset({"host_ops"}), op_graph=g.graph(live=[]))
     b.op("aten::mul", 0, 10)
-    assert [finding.where.line for finding in _judge(b).findings] == [3, 4, 5]
+    assert [finding.where.line for finding in _judge(b).findings] == [20, 30, 40]
 
 
 def test_a_cpu_run_without_reads_is_clean():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,25 @@ def test_what_lies_between(frames: Frames) -> None:
     assert not look(frames, user, "/site/torch/autograd/__init__.py", "/project/here/hook.py").engine_before_user
     assert look(frames, user, "/site/torch/utils/checkpoint.py", "/project/here/net.py").checkpoint
     assert look(frames, user, "/site/torch/utils/data/dataloader.py", "/project/here/data.py").data
+
+
+INSTALLED = f"{sysconfig.get_paths()['purelib']}/accelerate/optimizer.py"
+OPTIMIZER = "/site/torch/optim/adamw.py"
+OWN = "/project/here/train.py"
+
+
+@pytest.mark.parametrize(
+    ("stack", "file"),
+    [
+        ((OWN, INSTALLED, OPTIMIZER), "train.py"),
+        ((OWN, INSTALLED, OPTIMIZER, INSTALLED), "train.py"),
+        ((OWN, INSTALLED), "accelerate/optimizer.py"),
+        ((OWN, OPTIMIZER, "/project/here/closure.py", INSTALLED), "accelerate/optimizer.py"),
+        ((OWN, OPTIMIZER, "/project/here/lion.py"), "lion.py"),
+    ],
+)
+def test_a_step_that_a_package_calls_is_of_the_programs_line(frames: Frames, stack: tuple[str, ...], file: str) -> None:
+    assert look(frames, *stack).file == file
 
 
 class Probe:

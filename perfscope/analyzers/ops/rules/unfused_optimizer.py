@@ -53,6 +53,7 @@ from perfscope.analyzers.ops.kernels import input_tensors
 from perfscope.analyzers.ops.recompute import OPTIMIZER_STEP
 from perfscope.analyzers.spans import (
     WorkTime,
+    lineage,
     named_slices,
     nearest_ancestor,
     outermost,
@@ -62,8 +63,20 @@ from perfscope.analyzers.spans import (
     work_inside,
     worst_spans,
 )
-from perfscope.analyzers.time import Situation, call_site, device_busy, per_step, situation, whole_ns
+from perfscope.analyzers.time import (
+    CallSite,
+    FrameKind,
+    Situation,
+    call_site,
+    detail_row,
+    device_busy,
+    frame_kind,
+    per_step,
+    situation,
+    whole_ns,
+)
 from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Scope, Where, fit_title
+from perfscope.model.frames import parse_frame
 from perfscope.model.intervals import covered
 from perfscope.model.severity import severity_of
 from perfscope.model.trace import MISSING, SliceKind, Trace
@@ -85,6 +98,8 @@ HAVE_FUSED = frozenset({"Adagrad", "Adam", "AdamW", "SGD"})
 HAVE_FOREACH = frozenset({"ASGD", "Adadelta", "Adafactor", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop"})
 """torch.optim classes with ``foreach=True`` and without ``fused`` (torch 2.13)."""
 
+
+_OWN = (FrameKind.USER, FrameKind.UNKNOWN)
 
 MOST_OF_THE_STEP = 0.5
 """Minimum share of the time of the step's ops in update ops. An optimizer that mostly multiplies matrices (Shampoo,
@@ -153,7 +168,7 @@ def _finding(trace: Trace, optimizer: str, style: Style, members: list[Optimizer
     idle = sum(step.idle_ns for step in members)
     loop = style == "loop"
     between = "between its kernels" if len(trace.rows["kernels"]) else "on the host between its ops"
-    site = call_site(trace, busiest.first_op)
+    site = _own_site(trace, busiest.first_op)
     title = f"{optimizer} updates {_form(loop)}, not fused"
     detail = f"{busiest.ops.total():,} update ops in an optimizer step; "
     detail += f"fused saves up to {format_ns(cost / len(members))} of each"
@@ -184,6 +199,22 @@ def _finding(trace: Trace, optimizer: str, style: Style, members: list[Optimizer
         removes=removed_inside(trace, np.array(rows, np.int64), min(step.fused_share for step in members)),
         advice=_advice(optimizer, loop, trace.fact(situation)),
     )
+
+
+def _own_site(trace: Trace, row: int) -> CallSite:
+    """Return the program's line of an optimizer step: around a package that calls it (accelerate), if there is one."""
+    site = call_site(trace, row)
+    if site.file is None or frame_kind(f"{site.file}({site.line}): f") in _OWN:
+        return site
+    held, at = trace, row
+    if trace.detail is not None and (match := detail_row(trace, row)) is not None:
+        held, at = trace.detail, match
+    for around in lineage(held, at):
+        name = slice_name(held, around)
+        frame = parse_frame(name) if held.rows["slices"]["kind"][around] == SliceKind.PYTHON else None
+        if frame is not None and frame_kind(name) is FrameKind.USER:
+            return CallSite(file=frame.file, line=frame.line, function=frame.function)
+    return site
 
 
 def _subject(optimizer: str, loop: bool) -> str:

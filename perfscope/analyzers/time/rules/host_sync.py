@@ -26,7 +26,9 @@ busy costs nothing, and a trace with only such waits is clean. The profiler's ow
 data loader belongs to `input_stall`. Reads of the loss at the very end of a step count, but not after the last step.
 
 The line is the executed one if a run's op graph has it; Python stacks of a trace only have the first line of the
-function. `line_is` in the evidence distinguishes the two.
+function. `line_is` in the evidence distinguishes the two. Reads of one kind in lines of a function that are at most two
+apart (`print(loss.item(), accuracy.item())`) are one finding, with the sum of their idle time: one read of all values
+replaces them.
 
 Without an accelerator in the recording, the op graph of a run is searched for ops that would make an accelerator drain
 its queue. These findings are structural, without time. Left out are the range check of `one_hot` on a CPU, which an
@@ -51,7 +53,7 @@ launches of the next step.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -67,6 +69,7 @@ from perfscope.analyzers.time.calls import NO_OP, blocking_calls
 from perfscope.analyzers.time.fixes import read_fix, situation
 from perfscope.analyzers.time.frame_kinds import FrameKind, frame_kind, package_of
 from perfscope.analyzers.time.model_calls import answered_calls
+from perfscope.analyzers.time.near_lines import Place, by_place, lines_in_words
 from perfscope.analyzers.time.sites import CallSite, call_site, graph_ops_inside, op_of, steps_at
 from perfscope.analyzers.time.steps import step_windows, timed_cost, whole_ns
 from perfscope.model.finding import (
@@ -168,12 +171,15 @@ def read_findings(trace: Trace) -> Iterable[Finding]:
         if read.main_thread and read.step is not None:
             lines[(read.file, read.line, read.library)].append(read)
             steps.add(read.step)
+    often: dict[Place, list[HostRead]] = {}
     for (file, line, library), reads in lines.items():
         seen = {read.step for read in reads}
         apart = _steps_apart(seen)
-        if len(seen) < EVERY * len(steps) or apart > MOST_APART:
-            continue
-        yield _finding(trace, Where(file=file, line=line), library, reads, apart)
+        if len(seen) >= EVERY * len(steps) and apart <= MOST_APART:
+            calls = frozenset(read.call for read in reads)
+            often[Place((library, reads[0].function, apart, calls), file, line)] = reads
+    for group in by_place(often):
+        yield _finding(trace, group)
 
 
 def _steps_apart(steps: Collection[int | None]) -> int:
@@ -182,7 +188,10 @@ def _steps_apart(steps: Collection[int | None]) -> int:
     return round(float(np.median(np.diff(numbers)))) if len(numbers) > 1 else 1
 
 
-def _finding(trace: Trace, where: Where, library: str | None, reads: list[HostRead], apart: int) -> Finding:
+def _finding(trace: Trace, lines: Mapping[Place, list[HostRead]]) -> Finding:
+    """Return the finding about reads of near lines, which have the same calls, library and distance in steps."""
+    reads = [read for of_line in lines.values() for read in of_line]
+    library, apart = reads[0].library, _steps_apart({read.step for read in reads})
     calls = sorted({read.call for read in reads})
     named = " / ".join(f"`{call}`" for call in calls)
     package = library.partition("/")[0] if library else None
@@ -209,14 +218,14 @@ def _finding(trace: Trace, where: Where, library: str | None, reads: list[HostRe
         subject=subject,
         title=fit_title(
             f"{named} {f'in {package} waits' if package else 'waits for the device'} in {len(stalls):,} of "
-            f"{len(reads):,} calls, {format_ns(each)} per call ({often})",
+            f"{len(reads):,} calls, {format_ns(each)} per call ({often}){lines_in_words(lines)}",
             named,
         ),
         detail=f"It reads in {steps:,} steps{place}. The resulting idle time of an accelerator is unknown.",
         severity="medium" if stalls and apart == 1 else "low",
         basis="structural",
         advice=_LIBRARY_ADVICE.format(package=package) if package else _read_fix(trace, calls),
-        where=where,
+        where=Where(file=reads[0].file, line=min((place.line for place in lines if place.line), default=None)),
         evidence=tuple(rows[:MOST_ROWS]),
         spans=spans_within(trace, union(begins, begins + [max(1, read.duration_ns) for read in reads])),
     )
@@ -235,7 +244,7 @@ def _read_fix(trace: Trace, calls: Sequence[str]) -> str:
 
 
 class _Line(Struct, kw_only=True):
-    """Waits of one op at one place."""
+    """Waits of one op at one line, or at near lines of a function."""
 
     op: str
     site: CallSite
@@ -248,6 +257,10 @@ class _Line(Struct, kw_only=True):
     """Idle intervals charged to it: rows of ``idle_pieces``."""
     idle_ns: int = 0
     """Idle time of the device that idles most for these waits, because devices idle in parallel."""
+    lines: str = ""
+    """The lines for the end of a title; empty for one line."""
+    parts: tuple[_Line, ...] = ()
+    """The same by line; empty for one line."""
 
     @property
     def waits(self) -> int:
@@ -323,10 +336,11 @@ def check_plan(trace: Trace) -> Iterable[Finding]:
             if read.place is not None:
                 # a program that ended before all steps were planned may read in every step
                 times[read.place.file, read.place.line] += read.times if torch_plan.plan.stopped == ALL_STEPS else 2
-    for finding in _structural(trace, trace.op_graph):
-        read_at = (finding.where.file or "", finding.where.line or 0)
-        if finding.subject == "to_host read" or times[read_at] > 1:
-            yield finding
+    yield from _structural(
+        trace,
+        trace.op_graph,
+        lambda op: op.host_read == "to_host" or times[op.file or "", op.line or 0] > 1,
+    )
 
 
 def _measured(trace: Trace) -> list[Finding]:
@@ -356,7 +370,7 @@ def _finding_host_sync(trace: Trace, line: _Line, harmless: list[_Line], whole: 
     return Finding(
         subject="/".join(sorted(line.calls)) if line.op == NO_OP else line.op,
         title=fit_title(
-            f"{words} drains the device: {line.charged:,} of {line.waits:,} waits cost",
+            f"{words} drains the device: {line.charged:,} of {line.waits:,} waits cost{line.lines}",
             words,
         ),
         detail=detail,
@@ -364,7 +378,7 @@ def _finding_host_sync(trace: Trace, line: _Line, harmless: list[_Line], whole: 
         covers_ns={"sync": line.idle_ns},
         advice=_fix_at(trace, line.kind(), line.site.file),
         where=line.site.where(op=line.op),
-        evidence=tuple(other.row() for other in (line, *harmless[: MOST_ROWS - 1])),
+        evidence=tuple(other.row() for other in (*(line.parts or (line,)), *harmless)[:MOST_ROWS]),
         spans=worst_spans(pieces.start_ns[charged], pieces.end_ns[charged], pieces.cost_ns[charged]),
         removes=(Removed(table="waits", rows=np.array(line.rows, np.int64)),),
     )
@@ -390,19 +404,46 @@ def _lines(trace: Trace) -> list[_Line]:
         line.pieces += of_wait.get(call, ())
         for piece in of_wait.get(call, ()):
             line.idle_ns += int(pieces.cost_ns[piece])
-    return list(lines.values())
+    executed, others = dict[Place, _Line](), list[_Line]()
+    for (name, where), line in lines.items():
+        if line.site.exact:
+            executed[Place((name, line.site.function, where.module), line.site.file, line.site.line)] = line
+        else:
+            others.append(line)
+    return [*map(_near_lines, by_place(executed)), *others]
 
 
-def _structural(trace: Trace, graph: OpGraph) -> list[Finding]:
-    reads: dict[tuple[str, str | None, int | None], list[GraphOp]] = defaultdict(list)
+def _near_lines(group: Mapping[Place, _Line]) -> _Line:
+    """Return the sum of the waits at near lines; its place is the line with most idle time."""
+    worst, *rest = parts = sorted(group.values(), key=lambda line: -line.idle_ns)
+    if not rest:
+        return worst
+    return _Line(
+        op=worst.op,
+        site=worst.site,
+        calls={call for line in parts for call in line.calls},
+        rows=[row for line in parts for row in line.rows],
+        wait_ns=sum(line.wait_ns for line in parts),
+        charged=sum(line.charged for line in parts),
+        pieces=[piece for line in parts for piece in line.pieces],
+        idle_ns=sum(line.idle_ns for line in parts),
+        lines=lines_in_words(group),
+        parts=tuple(parts),
+    )
+
+
+def _structural(trace: Trace, graph: OpGraph, counts: Callable[[GraphOp], bool] = lambda _: True) -> Iterator[Finding]:
+    """Yield the reads among the ops of a step, by kind and near lines; ``counts``: whether a read is the program's."""
+    reads: dict[Place, list[GraphOp]] = defaultdict(list)
     left_out: set[int] = set()
     if graph.device == "cpu":
         left_out = {*graph_ops_inside(trace, CHECKED_ON_CPU_ONLY), *_reads_of_host_data(graph), *_answers(trace)}
     for op in graph.ops:
-        if op.host_read is not None and op.index not in left_out:
-            reads[op.host_read, op.file, op.line].append(op)
+        if op.host_read is not None and op.index not in left_out and counts(op):
+            reads[Place((op.host_read, op.function), op.file, op.line)].append(op)
     last_update = max((op.index for op in graph.ops if op.phase == "optimizer"), default=-1)
-    return [_structural_finding(trace, kind, ops, last_update) for (kind, _, _), ops in reads.items()]
+    for group in by_place(reads):
+        yield _structural_finding(trace, group, last_update)
 
 
 def _answers(trace: Trace) -> set[int]:
@@ -431,9 +472,11 @@ def _reads_of_host_data(graph: OpGraph) -> set[int]:
     return reads
 
 
-def _structural_finding(trace: Trace, kind: str, ops: list[GraphOp], last_update: int) -> Finding:
+def _structural_finding(trace: Trace, lines: Mapping[Place, list[GraphOp]], last_update: int) -> Finding:
     """Return a structural finding. ``last_update``: index of the last op of the optimizer, -1 without one."""
+    ops = sorted((op for of_line in lines.values() for op in of_line), key=lambda op: op.index)
     first = ops[0]
+    kind = first.host_read or ""
     severity: Severity = "medium"
     each = f"{len(ops)} times per step" if len(ops) > 1 else "once per step"
     what = READS.get(kind, kind)
@@ -443,7 +486,7 @@ def _structural_finding(trace: Trace, kind: str, ops: list[GraphOp], last_update
         late = " It is read after the step, between two steps."
     return Finding(
         subject=f"{kind} read",
-        title=f"{what} reads a tensor on the host: {each}",
+        title=f"{what} reads a tensor on the host: {each}{lines_in_words(lines)}",
         detail="An accelerator's queue would run dry there." + late,
         severity=severity,
         basis="structural",
@@ -467,15 +510,20 @@ def _recorded(trace: Trace) -> Iterator[Finding]:
         lambda name: frame_kind(name) is FrameKind.OPTIMIZER or (on_cpu and name in CHECKED_ON_CPU_ONLY),
     )
     rows = rows[(steps != MISSING) & (nearest_ancestor(trace, rows, around) == MISSING)]
-    reads: dict[tuple[str, str, int | None], list[int]] = defaultdict(list)
+    reads: dict[Place, list[int]] = defaultdict(list)
     for row in rows.tolist():
         site = broken_line(trace, call_site(trace, row))
         if site.file is not None:
-            reads[_KIND_OF_OP[slice_name(trace, row)], site.file, site.line].append(row)
-    for (kind, _, _), found in reads.items():
-        seen = len(np.unique(steps_at(trace, trace.rows["slices"]["start_ns"][found])))
-        if seen >= EVERY * trace.fact(step_windows).count:
-            yield _recorded_finding(trace, kind, found, seen)
+            group = _KIND_OF_OP[slice_name(trace, row)], site.function, site.exact or site.line
+            reads[Place(group, site.file, site.line)].append(row)
+    often = {
+        place: found
+        for place, found in reads.items()
+        if len(np.unique(steps_at(trace, trace.rows["slices"]["start_ns"][found])))
+        >= EVERY * trace.fact(step_windows).count
+    }
+    for lines in by_place(often):
+        yield _recorded_finding(trace, lines)
 
 
 def broken_line(trace: Trace, site: CallSite) -> CallSite:
@@ -496,13 +544,16 @@ def broken_line(trace: Trace, site: CallSite) -> CallSite:
     return replace(site, line=next(iter(lines))[1], exact=True)
 
 
-def _recorded_finding(trace: Trace, kind: str, rows: list[int], steps: int) -> Finding:
+def _recorded_finding(trace: Trace, lines: Mapping[Place, list[int]]) -> Finding:
+    rows = sorted(row for of_line in lines.values() for row in of_line)
     site = broken_line(trace, call_site(trace, rows[0]))
+    kind = _KIND_OF_OP[slice_name(trace, rows[0])]
     starts, ends = (trace.rows["slices"][column][rows] for column in ("start_ns", "end_ns"))
-    times = max(1, round(len(rows) / steps))
+    times = max(1, round(len(rows) / len(np.unique(steps_at(trace, starts)))))
     return Finding(
         subject=f"{kind} read",
-        title=f"{READS[kind]} reads a tensor on the host: {f'{times} times' if times > 1 else 'once'} per step",
+        title=f"{READS[kind]} reads a tensor on the host: {f'{times} times' if times > 1 else 'once'} per step"
+        f"{lines_in_words(lines)}",
         detail="An accelerator's queue would run dry there.",
         severity="medium",
         basis="structural",

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from perfscope.profiler.source_files import SourceFiles, folder_prefix
 
-USER, HIDDEN, ENGINE, OPTIMIZER, CHECKPOINT, DATA, CHECKS = range(7)
-"""Kind of a frame: the user's; torch, stdlib or ours; the autograd engine's; an optimizer's ..."""
+USER, LIBRARY, HIDDEN, ENGINE, OPTIMIZER, CHECKPOINT, DATA, CHECKS = range(8)
+"""Kind of a frame: the user's; a package's; torch, stdlib or ours; the autograd engine's; an optimizer's ..."""
 
 
 _GENERATED = os.sep + "torchinductor_"
@@ -50,8 +50,14 @@ class Frames(SourceFiles):
         self._kinds: dict[int, tuple[CodeType, int]] = {}
 
     def site(self, frame: FrameType | None) -> Site:
-        """Walks outwards from ``frame`` to the bottom of this thread's stack."""
+        """Walks outwards from ``frame`` to the bottom of this thread's stack.
+
+        The user's line is the innermost one outside of torch, also in an installed package. A step of an optimizer
+        that a package calls is of the program's own line around it, because the package is not what one changes.
+        """
         user_frame: FrameType | None = None
+        own_frame: FrameType | None = None
+        steps = False
         calls_checkpoint: FrameType | None = None
         engine = optimizer_before = optimizer = checkpoint = data = checks = False
         kinds = self._kinds
@@ -61,9 +67,11 @@ class Frames(SourceFiles):
             if known is None:
                 known = kinds[id(code)] = (code, self._kind(code))
             kind = known[1]
-            if kind == USER:
+            if kind in (USER, LIBRARY):
                 if user_frame is None:
                     user_frame, optimizer_before = frame, optimizer
+                if own_frame is None and kind == USER:
+                    own_frame, steps = frame, optimizer
                 if checkpoint and calls_checkpoint is None:
                     calls_checkpoint = frame
             elif kind == ENGINE:
@@ -79,6 +87,8 @@ class Frames(SourceFiles):
             frame = frame.f_back
         if user_frame is None:
             return Site(None, None, None, engine, optimizer, optimizer, checkpoint, data, None, checks)
+        if own_frame is not None and steps:
+            user_frame = own_frame
         code = user_frame.f_code
         call = None
         if calls_checkpoint is not None:
@@ -98,7 +108,7 @@ class Frames(SourceFiles):
 
     def is_user(self, path: str) -> bool:
         """Whether a file is the user's, if a stack is known as text only."""
-        return self._kind_of(path, "") == USER
+        return self._kind_of(path, "") in (USER, LIBRARY)
 
     def _kind(self, code: CodeType) -> int:
         return self._kind_of(code.co_filename, code.co_name)
@@ -109,7 +119,9 @@ class Frames(SourceFiles):
             return _torch_kind(absolute[len(self._torch) :].replace(os.sep, "/"), function)
         if _GENERATED in absolute or absolute.startswith(self._generated):
             return HIDDEN  # what torch.compile wrote; the user's line is further out
-        return USER if super().is_user(path) else HIDDEN
+        if not super().is_user(path):
+            return HIDDEN
+        return LIBRARY if self.is_installed(path) else USER
 
 
 def decides_branch(frame: FrameType) -> bool:
