@@ -6,7 +6,7 @@ from perfscope.analyzers.engine import judge
 from perfscope.analyzers.registry import load_rule
 from perfscope.model.documents.run import ProgramFact
 from perfscope.model.documents.stacks import SampledLoader
-from perfscope.model.finding import Finding
+from perfscope.model.finding import Finding, Outcome
 from perfscope.model.trace.core_facts import CoreFacts
 from tests.build import TraceBuilder
 from tests.rules import judged_by
@@ -17,13 +17,16 @@ LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 _judge = judged_by("input_stall")
 
 
-def _on_device(stall: float, name: str = LOADER) -> TraceBuilder:
-    """A step of 1 ms: work until 400 us, then ``stall`` us of idle in the loader, then work."""
+def _on_device(stall: float, name: str = LOADER, before: float = 100) -> TraceBuilder:
+    """A step of 1 ms: work until 400 us, then ``stall`` us of idle in the loader, then work.
+
+    The fetch begins ``before`` us before the device is idle.
+    """
     b = TraceBuilder()
     b.step(1, 0, 1000)
     b.python("train.py(10): epoch", 0, 1000)
     b.launched("a", 0, 5, 400, correlation=1)
-    b.annotation(name, 300, 400 + stall)
+    b.annotation(name, 400 - before, 400 + stall)
     b.launched("b", 400 + stall, 400 + stall, 1000, correlation=2)
     return b
 
@@ -39,8 +42,31 @@ def test_flagged_with_the_idle_time_and_the_line_of_the_loop():
 
 
 def test_the_threshold_is_a_twentieth_of_the_step():
-    assert _judge(_on_device(50)).status == "flagged"
-    assert _judge(_on_device(49.9)).status == "clean"
+    assert _judge(_on_device(50, before=200)).status == "flagged"
+    assert _judge(_on_device(49.9, before=200)).status == "clean"
+
+
+def test_a_fetch_as_short_as_a_ready_batch_from_a_worker_counts_from_a_fifth_of_the_step():
+    own = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+    assert _judge(_on_device(150, own, before=50)).status == "flagged"
+    assert _judge(_on_device(150, own, before=49.9)).status == "clean"
+    assert _judge(_on_cpu(199.9)).status == "clean"
+
+
+def test_short_fetches_that_are_a_fifth_of_the_step_are_not_for_workers():
+    def fetched(length: float, loader: str) -> Outcome:
+        b = TraceBuilder(recorded=frozenset({"host_ops", "steps"}))
+        b.step(1, 0, 500)
+        b.annotation("ProfilerStep#1", 0, 500)
+        b.annotation(loader, 0, length)
+        b.op("aten::mm", 250, 500)
+        return _judge(b)
+
+    own = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+    (finding,) = fetched(100, own).findings
+    assert (finding.cost_ns, "x[indices]" in finding.advice, "num_workers" in finding.advice) == (100_000, True, False)
+    assert fetched(99.9, own).status == "clean"
+    assert fetched(100, LOADER).status == "clean", "a worker made the batch"
 
 
 def test_fetching_while_the_device_is_busy_costs_nothing():
@@ -78,7 +104,6 @@ def test_on_cpu_the_programs_own_thread_waits():
     outcome = _judge(_on_cpu(200))
     assert outcome.status == "flagged"
     assert outcome.findings[0].cost_ns_per_step == 200_000
-    assert _judge(_on_cpu(49.9)).status == "clean"
 
 
 def test_on_cpu_a_loader_that_works_ahead_on_its_own_thread_is_clean():
@@ -95,9 +120,9 @@ def test_on_cpu_the_programs_thread_is_that_of_the_steps_whatever_they_are_calle
 
 
 def test_on_cpu_only_fetches_within_the_steps_count():
-    b = _on_cpu(100)
+    b = _on_cpu(200)
     b.annotation(LOADER, 1500, 1900)
-    assert [finding.cost_ns for finding in _judge(b).findings] == [100_000]
+    assert [finding.cost_ns for finding in _judge(b).findings] == [200_000]
 
 
 def test_a_loader_inside_a_loader_is_counted_once():

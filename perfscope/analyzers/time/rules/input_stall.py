@@ -18,6 +18,9 @@ program's own thread spends in the loader: nothing else of the program runs mean
 processes that load ahead are not counted. A loader of another kind, without such a region, cannot be seen:
 then the rule abstains, unless the device was busy throughout.
 
+Workers do not shorten short fetches: taking a ready batch from a worker process costs about 0.2 ms, too. The fix of short
+fetches in the program's own process is one operation per batch, and is reported only if they are a fifth of the step.
+
 Where stacks were sampled (`perfscope run`) the functions that make the batch are named, with the time of one sample of
 the data set, in the program itself or in its worker processes, and how many workers would hide it: the time that all
 workers spend on batches in a step, over the step without the waiting. Workers that are idle while the program waits
@@ -66,12 +69,26 @@ waiting.
 """
 
 
+HANDOVER_NS = 200_000
+"""Mean time of a fetch from which workers can help: a shorter one takes no longer than taking a ready batch from a
+worker (torch 2.13: 0.5 ms at best for 8 rows on two busy cores).
+"""
+
+SHORT_SHARE = 0.2
+"""Smallest share of the step for shorter fetches: less is not worth another way to make batches."""
+
 BUSY_SHARE = 0.6
 """Share of a worker's time from which it is busy: the program does not wait for workers with less."""
 
 _ADVICE = (
     "Load ahead: `DataLoader(..., num_workers=N, persistent_workers=True, prefetch_factor=4, pin_memory=True)`. "
     "Decode and augment once, or on the device; fetch the next batch before the step ends."
+)
+
+_SHORT_ADVICE = (
+    "Make each batch with one operation: index the data set's tensors with the indices of the whole batch "
+    "(`x[indices]`), on the device where they fit. Workers would not be faster: a batch that is ready takes as long to "
+    "hand over."
 )
 
 LEAST_SAMPLES = 5
@@ -122,7 +139,20 @@ def check(trace: Trace) -> Iterable[Finding]:
     return [
         _finding(trace, key[0], sites[key], rows[members], stalled[members], whole, work, on_device=on_device)
         for key, members in loops.items()
+        if not _is_short(trace, rows[members])
+        or (stalled[members].sum() >= SHORT_SHARE * whole and not _has_workers(trace, key[0]))
     ]
+
+
+def _is_short(trace: Trace, rows: Int64) -> bool:
+    """Whether fetches are as short as those of a ready batch from a worker."""
+    slices = trace.rows["slices"]
+    return bool((slices["end_ns"][rows] - slices["start_ns"][rows]).mean() < HANDOVER_NS)
+
+
+def _has_workers(trace: Trace, loader: str) -> bool:
+    """Whether worker processes make the batches of a loader's fetches."""
+    return "_MultiProcessingDataLoaderIter" in loader or any(known.workers for known in trace.loaders)
 
 
 def _late_ns(trace: Trace) -> int:
@@ -187,6 +217,8 @@ def _finding(
     started, keep = worker_starts(trace)
     duration = slices["end_ns"][rows] - slices["start_ns"][rows]
     who = "device" if on_device else "program"
+    short = _is_short(trace, rows)
+    needed = "" if work is None or short else _workers_needed(trace, work, cost, whole)
     fetches: list[Mapping[str, Cell]] = [
         {
             "stall_ns": int(stalled[i]),
@@ -203,13 +235,13 @@ def _finding(
             text
             for text in (
                 started,
-                "" if work is None else f"{_slowest(work)}. {_workers_needed(trace, work, cost, whole)}",
+                "" if work is None else f"{_slowest(work)}. {needed}",
             )
             if text
         ).strip(),
         **timed_cost(trace, cost, whole),
         covers_ns={"input": cost},
-        advice=f"{keep} {_advice(trace)}".lstrip(),
+        advice=f"{keep} {_SHORT_ADVICE if short else _advice(trace)}".lstrip(),
         where=site.where(op=name),
         evidence=(*(() if work is None else _input_rows(work)), *fetches),
         spans=worst_spans(slices["start_ns"][rows], slices["end_ns"][rows], stalled),
