@@ -26,7 +26,7 @@ from perfscope.profiler.session.passes import SETTLING_STEPS, Framework, Pass, f
 from perfscope.profiler.session.recorders import Recorder, load_companion, load_recorders
 from perfscope.profiler.session.resident import peak_resident_bytes
 from perfscope.profiler.session.step_counters import StepCounting
-from perfscope.profiler.session.steps import Source, StepFinder
+from perfscope.profiler.session.steps import LATE, Source, StepFinder
 from perfscope.profiler.session.trigger import Trigger
 from perfscope.profiler.torch.compile_log import TorchCompileCapture
 from perfscope.profiler.torch.hooks import Hooks
@@ -211,7 +211,7 @@ class Session:
             return self.frameworks[0]
         if source in (Source.STEP_TRACE, Source.JITTED):
             return "jax"
-        if source in (Source.PROFILER, Source.ANNOTATION, Source.OPTIMIZER, Source.MODULE):
+        if source in (Source.PROFILER, Source.ANNOTATION, Source.OPTIMIZER, *LATE):
             return "torch"
         jax_computes = self._jax is not None and self._jax.hooks.called and not self._hooks.optimizers
         return "jax" if jax_computes else "torch"

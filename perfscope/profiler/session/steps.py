@@ -1,4 +1,4 @@
-"""Finds the steps of a program that may not know of us: listens to seven sources and settles on one."""
+"""Finds the steps of a program that may not know of us: listens to eight sources and settles on one."""
 
 from __future__ import annotations
 
@@ -37,8 +37,14 @@ class Source(IntEnum):
     ANNOTATION = 3
     OPTIMIZER = 4
     JITTED = 5
-    MODULE = 6
+    BACKWARD = 6
+    """Backward passes of one line, of a program without an optimizer."""
+    MODULE = 7
     """Calls of the model, or of a compiled function, of a program without an optimizer."""
+
+
+LATE = frozenset({Source.BACKWARD, Source.MODULE})
+"""Sources that any better one replaces, also after the steps are known."""
 
 
 class Recorder(Protocol):
@@ -78,8 +84,9 @@ class StepFinder:
 
     ``perfscope.step()`` rules wherever it is called, else the program's own ``prof.step()``, else jax's
     ``StepTraceAnnotation``, else an annotation that is named like a step, else the first optimizer that
-    steps, else the first jitted function, or the first model, that is called again and again. Events of
-    other threads than the first one's are not steps. Calls of a model are given up for any better source.
+    steps, else the first jitted function, the first line with backward passes, or the first model, that is called again
+    and again. Events of other threads than the first one's are not steps. Backward passes and calls of a model are
+    given up for any better source.
     """
 
     def __init__(self, options: CaptureOptions, recorder: Recorder, forget: Callable[[Source], None]) -> None:
@@ -113,6 +120,7 @@ class StepFinder:
             Source.STEP_TRACE: f"StepTraceAnnotation {self._names.get(source, '')}",
             Source.OPTIMIZER: "optimizer.step",
             Source.JITTED: f"calls of {self._names.get(source, '')}",
+            Source.BACKWARD: f"calls of {self._names.get(source, '')}",
             Source.MODULE: f"calls of {self._names.get(source, '')}",
         }
         return names.get(source) or f"annotation {self._family}"
@@ -271,14 +279,14 @@ class StepFinder:
         if not self._mine(source):
             return
         completed = self.completed.setdefault(source, 0)
-        replaceable = source is Source.EXPLICIT or self.source is Source.MODULE
+        replaceable = source is Source.EXPLICIT or self.source in LATE
         if self.source is not None and replaceable and source < self.source:
             self.recorder.unsettled()
             self.source = None
         if self.source is None and self._may_settle(source, completed):
             self.source = source
             for other in Source:
-                if other not in (source, Source.EXPLICIT) and not (source is Source.MODULE and other < source):
+                if other not in (source, Source.EXPLICIT) and not (source in LATE and other < source):
                     self._forget(other)
             self.recorder.settled(self.label(source), completed)
         if source == self.source:

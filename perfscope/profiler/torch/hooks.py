@@ -14,6 +14,7 @@ from typing import Any
 from perfscope.profiler.patching import Undo, replace, undo_all, wrap
 from perfscope.profiler.session.steps import Source, StepFinder
 from perfscope.profiler.torch import compat
+from perfscope.profiler.torch.backward_calls import BackwardCalls
 from perfscope.profiler.torch.module_calls import ModuleCalls
 
 # Keeps torch's profilers apart: a range that opened under one recording must not close under another.
@@ -79,6 +80,7 @@ class Hooks:
         self._guard = RangeGuard()
         self._modules: ModuleCalls | None = None
         self._first_optimizer: Callable[[], Any] = lambda: None
+        self._optimizer_made = False
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         """Optimizers that have stepped."""
         self.program_profilers: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -106,6 +108,7 @@ class Hooks:
         self._always = [*self._guard.install(), self._hook_profilers(ours, make_way), self._hook_compile(finder)]
         self._undo = {
             Source.MODULE: [self._modules.install()],
+            Source.BACKWARD: [BackwardCalls(finder, lambda: self._optimizer_made).install()],
             Source.OPTIMIZER: [self._hook_optimizers(finder)],
             Source.PROFILER: [_hook_profiler_step(finder)],
             Source.ANNOTATION: [_hook_record_function(finder), *_hook_cuda_nvtx(finder)],
@@ -163,10 +166,13 @@ class Hooks:
 
         @functools.wraps(original)
         def profile_hook_step(function: Callable[..., Any]) -> Callable[..., Any]:
+            self._optimizer_made = True  # torch hooks a class when the first optimizer of it is made
             return watched(original(function))
 
         undone = [replace(Optimizer, "profile_hook_step", staticmethod(profile_hook_step))]
-        undone += _watch_known_optimizers(Optimizer, watched)
+        known = _watch_known_optimizers(Optimizer, watched)
+        self._optimizer_made = bool(known)
+        undone += known
 
         def undo() -> None:
             listening[0] = False

@@ -18,8 +18,8 @@ program's own thread spends in the loader: nothing else of the program runs mean
 processes that load ahead are not counted. A loader of another kind, without such a region, cannot be seen:
 then the rule abstains, unless the device was busy throughout.
 
-Workers do not shorten short fetches: taking a ready batch from a worker process costs about 0.2 ms, too. The fix of short
-fetches in the program's own process is one operation per batch, and is reported only if they are a fifth of the step.
+Workers do not shorten short fetches: taking a ready batch from a worker process costs about 0.2 ms, too. The fix of
+short fetches in the program's own process is one operation per batch; they are reported from a fifth of the step.
 
 Where stacks were sampled (`perfscope run`) the functions that make the batch are named, with the time of one sample of
 the data set, in the program itself or in its worker processes, and how many workers would hide it: the time that all
