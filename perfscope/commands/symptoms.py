@@ -189,10 +189,9 @@ SYMPTOMS = (
     ),
     Symptom(
         question="No steps were found",
-        look="A step is an optimizer's step, a backward pass of a loop without an optimizer, a call of a jitted or compiled "
-        "function or of a model, "
-        "`perfscope.step()`, `prof.step()`, or a range named like a step. The first steps are never captured "
-        "(`--warmup`), so a program needs more than these.",
+        look="A step is an optimizer's step, a backward pass of a loop without an optimizer, a call of a jitted or "
+        "compiled function or of a model, `perfscope.step()`, `prof.step()`, or a range named like a step. The first "
+        "steps are never captured (`--warmup`), so a program needs more than these.",
         command="perfscope run --whole program.py",
         fix="`perfscope.step()` at the end of the loop's body, or `--step-annotation NAME`; `--whole` takes the "
         "program as one step.",
