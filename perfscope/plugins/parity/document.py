@@ -139,7 +139,7 @@ class Divergence(Value, frozen=True, kw_only=True):
     next_b: str = ""
     """The next op of each side."""
     exact: bool = True
-    """Ops can be told apart: by their values, or the dtype is exact enough for norms and sums."""
+    """Ops can be distinguished: by their values, or the dtype is exact enough for norms and sums."""
     lines_a: Texts = ()
     lines_b: Texts = ()
     """Lines of each side, from the first layer of the same module up to this one, that may hold the difference: with

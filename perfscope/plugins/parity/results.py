@@ -36,7 +36,7 @@ def between(recording: Recording, arrays: Arrays, last: int, layer: int) -> list
 
 
 def telling(results: Sequence[Result], expected: float) -> bool:
-    """Whether ops can be told apart: their values were kept, or norms and sums are exact enough."""
+    """Whether ops can be distinguished: their values were kept, or norms and sums are exact enough."""
     return expected <= MOST_EXACT or all(result.value is not None for result in results)
 
 
