@@ -168,7 +168,7 @@ class Comparison:
     def _open_lines(self, match: Match, row: Row) -> tuple[bool, tuple[str, ...], tuple[str, ...]]:
         """Lines of each side, from the first layer of the same module up to ``match``, that may hold the difference.
 
-        Lines all of whose results the other side has as well are left out, if ops can be distinguished (the first value).
+        Lines all of whose results the other side also has are left out, if ops can be distinguished (the first value).
         """
         module = row.name.rpartition(".")[0]
         index = self.matches.index(match)
