@@ -96,6 +96,35 @@ def lane(threads: Sequence[Pieces], cuts: Array, low: int, high: int, main: int)
     return [column[:made] for column in columns]
 
 
+class _NestedColumns(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("thread", "start", "end", "parent")),
+        ("count", ctypes.c_size_t),
+    ]
+
+
+def innermost(spans: Sequence[Array], thread: Array, start: Array, end: Array) -> Array:
+    """Return the row of the innermost span that encloses each ``[start, end)`` of ``thread``, or -1; shape (m,), int32.
+
+    ``spans``: thread, start, end and parent of spans in nesting order, shapes (n,).
+    """
+    native = library()
+    if native is None:
+        raise RuntimeError("the native library is not loaded")
+    native.perfscope_innermost.restype = ctypes.c_int64
+    types = (np.int32, np.int64, np.int64, np.int32)
+    held = [np.ascontiguousarray(column, of) for column, of in zip(spans, types, strict=True)]
+    asked = [np.ascontiguousarray(column, of) for column, of in zip((thread, start, end), types[:3], strict=True)]
+    result = np.empty(len(start), np.int32)
+    done = native.perfscope_innermost(
+        ctypes.byref(_NestedColumns(*map(pointer, held), len(held[0]))),
+        *map(pointer, asked), count(result), pointer(result),
+    )  # fmt: skip
+    if done != 0:
+        raise FaultError
+    return result
+
+
 def distinct(values: Array) -> Array:
     """Return each value once, in order; shape (k,), int64. ``values``: an array of int64, which is overwritten."""
     native = library()

@@ -1,73 +1,100 @@
-"""Events of a line of an XSpace by the native library. Its twin is ``analyzers/readers/xspace/events.py``."""
+"""Events of a line of an XSpace, and the nesting of a host's spans, by the native library.
+
+Their twins are ``analyzers/readers/xspace/events.py`` and ``spans.py``.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
 
-from perfscope.native import library
+from perfscope.native import FaultError, library
 from perfscope.native.arrays import Array, count, cut_texts, pointer
 
-_TEXTS, _TEXT_BYTES, _STATS = range(3)
+_TEXTS, _TEXT_BYTES, _METADATA, _REFERENCES, _OCCURRENCES, _DOUBLES, _STATS = range(7)
 """Numbers of sizes, as in ``src/lib.rs``."""
 
 _MEMORY = 2
-_WRITTEN = 0
+
+Sparse = tuple[Array, Array]
+"""Some events of a line, ascending (int32), and a value for each (int64 or float64)."""
 
 
 class _EventColumns(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("metadata", "offset", "duration", "occurrences", "values")),
+        *((name, ctypes.c_void_p) for name in ("place", "start_ns", "end_ns", "offset_ps", "duration_ps")),
         ("count", ctypes.c_size_t),
+        ("exact", ctypes.c_size_t),
     ]
 
 
-class NativeLine(Struct, frozen=True, kw_only=True):
-    """The columns of a line, one entry per event."""
+class Frame(NamedTuple):
+    """Where the events of a line are."""
 
-    metadata: Array
-    offset_ps: Array
-    duration_ps: Array
-    occurrences: Array
-    values: Array
-    """Last floating-point stat of each event that is not 0; NaN without one."""
-    stats: list[Array | None]
-    """A column per wanted stat, -1 where an event lacks it; texts are codes of ``texts``. ``None``: no event has it."""
-    texts: list[str | int]
-    """Texts by code: written in an event, or the number of the name that the event refers to."""
     own: bytes
     """The fields of the line itself."""
+    first: int
+    """Offset of the first event from the line's first byte."""
+    events: int
 
 
-def read_line(
-    data: bytes | memoryview | mmap.mmap, start: int, end: int, numbers: list[int], texts: list[int]
-) -> NativeLine | None:
-    """Return the line at bytes ``start`` to ``end``; ``None`` if its form is not the usual one.
+class NativeEvents(Struct, frozen=True, kw_only=True):
+    """The events of a line."""
 
-    ``numbers`` and ``texts``: metadata ids of the stats that are read as such, in the order of ``NativeLine.stats``.
-    ``MemoryError`` if memory runs out.
-    """
-    native = library()
-    if native is None:
-        raise RuntimeError("the native library is not loaded")
-    native.perfscope_xspace_extent.restype = ctypes.c_int64
-    native.perfscope_xspace_size.restype = native.perfscope_xspace_take.restype = ctypes.c_int64
-    native.perfscope_xspace_read.restype = ctypes.c_void_p
+    ids: Array
+    """Metadata ids that occur, int64."""
+    place: Array
+    """Index in ``ids`` of each event's metadata id; int32."""
+    start_ns: Array
+    end_ns: Array
+    offset_ps: Array
+    duration_ps: Array
+    occurrences: Sparse
+    doubles: Sparse
+    """Last floating-point stat of each event that is not 0."""
+    stats: list[Sparse]
+    """The wanted stats. A text is its index in ``texts``, or -1 - the index of its name in ``references``."""
+    texts: list[str]
+    references: list[int]
+
+
+def frame(data: bytes | memoryview | mmap.mmap, start: int, end: int) -> Frame | None:
+    """Return the events' place in the line at bytes ``start`` to ``end``; ``None`` if its form is not the usual one."""
+    native = _library()
     content, size = np.frombuffer(data, np.uint8), ctypes.c_size_t(end - start)
     extent = np.empty(3, np.int64)
     if native.perfscope_xspace_extent(pointer(content, start), size, pointer(extent)) != 0:
         return None
     events, first, after = extent.tolist()
-    columns = [*(np.empty(events, np.int64) for _ in range(4)), np.empty(events, np.float64)]
+    return Frame(bytes(data[start : start + first]) + bytes(data[start + after : end]), first, events)
+
+
+def read_events(
+    data: bytes | memoryview | mmap.mmap, start: int, end: int, frame: Frame, timestamp_ns: int,
+    numbers: Sequence[int], texts: Sequence[int], *, exact: bool,
+) -> NativeEvents | None:  # fmt: skip
+    """Return the events of the line at bytes ``start`` to ``end``; ``None`` if their form is not the usual one.
+
+    ``numbers`` and ``texts``: metadata ids of the stats that are read as such, in the order of ``NativeEvents.stats``.
+    ``exact``: with the times in ps. ``MemoryError`` if memory runs out.
+    """
+    native = _library()
+    rooms = (frame.events, frame.events if exact else 0)
+    columns: list[Array] = [
+        np.empty(frame.events, np.int32),
+        *(np.empty(room, np.int64) for room in rooms for _ in range(2)),
+    ]
     ids = np.array([*numbers, *texts], np.int64)
     kinds = np.array([0] * len(numbers) + [1] * len(texts), np.uint8)
-    status = ctypes.c_int64()
+    content, status = np.frombuffer(data, np.uint8), ctypes.c_int64()
     address = native.perfscope_xspace_read(
-        pointer(content, start), size, ctypes.c_size_t(first),
-        ctypes.byref(_EventColumns(*map(pointer, columns), events)),
+        pointer(content, start), ctypes.c_size_t(end - start), ctypes.c_size_t(frame.first),
+        ctypes.c_int64(timestamp_ns), ctypes.byref(_EventColumns(*map(pointer, columns), *rooms)),
         pointer(ids), pointer(kinds), count(ids), ctypes.byref(status),
     )  # fmt: skip
     del content  # So that the file can be closed.
@@ -77,38 +104,117 @@ def read_line(
         return None
     line = ctypes.c_void_p(address)
     try:
-        stats, found = _stats(native, line, events, len(ids))
+        return _taken(native, line, columns, len(ids))
     finally:
         native.perfscope_xspace_free(line)
-    own = bytes(data[start : start + first]) + bytes(data[start + after : end])
-    metadata, offset, duration, occurrences, values = columns
-    return NativeLine(
-        metadata=metadata,
-        offset_ps=offset,
-        duration_ps=duration,
-        occurrences=occurrences,
-        values=values,
-        stats=stats,
-        texts=found,
-        own=own,
-    )
 
 
-def _stats(
-    native: ctypes.CDLL, line: ctypes.c_void_p, events: int, wanted: int
-) -> tuple[list[Array | None], list[str | int]]:
+def _library() -> ctypes.CDLL:
+    native = library()
+    if native is None:
+        raise RuntimeError("the native library is not loaded")
+    native.perfscope_xspace_extent.restype = native.perfscope_xspace_size.restype = ctypes.c_int64
+    native.perfscope_xspace_take.restype = native.perfscope_nest.restype = ctypes.c_int64
+    native.perfscope_xspace_read.restype = ctypes.c_void_p
+    return native
+
+
+def _taken(native: ctypes.CDLL, line: ctypes.c_void_p, columns: list[Array], wanted: int) -> NativeEvents:
     def size(what: int) -> int:
         return int(native.perfscope_xspace_size(line, ctypes.c_size_t(what)))
 
-    stats: list[Array | None] = []
-    for stat in range(wanted):
-        values = np.empty(events, np.int64) if size(_STATS + stat) else None
-        if values is not None:
-            native.perfscope_xspace_take(line, ctypes.c_size_t(stat), pointer(values), count(values))
-        stats.append(values)
+    def take(what: int) -> Sparse:
+        room = size(what)
+        rows, values = np.empty(room, np.int32), np.empty(room, np.int64)
+        native.perfscope_xspace_take(line, ctypes.c_size_t(what), pointer(rows), pointer(values), count(values))
+        return rows, values
+
+    place, start_ns, end_ns, offset_ps, duration_ps = columns
     texts = cut_texts(
         size(_TEXTS), size(_TEXT_BYTES), lambda joined, ends: native.perfscope_xspace_texts(line, joined, ends)
     )
-    return stats, [
-        text[1:].decode() if text[0] == _WRITTEN else int.from_bytes(text[1:], "little", signed=True) for text in texts
+    rows, doubles = take(_DOUBLES)
+    return NativeEvents(
+        ids=take(_METADATA)[1],
+        place=place,
+        start_ns=start_ns,
+        end_ns=end_ns,
+        offset_ps=offset_ps,
+        duration_ps=duration_ps,
+        occurrences=take(_OCCURRENCES),
+        doubles=(rows, doubles.view(np.float64)),
+        stats=[take(_STATS + stat) for stat in range(wanted)],
+        texts=[text.decode() for text in texts],
+        references=take(_REFERENCES)[1].tolist(),
+    )
+
+
+class Spans(NamedTuple):
+    """Events of a line that may be rows of a table of spans; shapes (n,)."""
+
+    thread: int
+    start_ns: Array
+    end_ns: Array
+    kind: Array
+    """``SliceKind``, or a value of ``analyzers/readers/xspace/spans.py``; uint8."""
+    place: Array
+    """Place of the name in ``names`` and ``jitted``; int32."""
+    names: Array
+    """Code of the text of each name; int32, shape (k,)."""
+    jitted: Array
+    """Flag of the call of a jitted function; bool, shape (k,)."""
+    wanted: bool
+    """Whether rows of events are wanted."""
+
+
+class _SpanPart(ctypes.Structure):
+    _fields_ = [
+        ("thread", ctypes.c_int64),
+        ("first", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("start", "end", "kind", "place")),
+        ("count", ctypes.c_size_t),
+        ("names", ctypes.c_void_p),
+        ("jitted", ctypes.c_void_p),
+        ("name_count", ctypes.c_size_t),
     ]
+
+
+class _SpanTable(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("start", "end", "name", "thread", "parent", "kind")),
+        ("room", ctypes.c_size_t),
+        ("rows", ctypes.c_void_p),
+        ("row_count", ctypes.c_size_t),
+    ]
+
+
+def nest(parts: Sequence[Spans], firsts: Sequence[int], room: int, events: int) -> tuple[dict[str, Array], Array]:
+    """Return the table of spans, and the row of each event of parts that want it.
+
+    ``parts`` are by thread; ``firsts``: number of each part's first event among all ``events``. ``room``: number of
+    events that are spans. ``MemoryError`` if memory runs out, ``FaultError`` if the library fails.
+    """
+    native = _library()
+    types = {"start_ns": np.int64, "end_ns": np.int64, "name": np.int32, "thread": np.int32, "parent": np.int32,
+             "kind": np.uint8}  # fmt: skip
+    table = {name: np.empty(room, of) for name, of in types.items()}
+    rows = np.empty(events, np.int32)
+    given = (_SpanPart * len(parts))(
+        *(
+            _SpanPart(
+                part.thread, first if part.wanted else -1,
+                *(pointer(column) for column in (part.start_ns, part.end_ns, part.kind, part.place)), len(part.kind),
+                pointer(part.names), pointer(part.jitted), len(part.names),
+            )
+            for part, first in zip(parts, firsts, strict=True)
+        )
+    )  # fmt: skip
+    made = native.perfscope_nest(
+        given, ctypes.c_size_t(len(parts)),
+        ctypes.byref(_SpanTable(*map(pointer, table.values()), room, pointer(rows), events)),
+    )  # fmt: skip
+    if made == -_MEMORY:
+        raise MemoryError
+    if made < 0:
+        raise FaultError
+    return {name: column[:made] for name, column in table.items()}, rows

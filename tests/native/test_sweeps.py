@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 from perfscope.analyzers.critical_path import lane
 from perfscope.analyzers.readers import columns
 from perfscope.analyzers.readers.kineto import reader
+from perfscope.analyzers.readers.xspace import spans
 from perfscope.model import intervals
+from perfscope.model.trace import SliceKind
 from perfscope.native import sweep
+from perfscope.native.xspace import Spans
 from tests.build import TraceBuilder
 from tests.conftest import corpus_files
 from tests.native.twins import needs_library
@@ -33,6 +36,58 @@ def test_parents(drawn: list[tuple[int, int, int]]) -> None:
         plain = columns.parents(thread, start, end)
     found = sweep.parents(thread, start, end)
     assert (found.dtype, found.tolist()) == (plain.dtype, plain.tolist())
+
+
+@needs_library
+@given(SPANS, SPANS)
+def test_innermost(drawn: list[tuple[int, int, int]], asked: list[tuple[int, int, int]]) -> None:
+    held, wanted = (np.array(rows, np.int64).reshape(-1, 3).T for rows in (drawn, asked))
+    order = columns.nesting_order(held[0], held[1], held[1] + held[2])
+    thread, start, end = held[0][order].astype(np.int32), held[1][order], (held[1] + held[2])[order]
+    asked_of = (wanted[0].astype(np.int32), wanted[1], wanted[1] + wanted[2])
+    with pytest.MonkeyPatch.context() as without:
+        without.setattr(columns, "native_library", lambda: None)
+        parent = columns.parents(thread, start, end)
+        plain = columns.innermost(thread, start, end, parent, *asked_of)
+    found = sweep.innermost((thread, start, end, parent), *asked_of)
+    assert (found.dtype, found.tolist()) == (plain.dtype, plain.tolist())
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.integers(-20, 20), st.integers(0, 12), st.sampled_from([*SliceKind, spans.PERHAPS, spans.DROPPED]),
+        st.integers(0, 2),
+    ),
+    max_size=20,
+)  # fmt: skip
+
+
+@st.composite
+def part(draw: st.DrawFn) -> Spans:
+    start, length, kind, place = np.array(draw(EVENTS), np.int64).reshape(-1, 4).T
+    names = np.array(draw(st.permutations(range(4))), np.int32)[:3]
+    return Spans(
+        draw(st.integers(0, 3)), start.copy(), start + length, kind.astype(np.uint8), place.astype(np.int32), names,
+        names < 2, draw(st.booleans()),
+    )  # fmt: skip
+
+
+@needs_library
+@given(st.lists(part(), max_size=5))
+def test_nesting(parts: list[Spans]) -> None:
+    with pytest.MonkeyPatch.context() as without:
+        for module in (columns, spans):
+            without.setattr(module, "native_library", lambda: None)
+        plain, plain_rows, plain_twice = spans.nest(parts)
+    found, rows, twice = spans.nest(parts)
+    assert twice == plain_twice
+    assert {name: (column.dtype, column.tolist()) for name, column in found.items()} == {
+        name: (column.dtype, column.tolist()) for name, column in plain.items()
+    }
+    first = 0
+    for given_part in parts:
+        part_rows = slice(first, first := first + len(given_part.kind))
+        assert not given_part.wanted or rows[part_rows].tolist() == plain_rows[part_rows].tolist()
 
 
 BOUNDS = st.lists(st.integers(-15, 60), max_size=14, unique=True).map(sorted)

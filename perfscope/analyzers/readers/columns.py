@@ -242,6 +242,10 @@ def innermost(
     ``threads``, ``starts``, ``ends``, ``parent`` describe the spans, in nesting order, shapes (n,). The intervals to
     find have shape (m,), and so has the result (int32).
     """
+    if native_library() is not None:
+        from perfscope.native.sweep import innermost as native_innermost
+
+        return native_innermost((threads, starts, ends, parent), thread, start, end)
     result = np.full(len(start), MISSING, np.int64)
     if not len(starts):
         return result.astype(np.int32)

@@ -6,6 +6,7 @@
 
 mod json;
 mod kineto;
+mod nest;
 mod pool;
 mod sweep;
 mod xspace;
@@ -14,10 +15,10 @@ use kineto::{narrow, wide, Group, Outcome, Scan, TABLES};
 use pool::Pool;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::slice;
-use xspace::{Events, Line, Stats, Stop};
+use xspace::{ById, Events, Line, Sparse, Stop, Wanted};
 
 /// Version of this border; Python refuses a library of another one.
-const VERSION: i64 = 4;
+const VERSION: i64 = 5;
 
 const READ: i64 = 0;
 const BAD: i64 = 1;
@@ -193,40 +194,46 @@ pub unsafe extern "C" fn perfscope_xspace_extent(text: *const u8, length: usize,
 /// Columns that every event of a line has, as Python passes them.
 #[repr(C)]
 pub struct EventColumns {
-    metadata: *mut i64,
-    offset: *mut i64,
-    duration: *mut i64,
-    occurrences: *mut i64,
-    values: *mut f64,
+    place: *mut i32,
+    start_ns: *mut i64,
+    end_ns: *mut i64,
+    offset_ps: *mut i64,
+    duration_ps: *mut i64,
     count: usize,
+    /// Room in the columns of exact times: `count`, or 0 if they are not wanted.
+    exact: usize,
 }
 
-/// Read the events from byte `first` on into `columns`; return the stats, or null: then `*status` is 1 for a line that is
-/// left to Python and 2 if no memory is left. `ids` and `kinds`: metadata id of each wanted stat, and 1 if it is a text.
+/// Read the events from byte `first` on into `columns`; return what only some of them have, or null: then `*status` is 1
+/// for a line that is left to Python and 2 if no memory is left. `ids` and `kinds`: metadata id of each wanted stat, and 1
+/// if it is a text.
 ///
 /// # Safety
-/// `text` has `length` bytes, `ids` and `kinds` have `wanted` values, each of the columns has their `count`, and `status`
-/// holds one number.
+/// `text` has `length` bytes, `ids` and `kinds` have `wanted` values, the columns have the room that they say, and
+/// `status` holds one number.
 #[no_mangle]
 pub unsafe extern "C" fn perfscope_xspace_read(
-    text: *const u8, length: usize, first: usize, columns: *const EventColumns, ids: *const i64, kinds: *const u8,
-    wanted: usize, status: *mut i64,
+    text: *const u8, length: usize, first: usize, timestamp_ns: i64, columns: *const EventColumns, ids: *const i64,
+    kinds: *const u8, wanted: usize, status: *mut i64,
 ) -> *mut Line {
     let mut line = std::ptr::null_mut();
     *status = guarded(|| {
         let columns = &*columns;
         let events = Events {
-            metadata: slice::from_raw_parts_mut(columns.metadata, columns.count),
-            offset: slice::from_raw_parts_mut(columns.offset, columns.count),
-            duration: slice::from_raw_parts_mut(columns.duration, columns.count),
-            occurrences: slice::from_raw_parts_mut(columns.occurrences, columns.count),
-            values: slice::from_raw_parts_mut(columns.values, columns.count),
+            place: slice::from_raw_parts_mut(columns.place, columns.count),
+            start_ns: slice::from_raw_parts_mut(columns.start_ns, columns.count),
+            end_ns: slice::from_raw_parts_mut(columns.end_ns, columns.count),
+            offset_ps: slice::from_raw_parts_mut(columns.offset_ps, columns.exact),
+            duration_ps: slice::from_raw_parts_mut(columns.duration_ps, columns.exact),
         };
-        let mut stats = Stats::default();
-        for (id, kind) in slice::from_raw_parts(ids, wanted).iter().zip(slice::from_raw_parts(kinds, wanted)) {
-            stats.add(*id, *kind != 0);
+        let mut stats = ById::default();
+        let (ids, kinds) = (slice::from_raw_parts(ids, wanted), slice::from_raw_parts(kinds, wanted));
+        for (column, (id, kind)) in ids.iter().zip(kinds).enumerate() {
+            if stats.insert(*id, Wanted { column, is_text: *kind != 0 }).is_err() {
+                return MEMORY;
+            }
         }
-        match xspace::read(slice::from_raw_parts(text, length), first, &stats, events) {
+        match xspace::read(slice::from_raw_parts(text, length), first, timestamp_ns, &stats, wanted, events) {
             Ok(found) => {
                 line = Box::into_raw(Box::new(found));
                 READ
@@ -245,7 +252,8 @@ pub unsafe extern "C" fn perfscope_xspace_free(line: *mut Line) {
     drop(Box::from_raw(line));
 }
 
-/// Return a size: 0 texts, 1 their bytes; from 2 on the number of values of each stat.
+/// Return a size: 0 texts, 1 their bytes, 2 metadata ids, 3 references; from 4 on the number of values of each sparse
+/// column: occurrences, doubles, stats.
 ///
 /// # Safety
 /// `line` is from `perfscope_xspace_read`.
@@ -255,19 +263,39 @@ pub unsafe extern "C" fn perfscope_xspace_size(line: *const Line, what: usize) -
     match what {
         0 => line.texts.len() as i64,
         1 => line.texts.texts().len() as i64,
-        _ => line.stats.get(what - 2).map_or(FAULT, |column| column.len() as i64),
+        2 => line.metadata.ids.len() as i64,
+        3 => line.references.ids.len() as i64,
+        _ => sparse(line, what).map_or(FAULT, |column| column.values.len() as i64),
     }
 }
 
-/// Copy the column of a stat to an array of `room` numbers; return their number.
+fn sparse(line: &Line, what: usize) -> Option<&Sparse> {
+    match what {
+        4 => Some(&line.occurrences),
+        5 => Some(&line.doubles),
+        _ => line.stats.get(what - 6),
+    }
+}
+
+/// Copy the values of a size from 2 on to `values`, and those of a sparse column with the event of each, in `rows`; return
+/// their number.
 ///
 /// # Safety
-/// `line` is from `perfscope_xspace_read`; `out` has `room` numbers.
+/// `line` is from `perfscope_xspace_read`; `rows` and `values` have `room` numbers.
 #[no_mangle]
-pub unsafe extern "C" fn perfscope_xspace_take(line: *const Line, stat: usize, out: *mut i64, room: usize) -> i64 {
+pub unsafe extern "C" fn perfscope_xspace_take(
+    line: *const Line, what: usize, rows: *mut i32, values: *mut i64, room: usize,
+) -> i64 {
     guarded(|| {
         let line = &*line;
-        copy(&line.stats[stat], out, room)
+        match what {
+            2 => copy(&line.metadata.ids, values, room),
+            3 => copy(&line.references.ids, values, room),
+            _ => sparse(line, what).map_or(FAULT, |column| {
+                copy(&column.rows, rows, room);
+                copy(&column.values, values, room)
+            }),
+        }
     })
 }
 
@@ -296,6 +324,104 @@ pub unsafe extern "C" fn perfscope_parents(
         match sweep::parents(thread, start, end, slice::from_raw_parts_mut(out, count)) {
             Ok(()) => READ,
             Err(_) => MEMORY,
+        }
+    })
+}
+
+/// Columns of spans in nesting order, as Python passes them.
+#[repr(C)]
+pub struct NestedColumns {
+    thread: *const i32,
+    start: *const i64,
+    end: *const i64,
+    parent: *const i32,
+    count: usize,
+}
+
+/// Write to `out` the row of the innermost of `spans` that encloses each interval of a thread, -1 without one.
+///
+/// # Safety
+/// The columns of `spans` have their `count`, the other arrays have `count` values.
+#[no_mangle]
+pub unsafe extern "C" fn perfscope_innermost(
+    spans: *const NestedColumns, thread: *const i32, start: *const i64, end: *const i64, count: usize, out: *mut i32,
+) -> i64 {
+    guarded(|| {
+        let spans = &*spans;
+        let nested = sweep::Nested {
+            thread: slice::from_raw_parts(spans.thread, spans.count),
+            start: slice::from_raw_parts(spans.start, spans.count),
+            end: slice::from_raw_parts(spans.end, spans.count),
+            parent: slice::from_raw_parts(spans.parent, spans.count),
+        };
+        let thread = slice::from_raw_parts(thread, count);
+        let (start, end) = (slice::from_raw_parts(start, count), slice::from_raw_parts(end, count));
+        sweep::innermost(&nested, thread, start, end, slice::from_raw_parts_mut(out, count));
+        READ
+    })
+}
+
+/// Events of a line that are spans, as Python passes them.
+#[repr(C)]
+pub struct SpanPart {
+    thread: i64,
+    /// Number of the part's first event in the rows, or -1.
+    first: i64,
+    start: *const i64,
+    end: *const i64,
+    kind: *const u8,
+    place: *const i32,
+    count: usize,
+    names: *const i32,
+    jitted: *const u8,
+    name_count: usize,
+}
+
+/// Arrays of a table of spans, as Python passes them.
+#[repr(C)]
+pub struct SpanTable {
+    start: *mut i64,
+    end: *mut i64,
+    name: *mut i32,
+    thread: *mut i32,
+    parent: *mut i32,
+    kind: *mut u8,
+    room: usize,
+    rows: *mut i32,
+    row_count: usize,
+}
+
+/// Write the spans of all parts, which are by thread, to `table`; return their number, or -2 if no memory is left.
+///
+/// # Safety
+/// `parts` has `part_count` entries, whose arrays have their `count` or `name_count`; the arrays of `table` have `room` or
+/// `row_count` values.
+#[no_mangle]
+pub unsafe extern "C" fn perfscope_nest(parts: *const SpanPart, part_count: usize, table: *const SpanTable) -> i64 {
+    guarded(|| {
+        let given = slice::from_raw_parts(parts, part_count).iter().map(|part| nest::Part {
+            thread: part.thread as i32,
+            start: slice::from_raw_parts(part.start, part.count),
+            end: slice::from_raw_parts(part.end, part.count),
+            kind: slice::from_raw_parts(part.kind, part.count),
+            place: slice::from_raw_parts(part.place, part.count),
+            names: slice::from_raw_parts(part.names, part.name_count),
+            jitted: slice::from_raw_parts(part.jitted, part.name_count),
+            first: usize::try_from(part.first).ok(),
+        });
+        let table = &*table;
+        let mut made = nest::Table {
+            start: slice::from_raw_parts_mut(table.start, table.room),
+            end: slice::from_raw_parts_mut(table.end, table.room),
+            name: slice::from_raw_parts_mut(table.name, table.room),
+            thread: slice::from_raw_parts_mut(table.thread, table.room),
+            parent: slice::from_raw_parts_mut(table.parent, table.room),
+            kind: slice::from_raw_parts_mut(table.kind, table.room),
+            rows: slice::from_raw_parts_mut(table.rows, table.row_count),
+        };
+        match nest::nest(&given.collect::<Vec<_>>(), &mut made) {
+            Ok(count) => count.map_or(FAULT, |count| count as i64),
+            Err(_) => -MEMORY,
         }
     })
 }

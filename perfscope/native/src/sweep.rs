@@ -30,6 +30,44 @@ pub fn parents(thread: &[i32], start: &[i64], end: &[i64], out: &mut [i32]) -> R
     Ok(())
 }
 
+/// Spans of threads in nesting order.
+pub struct Nested<'a> {
+    pub thread: &'a [i32],
+    pub start: &'a [i64],
+    pub end: &'a [i64],
+    pub parent: &'a [i32],
+}
+
+/// Write the row of the innermost span that encloses each `[start, end)` of its thread.
+pub fn innermost(spans: &Nested, thread: &[i32], start: &[i64], end: &[i64], out: &mut [i32]) {
+    let (mut of, mut low, mut high, mut at) = (None, 0, 0, 0);
+    for place in 0..out.len() {
+        if of != Some(thread[place]) {
+            of = Some(thread[place]);
+            low = spans.thread.partition_point(|other| *other < thread[place]);
+            high = low + spans.thread[low..].partition_point(|other| *other == thread[place]);
+            at = low;
+        }
+        // `at` is the number of spans up to the last that begins by then; mostly it is near the one before.
+        let (mut from, mut to) = (low, at);
+        if at == low || spans.start[at - 1] <= start[place] {
+            let mut step = 1;
+            while at + step <= high && spans.start[at + step - 1] <= start[place] {
+                at += step;
+                step *= 2;
+            }
+            from = at;
+            to = high.min(at + step);
+        }
+        at = from + spans.start[from..to].partition_point(|other| *other <= start[place]);
+        let mut row = if at > low { at as i32 - 1 } else { MISSING };
+        while row != MISSING && spans.end[row as usize] < end[place] {
+            row = spans.parent[row as usize];
+        }
+        out[place] = row;
+    }
+}
+
 /// Sort `values` and keep each of them once, at the front; return how many these are.
 ///
 /// The sort of the standard library merges ascending runs, which joined sorted lists are made of.
@@ -134,6 +172,20 @@ mod tests {
         let kept = distinct(&mut values);
         assert_eq!(values[..kept], [1, 5, 7, 9]);
         assert_eq!(distinct(&mut []), 0);
+    }
+
+    #[test]
+    fn the_innermost_span_encloses_to_the_end() {
+        let spans = Nested {
+            thread: &[0, 0, 0, 2, 2],
+            start: &[0, 2, 5, 0, 3],
+            end: &[10, 4, 6, 9, 5],
+            parent: &[-1, 0, 0, -1, 3],
+        };
+        let (thread, start, end) = ([0, 0, 0, 0, 1, 2, 2], [2, 5, 3, -1, 0, 4, 9], [3, 7, 11, 0, 1, 5, 9]);
+        let mut out = [9; 7];
+        innermost(&spans, &thread, &start, &end, &mut out);
+        assert_eq!(out, [1, 0, -1, -1, -1, 4, 3]);
     }
 
     #[test]

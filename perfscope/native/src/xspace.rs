@@ -1,7 +1,8 @@
 //! Events of a line of an XSpace to columns, from the bytes of the message.
 //!
-//! Only the form that XLA's profilers write is read. For anything else, from an unknown field to a text that is not UTF-8,
-//! the answer is `Unusual`, and the reader in Python (`readers/xspace/events.py`), which defines the columns, decides.
+//! Only the form that XLA's profilers write is read. For anything else, from an unknown field to a text that is not UTF-8
+//! or an impossible time, the answer is `Unusual`, and the reader in Python (`readers/xspace/events.py`), which defines
+//! the columns, decides.
 
 use crate::pool::Pool;
 use std::collections::{HashMap, TryReserveError};
@@ -17,9 +18,8 @@ const TEXT: u8 = 0x2A;
 const BYTES: u8 = 0x32;
 const REFERENCE: u8 = 0x38;
 
-/// First byte of a text in the pool: written in the event, or a reference to a name (8 bytes, the lowest first).
-pub const WRITTEN: u8 = 0;
-pub const REFERS: u8 = 1;
+/// Upper bound of ns since 1970 and of ps in a recording; larger values would overflow sums.
+const LARGEST: i64 = 1 << 61;
 
 /// Why a line was not read.
 #[derive(Debug, PartialEq)]
@@ -36,20 +36,117 @@ impl From<TryReserveError> for Stop {
 
 /// Columns that every event has, in arrays of the caller.
 pub struct Events<'a> {
-    pub metadata: &'a mut [i64],
-    pub offset: &'a mut [i64],
-    pub duration: &'a mut [i64],
-    pub occurrences: &'a mut [i64],
-    /// The last floating-point stat that is not 0, NaN without one.
-    pub values: &'a mut [f64],
+    /// Number of the event's metadata id in `Line.metadata`.
+    pub place: &'a mut [i32],
+    pub start_ns: &'a mut [i64],
+    pub end_ns: &'a mut [i64],
+    /// The exact times, empty if they are not wanted.
+    pub offset_ps: &'a mut [i64],
+    pub duration_ps: &'a mut [i64],
 }
 
-/// Stats of the events of a line.
+/// Values of some events, by event.
+#[derive(Default, Clone)]
+pub struct Sparse {
+    pub rows: Vec<i32>,
+    pub values: Vec<i64>,
+}
+
+impl Sparse {
+    /// Set the value of the event `row`, the last one so far or a later one; `None` takes it away.
+    #[inline(always)]
+    fn set(&mut self, row: usize, value: Option<i64>) -> Result<(), TryReserveError> {
+        if self.rows.last() == Some(&(row as i32)) {
+            self.rows.pop();
+            self.values.pop();
+        }
+        if let Some(value) = value {
+            self.rows.try_reserve(1)?;
+            self.values.try_reserve(1)?;
+            self.rows.push(row as i32);
+            self.values.push(value);
+        }
+        Ok(())
+    }
+}
+
+/// Values by metadata id; profilers number them from 1.
+pub struct ById<T> {
+    small: Vec<Option<T>>,
+    large: HashMap<i64, T>,
+}
+
+impl<T> Default for ById<T> {
+    fn default() -> Self {
+        ById { small: Vec::new(), large: HashMap::new() }
+    }
+}
+
+impl<T: Copy> ById<T> {
+    /// Number of ids that are looked up in a list.
+    const SMALL: usize = 1 << 16;
+
+    #[inline(always)]
+    fn get(&self, id: i64) -> Option<T> {
+        match usize::try_from(id).ok().and_then(|place| self.small.get(place)) {
+            Some(found) => *found,
+            None if self.large.is_empty() => None,
+            None => self.large.get(&id).copied(),
+        }
+    }
+
+    pub fn insert(&mut self, id: i64, value: T) -> Result<(), TryReserveError> {
+        match usize::try_from(id) {
+            Ok(place) if place < Self::SMALL => {
+                if self.small.len() <= place {
+                    self.small.try_reserve(place + 1 - self.small.len())?;
+                    self.small.resize(place + 1, None);
+                }
+                self.small[place] = Some(value);
+            }
+            _ => {
+                self.large.try_reserve(1)?;
+                self.large.insert(id, value);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Ids numbered in order of their first occurrence.
+#[derive(Default)]
+pub struct Numbered {
+    places: ById<i32>,
+    pub ids: Vec<i64>,
+}
+
+impl Numbered {
+    #[inline(always)]
+    fn place(&mut self, id: i64) -> Result<i32, TryReserveError> {
+        if let Some(place) = self.places.get(id) {
+            return Ok(place);
+        }
+        let place = self.ids.len() as i32;
+        self.ids.try_reserve(1)?;
+        self.places.insert(id, place)?;
+        self.ids.push(id);
+        Ok(place)
+    }
+}
+
+/// What only some events of a line have.
 #[derive(Default)]
 pub struct Line {
-    /// A column per wanted stat, empty if no event has it. A column of texts holds codes of `texts`.
-    pub stats: Vec<Vec<i64>>,
+    /// Metadata ids of the events.
+    pub metadata: Numbered,
+    /// Events that are sums, and of how many.
+    pub occurrences: Sparse,
+    /// The bits of each event's last floating-point stat that is not 0.
+    pub doubles: Sparse,
+    /// The wanted stats. A text is the code of a written one in `texts`, or -1 - its place in `references`.
+    pub stats: Vec<Sparse>,
     pub texts: Pool,
+    pub references: Numbered,
 }
 
 /// A wanted stat: its column, and whether it is a text.
@@ -57,42 +154,6 @@ pub struct Line {
 pub struct Wanted {
     pub column: usize,
     pub is_text: bool,
-}
-
-/// The wanted stats by metadata id; profilers number them from 1.
-#[derive(Default)]
-pub struct Stats {
-    small: Vec<Option<Wanted>>,
-    large: HashMap<i64, Wanted>,
-    count: usize,
-}
-
-impl Stats {
-    /// Largest id that is looked up in a list.
-    const SMALL: i64 = 1 << 16;
-
-    pub fn add(&mut self, id: i64, is_text: bool) {
-        let wanted = Wanted { column: self.count, is_text };
-        self.count += 1;
-        if (0..Self::SMALL).contains(&id) {
-            let place = id as usize;
-            if self.small.len() <= place {
-                self.small.resize(place + 1, None);
-            }
-            self.small[place] = Some(wanted);
-        } else {
-            self.large.insert(id, wanted);
-        }
-    }
-
-    #[inline(always)]
-    fn get(&self, id: i64) -> Option<Wanted> {
-        match usize::try_from(id).ok().and_then(|place| self.small.get(place)) {
-            Some(found) => *found,
-            None if self.large.is_empty() => None,
-            None => self.large.get(&id).copied(),
-        }
-    }
 }
 
 /// A number of the wire format at `at`, and the position after it.
@@ -124,16 +185,25 @@ fn content(text: &[u8], at: usize) -> Result<(usize, usize), Stop> {
     }
 }
 
-/// Read the events of a line, which lie side by side from byte `first` on.
-pub fn read(text: &[u8], first: usize, wanted: &Stats, mut events: Events) -> Result<Line, Stop> {
-    let mut line = Line { stats: vec![Vec::new(); wanted.count], ..Line::default() };
+/// Read the events of a line, which lie side by side from byte `first` on. `wanted`: `columns` stats by metadata id.
+pub fn read(
+    text: &[u8], first: usize, timestamp_ns: i64, wanted: &ById<Wanted>, columns: usize, mut events: Events,
+) -> Result<Line, Stop> {
+    let mut line = Line { stats: vec![Sparse::default(); columns], ..Line::default() };
     let mut at = first;
-    for row in 0..events.metadata.len() {
+    for row in 0..events.place.len() {
         let (begin, end) = content(text, at + 1)?;
-        line.event(&text[begin..end], row, &mut events, wanted)?;
+        line.event(&text[begin..end], row, timestamp_ns, &mut events, wanted)?;
         at = end;
     }
     Ok(line)
+}
+
+/// Convert picoseconds to nanoseconds, rounded half to even.
+#[inline(always)]
+fn whole_ns(ps: i64) -> i64 {
+    let (quotient, rest) = (ps.div_euclid(1000), ps.rem_euclid(1000));
+    quotient + (rest > 500 || (rest == 500 && quotient & 1 == 1)) as i64
 }
 
 /// Count the events of a line, which lie side by side; return the first byte of them, and the byte after them.
@@ -165,15 +235,16 @@ pub fn extent(text: &[u8]) -> Result<(usize, (usize, usize)), Stop> {
 
 impl Line {
     #[inline(always)]
-    fn event(&mut self, text: &[u8], row: usize, events: &mut Events, wanted: &Stats) -> Result<(), Stop> {
+    fn event(
+        &mut self, text: &[u8], row: usize, timestamp_ns: i64, events: &mut Events, wanted: &ById<Wanted>,
+    ) -> Result<(), Stop> {
         let (mut metadata, mut offset, mut duration, mut occurrences) = (0, 0, 0, 0);
-        events.values[row] = f64::NAN;
         let mut at = 0;
         while at < text.len() {
             let key = text[at];
             if key == EVENT {
                 let (begin, end) = content(text, at + 1)?;
-                self.stat(&text[begin..end], row, events, wanted)?;
+                self.stat(&text[begin..end], row, wanted)?;
                 at = end;
                 continue;
             }
@@ -187,15 +258,25 @@ impl Line {
             }
             at = after;
         }
-        events.metadata[row] = metadata;
-        events.offset[row] = offset;
-        events.duration[row] = duration;
-        events.occurrences[row] = occurrences;
+        let possible = -LARGEST + 1..LARGEST;
+        if !possible.contains(&timestamp_ns) || !possible.contains(&offset) || !(0..LARGEST).contains(&duration) {
+            return Err(Stop::Unusual);
+        }
+        events.place[row] = self.metadata.place(metadata)?;
+        events.start_ns[row] = timestamp_ns + whole_ns(offset);
+        events.end_ns[row] = timestamp_ns + whole_ns(offset + duration);
+        if !events.offset_ps.is_empty() {
+            events.offset_ps[row] = offset;
+            events.duration_ps[row] = duration;
+        }
+        if occurrences != 0 {
+            self.occurrences.set(row, Some(occurrences))?;
+        }
         Ok(())
     }
 
     #[inline(always)]
-    fn stat(&mut self, text: &[u8], row: usize, events: &mut Events, wanted: &Stats) -> Result<(), Stop> {
+    fn stat(&mut self, text: &[u8], row: usize, wanted: &ById<Wanted>) -> Result<(), Stop> {
         let (mut id, mut kind, mut number, mut written) = (0, 0, 0, (0, 0));
         let mut at = 0;
         while at < text.len() {
@@ -232,44 +313,29 @@ impl Line {
         let found = match wanted.get(id) {
             Some(found) => found,
             None => {
-                if kind == DOUBLE && f64::from_bits(number) != 0.0 {
-                    events.values[row] = f64::from_bits(number);
+                let double = f64::from_bits(number);
+                if kind == DOUBLE && double != 0.0 {
+                    self.doubles.set(row, if double.is_nan() { None } else { Some(number as i64) })?;
                 }
                 return Ok(());
             }
         };
-        let value = if found.is_text {
-            self.text(kind, number, written)? as i64
-        } else {
-            match kind {
+        let column = &mut self.stats[found.column];
+        if !found.is_text {
+            let value = match kind {
                 UNSIGNED | SIGNED => number as i64,
                 TEXT => decimal(written)?,
                 _ => 0,
-            }
-        };
-        let column = &mut self.stats[found.column];
-        if column.is_empty() {
-            column.try_reserve_exact(events.metadata.len())?;
-            column.resize(events.metadata.len(), MISSING);
+            };
+            column.set(row, if value == MISSING { None } else { Some(value) })?;
+        } else if kind == TEXT {
+            column.set(row, Some(self.texts.code(written)? as i64))?;
+        } else {
+            // Anything else is the reference 0, the empty text.
+            let reference = if kind == REFERENCE { number as i64 } else { 0 };
+            column.set(row, Some(-1 - self.references.place(reference)? as i64))?;
         }
-        column[row] = value;
         Ok(())
-    }
-
-    /// Return the code of a text; that of the reference 0, which is the empty text, for anything else.
-    #[inline(always)]
-    fn text(&mut self, kind: u8, number: u64, written: &[u8]) -> Result<i32, Stop> {
-        if kind == TEXT {
-            let mut tagged = Vec::new();
-            tagged.try_reserve_exact(written.len() + 1)?;
-            tagged.push(WRITTEN);
-            tagged.extend_from_slice(written);
-            return Ok(self.texts.code(&tagged)?);
-        }
-        let reference = if kind == REFERENCE { number } else { 0 };
-        let mut tagged = [REFERS; 9];
-        tagged[1..].copy_from_slice(&reference.to_le_bytes());
-        Ok(self.texts.code(&tagged)?)
     }
 }
 
@@ -304,40 +370,55 @@ mod tests {
         made
     }
 
-    fn wanted() -> Stats {
-        let mut stats = Stats::default();
-        for (id, is_text) in [(1, false), (2, true), (1 << 40, false)] {
-            stats.add(id, is_text);
-        }
-        stats
+    struct Columns {
+        line: Line,
+        place: Vec<i32>,
+        times: [Vec<i64>; 4],
     }
 
-    fn read_all(bytes: &[u8]) -> Result<(Line, [Vec<i64>; 4], Vec<f64>), Stop> {
+    fn read_all(bytes: &[u8]) -> Result<Columns, Stop> {
+        let mut wanted = ById::default();
+        for (column, (id, is_text)) in [(1, false), (2, true), (1 << 40, false)].into_iter().enumerate() {
+            wanted.insert(id, Wanted { column, is_text })?;
+        }
         let (count, (first, _)) = extent(bytes)?;
-        let [mut metadata, mut offset, mut duration, mut occurrences] = [(); 4].map(|_| vec![5; count]);
-        let mut values = vec![5.0; count];
+        let mut place = vec![5; count];
+        let [mut start_ns, mut end_ns, mut offset_ps, mut duration_ps] = [(); 4].map(|_| vec![5; count]);
         let events = Events {
-            metadata: &mut metadata,
-            offset: &mut offset,
-            duration: &mut duration,
-            occurrences: &mut occurrences,
-            values: &mut values,
+            place: &mut place,
+            start_ns: &mut start_ns,
+            end_ns: &mut end_ns,
+            offset_ps: &mut offset_ps,
+            duration_ps: &mut duration_ps,
         };
-        let line = read(bytes, first, &wanted(), events)?;
-        Ok((line, [metadata, offset, duration, occurrences], values))
+        let line = read(bytes, first, 100, &wanted, 3, events)?;
+        Ok(Columns { line, place, times: [start_ns, end_ns, offset_ps, duration_ps] })
     }
 
     #[test]
     fn events_and_stats_are_columns() {
         let number = message(&[(0x08, &[1]), (UNSIGNED, &[0x85, 0x01])]);
         let text = message(&[(0x08, &[2]), (TEXT, b"ab")]);
+        let reference = message(&[(0x08, &[2]), (REFERENCE, &[6])]);
         let double = message(&[(0x08, &[3]), (DOUBLE, &1.5f64.to_le_bytes())]);
         let event = message(&[(0x08, &[7]), (0x10, &[8]), (0x18, &[9]), (0x22, &number), (0x22, &text), (0x22, &double)]);
-        let bytes = message(&[(0x08, &[4]), (0x12, b"line"), (EVENT, &event), (EVENT, &[]), (0x48, &[1])]);
-        let (line, numbers, values) = read_all(&bytes).unwrap_or_else(|_| panic!("unusual"));
-        assert_eq!(numbers, [vec![7, 0], vec![8, 0], vec![9, 0], vec![0, 0]]);
-        assert_eq!(line.stats, vec![vec![133, -1], vec![0, -1], vec![]]);
-        assert_eq!((values[0], values[1].is_nan(), line.texts.texts()), (1.5, true, &b"\0ab"[..]));
+        let other = message(&[(0x22, &reference), (0x28, &[3])]);
+        let bytes =
+            message(&[(0x08, &[4]), (0x12, b"line"), (EVENT, &event), (EVENT, &[]), (EVENT, &other), (0x48, &[1])]);
+        let Columns { line, place, times } = read_all(&bytes).unwrap_or_else(|_| panic!("unusual"));
+        assert_eq!((place, line.metadata.ids), (vec![0, 1, 1], vec![7, 0]));
+        assert_eq!(times, [vec![100; 3], vec![100; 3], vec![8, 0, 0], vec![9, 0, 0]]);
+        let stats: Vec<_> = line.stats.into_iter().map(|stat| (stat.rows, stat.values)).collect();
+        assert_eq!(stats, [(vec![0], vec![133]), (vec![0, 2], vec![0, -1]), (vec![], vec![])]);
+        assert_eq!((line.texts.texts(), line.references.ids), (&b"ab"[..], vec![6]));
+        assert_eq!((line.doubles.rows, line.doubles.values), (vec![0], vec![1.5f64.to_bits() as i64]));
+        assert_eq!((line.occurrences.rows, line.occurrences.values), (vec![2], vec![3]));
+    }
+
+    #[test]
+    fn times_are_rounded_half_to_even() {
+        let rounded: Vec<i64> = [499, 500, 501, 1500, 2500, -500, -501, -1500].into_iter().map(whole_ns).collect();
+        assert_eq!(rounded, [0, 0, 1, 2, 2, 0, -1, -2]);
     }
 
     #[test]

@@ -79,18 +79,17 @@ class Devices:
             self._found.pop()
 
     def _add_counters(self, plane: Plane, line: Line) -> None:
-        texts = {key: self._pool.code(plane.names.get(key, "")) for key in distinct(line.metadata)[0].tolist()}
-        code = np.array([texts[key] for key in line.metadata.tolist()], np.int32)
-        self._counters.append({"time_ns": line.start_ns, "name": code, "value": np.nan_to_num(line.values)})
+        code = self._by_metadata(line, lambda key: self._pool.code(plane.names.get(key, ""))).astype(np.int32)
+        self._counters.append({"time_ns": line.start_ns, "name": code, "value": np.nan_to_num(line.values())})
 
     def _add_stream(self, plane: Plane, line: Line, device: int, stream: int) -> None:
         """Add a GPU's stream: every event is a kernel, a copy or a memset."""
-        texts = {key: plane.names.get(key, "") for key in distinct(line.metadata)[0].tolist()}
+        texts = {key: plane.names.get(key, "") for key in line.ids.tolist()}
         graph = line.number("cuda_graph_id") != MISSING
         self.graphs += int(graph.sum())
         self.hidden += int((graph & (line.number("hlo_op") == MISSING)).sum())
         details = np.maximum(line.number("memcpy_details"), line.number("memset_details"))
-        self._append(line, ~line.aggregated, {
+        self._append(line, np.ones(len(line), bool), {
             "name": self._by_metadata(line, lambda key: self._pool.code(texts[key])),
             "copy": self._by_metadata(line, lambda key: names.is_copy(texts[key])).astype(bool) | (details != MISSING),
             "kind": self._by_metadata(line, lambda key: names.copy_kind(texts[key])),
@@ -104,7 +103,7 @@ class Devices:
 
     def _add_tpu(self, plane: Plane, line: Line, device: int) -> None:
         if line.name == names.MODULES_LINE:
-            for key in distinct(line.metadata)[0].tolist():
+            for key in line.ids.tolist():
                 name, program = names.numbered_program(plane.names.get(key, ""))
                 if program is not None:
                     self._modules[signed(program)] = self._pool.code(name)
@@ -113,7 +112,7 @@ class Devices:
             self._add_ops(plane, line, device)
 
     def _add_steps(self, plane: Plane, line: Line) -> None:
-        texts = {key: plane.names.get(key, "") for key in distinct(line.metadata)[0].tolist()}
+        texts = {key: plane.names.get(key, "") for key in line.ids.tolist()}
         self._steps.append({
             "start_ns": line.start_ns, "end_ns": line.end_ns,
             "name": self._by_metadata(line, lambda key: self._pool.code(f"step {texts[key]}")).astype(np.int32),
@@ -121,7 +120,7 @@ class Devices:
         })  # fmt: skip
 
     def _add_ops(self, plane: Plane, line: Line, device: int) -> None:
-        texts = {key: plane.names.get(key, "") for key in distinct(line.metadata)[0].tolist()}
+        texts = {key: plane.names.get(key, "") for key in line.ids.tolist()}
         short = {key: names.instruction(text) for key, text in texts.items()}
         shared = plane.metadata_stats
         on_the_side = line.name == names.ASYNC_LINE
@@ -141,8 +140,8 @@ class Devices:
             "bytes": self._by_metadata(line, lambda key: _number(shared.get(key, {}), "bytes_accessed"))
             if on_the_side else np.full(len(line), MISSING, np.int64),
         }  # fmt: skip
-        self._append(line, innermost & ~line.aggregated, columns, device, line.id)
         outer = ~innermost
+        self._append(line, innermost, columns, device, line.id)
         if outer.any():
             self._around.append({
                 "start_ns": line.start_ns[outer], "end_ns": line.end_ns[outer], "name": name[outer].astype(np.int32),
@@ -155,9 +154,10 @@ class Devices:
     def _numbered_executions(lines: list[Line]) -> tuple[Array, Array, Array]:
         """Return the executions on one device by start; the number counts those of the same program, from 0."""
         modules = [line for line in lines if line.name == names.MODULES_LINE]
-        start, end, program = (
+        program = np.concatenate([np.empty(0, np.int64), *(line.by_id(line.ids) for line in modules)])
+        start, end = (
             np.concatenate([np.empty(0, np.int64), *(getattr(line, name) for line in modules)])
-            for name in ("start_ns", "end_ns", "metadata")
+            for name in ("start_ns", "end_ns")
         )
         order = np.argsort(start, kind="stable")
         number = np.empty(len(order), np.int64)
@@ -181,11 +181,11 @@ class Devices:
     @staticmethod
     def _by_metadata(line: Line, answer: object) -> Array:
         """Return ``answer(metadata id)`` of each event, called once per distinct id."""
-        ids, index = distinct(line.metadata)
-        return np.array([answer(key) for key in ids.tolist()], np.int64)[index]  # type: ignore[operator]
+        return line.by_id(np.array([answer(key) for key in line.ids.tolist()], np.int64))  # type: ignore[operator]
 
     def _append(self, line: Line, chosen: Array, columns: Columns, device: int, stream: int) -> None:
-        self._pool.unplaced["sums over events, without a place in time"] += int(line.aggregated.sum())
+        self._pool.unplaced["sums over events, without a place in time"] += len(line.aggregated)
+        chosen[line.aggregated] = False
         if not chosen.any():
             return
         columns |= {

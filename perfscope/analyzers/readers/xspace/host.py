@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,22 +13,19 @@ from perfscope.analyzers.readers.columns import (
     Columns,
     Lookup,
     distinct,
-    nesting_order,
     of_names,
-    parents,
     reorder,
     span_around,
 )
 from perfscope.analyzers.readers.kineto.categories import call_kind
 from perfscope.analyzers.readers.xspace import names
 from perfscope.analyzers.readers.xspace.planes import Line, Plane
+from perfscope.analyzers.readers.xspace.spans import DROPPED, PERHAPS, nest
 from perfscope.model.trace import TABLES, MemoryAction, Rows, SliceKind, TraceBuilder
 from perfscope.model.trace.columns import MISSING, Array
+from perfscope.native.xspace import Spans
 
 _ORDINAL = re.compile(r"(\d+)")
-
-_PERHAPS = 255
-"""Kind of a span that is an annotation unless a span of the runtime encloses it."""
 
 _KEY = re.compile(r"(?P<what>.+?) RendezvousKey\{.*?global_devices=\[(?P<devices>[\d, ]*)\]")
 
@@ -41,29 +38,29 @@ _KEY = re.compile(r"(?P<what>.+?) RendezvousKey\{.*?global_devices=\[(?P<devices
 
 def events(line: Line, thread: int, freed: Array, chosen: Array, strings: Sequence[str]) -> Columns:
     """Return the columns of table ``memory`` for the chosen events of a line, with positive sizes and ``freed``."""
-    allocators = line.number("allocator_name")[chosen]
-    known = {int(key): strings[int(key)] for key in np.unique(allocators) if key != MISSING}
-    on_device = {key: not any(side in text.lower() for side in ("host", "cpu")) for key, text in known.items()}
-    ordinals = {
-        key: int(match[1]) if on_device[key] and (match := _ORDINAL.search(text)) else MISSING
-        for key, text in known.items()
-    }
-    named = np.array([ordinals.get(key, MISSING) for key in allocators.tolist()], np.int64)
-    index = line.number("index_on_host")[chosen]
-    peak = line.number("peak_bytes_in_use")[chosen]
-    fragmentation = line.values[chosen]
-    allocated, stack, free = (
-        line.number(name)[chosen] for name in ("bytes_allocated", "bytes_reserved", "bytes_available")
-    )
+    codes, allocator = distinct(line.number_of("allocator_name", chosen))
+    texts = ["" if code == MISSING else strings[code] for code in codes.tolist()]
+    on_device = [bool(text) and not any(side in text.lower() for side in ("host", "cpu")) for text in texts]
+    ordinals = [
+        int(match[1]) if own and (match := _ORDINAL.search(text)) else MISSING
+        for text, own in zip(texts, on_device, strict=True)
+    ]
+    index, address, peak, allocated, stack, free = (
+        line.number_of(name, chosen)
+        for name in (
+            "index_on_host", "addr", "peak_bytes_in_use", "bytes_allocated", "bytes_reserved", "bytes_available",
+        )
+    )  # fmt: skip
+    fragmentation = line.values()[chosen]
     return {
         "time_ns": line.start_ns[chosen],
         "thread": np.full(len(index), thread, np.int32),
-        "on_device": np.array([on_device.get(key, False) for key in allocators.tolist()], bool) | (index != MISSING),
-        "ordinal": np.where(index != MISSING, index, named),
-        "address": np.where(line.number("addr") == MISSING, 0, line.number("addr"))[chosen].astype(np.uint64),
-        "bytes": line.number("allocation_bytes")[chosen],
-        "freed": freed[chosen],
-        "requested_bytes": line.number("requested_bytes")[chosen],
+        "on_device": np.array(on_device, bool)[allocator] | (index != MISSING),
+        "ordinal": np.where(index != MISSING, index, np.array(ordinals, np.int64)[allocator]),
+        "address": np.where(address == MISSING, 0, address).astype(np.uint64),
+        "bytes": line.number_of("allocation_bytes", chosen),
+        "freed": freed,
+        "requested_bytes": line.number_of("requested_bytes", chosen),
         "allocated_bytes": allocated,
         "stack_bytes": stack,
         "limit_bytes": np.where(
@@ -106,12 +103,27 @@ def with_sizes(columns: Columns) -> tuple[Columns, int]:
     return {name: values[~unknown] for name, values in columns.items()}, int(unknown.sum())
 
 
+class _Names(NamedTuple):
+    """Facts from the names of a line's events, one entry per metadata id."""
+
+    codes: Array
+    kind: Array
+    jitted: Array
+    end: Array
+    memory: Array
+    freed: Array
+    waits: Array
+    meeting: Array
+
+
 class Host:
     """Collector of the lines of all host planes; ``build`` makes the tables."""
 
     def __init__(self, pool: TraceBuilder) -> None:
         self._pool = pool
-        self._slices, self._calls, self._memory = ColumnBuffer(), ColumnBuffer(), ColumnBuffer()
+        self._spans: list[Spans] = []
+        self._events = 0
+        self._calls, self._memory = ColumnBuffer(), ColumnBuffer()
         self._ops, self._ends, self._steps, self._meetings = (
             ColumnBuffer(),
             ColumnBuffer(),
@@ -125,160 +137,135 @@ class Host:
             return
         process = str(plane.stats.get("process_id", "")) or "host"
         thread = self._pool.thread(process, line.name or str(line.id), line.id)
-        name, flags = self._names(plane, line)
-        noise, ends = flags["noise"] | line.aggregated, flags["end"] & (line.number("_c") != MISSING)
-        calls = (line.number("correlation_id") != MISSING) & ~noise
+        known = self._names(plane, line)
+        kind = line.by_id(known.kind)
+        kind[line.aggregated] = DROPPED
+        self._pool.marks["thread pool marks"] += int(np.count_nonzero(kind == DROPPED))
+        calls = _shown(line.with_stat("correlation_id"), kind)
+        for stat, of in (("step_num", SliceKind.ANNOTATION), ("hlo_op", SliceKind.OP)):
+            kind[_shown(line.with_stat(stat), kind)] = of
+        ends = _named(line, line.with_stat("_c"), known.end)
         # On TPUs a deallocation has the block but not its size.
-        memory = flags["memory"] & ((line.number("allocation_bytes") != MISSING) | (line.number("addr") != MISSING))
-        awaits, start, end = self._await_spans(line, flags["await"])
-        dropped = noise | ends | calls | memory | awaits
-        self._pool.marks["thread pool marks"] += int(noise.sum())
-        self._pool.marks["end marks of instructions"] += int(ends.sum())
-        self._pool.marks["second marks of waits"] += int(awaits.sum())
-        base = {"start_ns": start, "end_ns": end, "name": name, "thread": np.full(len(line), thread, np.int32)}
-        self._append(self._ends, {"id": line.number("_c"), "time_ns": line.start_ns}, ends)
-        self._append(self._calls, {**base, "correlation": line.number("correlation_id"),
-                                   "details": line.number("memcpy_details")}, calls)  # fmt: skip
-        if memory.any():
-            self._memory.append(events(line, thread, flags["freed"], memory, self._pool.strings))
-        self._add_slices(line, base, flags, ~dropped)
+        memory = _named(line, _either(line, "allocation_bytes", "addr"), known.memory)
+        awaits, end = self._await_spans(line, known.waits)
+        self._pool.marks["end marks of instructions"] += len(ends)
+        self._pool.marks["second marks of waits"] += len(awaits)
+        for rows in (calls, ends, memory, awaits):
+            kind[rows] = DROPPED
+        wanted = bool(len(line.with_stat("hlo_op")) or known.meeting.any())
+        spans = Spans(thread, line.start_ns, end, kind, line.place, known.codes, known.jitted, wanted)
+        self._append(self._ends, {"id": line.number_of("_c", ends), "time_ns": line.start_ns[ends]})
+        self._append(self._calls, {**_of(spans, calls), "correlation": line.number_of("correlation_id", calls),
+                                   "details": line.number_of("memcpy_details", calls)})  # fmt: skip
+        if len(memory):
+            freed = known.freed[line.place[memory]]
+            self._append(self._memory, events(line, thread, freed, memory, self._pool.strings))
+        self._add_work(line, spans, known.meeting)
+        self._spans.append(spans)
+        self._events += len(line)
 
-    def _names(self, plane: Plane, line: Line) -> tuple[Array, dict[str, Array]]:
-        """Return the code of each event's name, and facts from the name, once per distinct name."""
-        ids, index = distinct(line.metadata)
-        texts = [plane.names.get(int(key), "") for key in ids]
-        tests: dict[str, Callable[[str], bool]] = {
-            "noise": lambda text: names.NOISE.match(text) is not None,
-            "end": lambda text: text.startswith(names.END_MARK),
-            "memory": lambda text: text in (names.ALLOCATION, names.DEALLOCATION),
-            "freed": lambda text: text == names.DEALLOCATION,
-            "await": lambda text: text.endswith(names.AWAIT),
-            "python": lambda text: text.startswith(names.PYTHON),
-            "runtime": lambda text: names.RUNTIME.search(text) is not None,
-            "meeting": lambda text: text == names.RENDEZVOUS,
-        }
-        flags = {key: np.array([test(text) for text in texts], bool)[index] for key, test in tests.items()}
-        codes = np.array([self._pool.code(text) for text in texts], np.int32)
-        return codes[index], flags
+    def _names(self, plane: Plane, line: Line) -> _Names:
+        """Return the code of each name, and facts from it, once per distinct name."""
+        texts = [plane.names.get(number, "") for number in line.ids.tolist()]
+
+        def flags(test: Callable[[str], bool]) -> Array:
+            return np.array([test(text) for text in texts], bool)
+
+        kind = np.full(len(texts), PERHAPS, np.uint8)
+        meeting = flags(lambda text: text == names.RENDEZVOUS)
+        kind[meeting | flags(lambda text: names.RUNTIME.search(text) is not None)] = SliceKind.OTHER
+        kind[flags(lambda text: text.startswith(names.PYTHON))] = SliceKind.PYTHON
+        kind[flags(lambda text: names.NOISE.match(text) is not None)] = DROPPED
+        return _Names(
+            codes=np.array([self._pool.code(text) for text in texts], np.int32),
+            kind=kind,
+            jitted=flags(lambda text: text.startswith(names.JITTED)),
+            end=flags(lambda text: text.startswith(names.END_MARK)),
+            memory=flags(lambda text: text in (names.ALLOCATION, names.DEALLOCATION)),
+            freed=flags(lambda text: text == names.DEALLOCATION),
+            waits=flags(lambda text: text.endswith(names.AWAIT)),
+            meeting=meeting,
+        )
 
     @staticmethod
-    def _append(table: ColumnBuffer, columns: Columns, chosen: Array) -> None:
-        if chosen.any():
-            table.append({key: values[chosen] for key, values in columns.items()})
+    def _append(table: ColumnBuffer, columns: Columns) -> None:
+        if len(next(iter(columns.values()))):
+            table.append(columns)
 
     @staticmethod
-    def _await_spans(line: Line, waits: Array) -> tuple[Array, Array, Array]:
-        """Return waits. Two short marks of one id are a wait, from the first's start to the second's end."""
-        second = waits & (line.number("_c") != MISSING)
+    def _await_spans(line: Line, waits: Array) -> tuple[Array, Array]:
+        """Return second marks, and the end of each event. Marks of one id are a wait that ends with the second mark."""
+        second = _named(line, line.with_stat("_c"), waits)
+        if not len(second):
+            return second, line.end_ns
+        first = _named(line, line.with_stat("_p"), waits)
+        partner = Lookup(line.number_of("_c", second), np.arange(len(second)))(line.number_of("_p", first))
+        first, partner = first[partner != MISSING], second[partner[partner != MISSING]]
+        later = line.start_ns[partner] >= line.start_ns[first]
+        first, partner = first[later], partner[later]
         end = line.end_ns.copy()
-        if not second.any():
-            return second, line.start_ns, end
-        first = np.flatnonzero(waits & (line.number("_p") != MISSING))
-        partner = Lookup(line.number("_c"), np.flatnonzero(second))(line.number("_p")[first])
-        later = (partner != MISSING) & (line.start_ns[partner] >= line.start_ns[first])
-        end[first[later]] = line.end_ns[partner[later]]
-        gone = np.zeros(len(line), bool)
-        gone[partner[later]] = True
-        return gone, line.start_ns, end
+        end[first] = line.end_ns[partner]
+        return np.unique(partner), end
 
-    def _add_slices(self, line: Line, base: Columns, flags: dict[str, Array], chosen: Array) -> None:
-        if not chosen.any():
-            return
-        instruction = line.number("hlo_op")
-        number = line.number("step_num")
-        kind = np.full(len(line), _PERHAPS, np.uint8)
-        kind[flags["runtime"] | flags["meeting"]] = SliceKind.OTHER
-        kind[flags["python"]] = SliceKind.PYTHON
-        kind[number != MISSING] = SliceKind.ANNOTATION
-        kind[instruction != MISSING] = SliceKind.OP
-        ident = np.full(len(line), MISSING, np.int64)
-        ident[chosen] = np.arange(int(chosen.sum())) + len(self._slices)
-        self._slices.append({**{key: values[chosen] for key, values in base.items()},
-                             "kind": kind[chosen], "ident": ident[chosen]})  # fmt: skip
+    def _add_work(self, line: Line, spans: Spans, meeting: Array) -> None:
+        """Add instructions, steps and rendezvous."""
+        ops = _shown(line.with_stat("hlo_op"), spans.kind)
+        of = _of(spans, ops)
         self._append(
             self._ops,
             {
-                "start_ns": base["start_ns"], "launch_end_ns": base["end_ns"],
-                "name": instruction.astype(np.int32), "module": line.number("hlo_module").astype(np.int32),
-                "program_id": line.number("program_id"), "run_id": line.number("run_id"),
-                "ordinal": line.number("device_ordinal"), "mark": line.number("_p"), "ident": ident,
+                "start_ns": of["start_ns"], "launch_end_ns": of["end_ns"],
+                "name": line.number_of("hlo_op", ops).astype(np.int32),
+                "module": line.number_of("hlo_module", ops).astype(np.int32),
+                "program_id": line.number_of("program_id", ops), "run_id": line.number_of("run_id", ops),
+                "ordinal": line.number_of("device_ordinal", ops), "mark": line.number_of("_p", ops),
+                "event": ops + self._events,
             },
-            chosen & (instruction != MISSING),
         )  # fmt: skip
-        self._append(self._steps, {**{key: base[key] for key in ("start_ns", "end_ns", "name")}, "number": number},
-                     chosen & (number != MISSING))  # fmt: skip
+        steps = _shown(line.with_stat("step_num"), spans.kind)
+        of = _of(spans, steps)
+        self._append(self._steps, {**{key: of[key] for key in ("start_ns", "end_ns", "name")},
+                                   "number": line.number_of("step_num", steps)})  # fmt: skip
+        met = _shown(_named(line, line.with_stat("num_threads"), meeting), spans.kind)
+        of = _of(spans, met)
         self._append(
             self._meetings,
-            {"start_ns": base["start_ns"], "end_ns": base["end_ns"], "key": line.number("name"),
-             "group_size": line.number("num_threads"), "ident": ident},
-            chosen & flags["meeting"] & (line.number("num_threads") != MISSING),
+            {"start_ns": of["start_ns"], "end_ns": of["end_ns"], "key": line.number_of("name", met),
+             "group_size": line.number_of("num_threads", met), "event": met + self._events},
         )  # fmt: skip
 
     def build(self) -> dict[str, Rows]:
         """Return the host's ``slices``, ``calls``, ``memory``, ``steps``, ``collectives`` and ``hlo_ops``."""
-        rows = {"slices": Rows(TABLES["slices"], {})}
-        ident = np.empty(0, np.int32)
-        if len(self._slices):
-            rows["slices"], ident = self._build_slices(self._slices.take())
+        columns, row, twice = nest(self._spans)
+        self._spans.clear()
+        self._pool.marks["calls of jitted functions written twice"] += twice
+        rows = {"slices": Rows(TABLES["slices"], columns)}
         rows["calls"] = self._build_calls(rows["slices"])
         rows["memory"] = self._build_memory(rows["slices"])
         rows["steps"] = self._build_steps()
-        rows["hlo_ops"] = self._build_ops(rows["slices"], ident)
-        rows["collectives"] = self._build_meetings(ident)
+        rows["hlo_ops"] = self._build_ops(rows["slices"], row)
+        rows["collectives"] = self._build_meetings(row)
         return rows
-
-    def _build_slices(self, columns: Columns) -> tuple[Rows, Array]:
-        """Return the table, and its row for each added slice (``MISSING``: written twice, left out)."""
-        reorder(columns, nesting_order(columns["thread"], columns["start_ns"], columns["end_ns"]))
-        parent = parents(columns["thread"], columns["start_ns"], columns["end_ns"])
-        jitted = [code for code, text in enumerate(self._pool.strings) if text.startswith(names.JITTED)]
-        twice = np.isin(columns["name"], jitted) & (parent != MISSING)
-        twice &= columns["name"][np.maximum(parent, 0)] == columns["name"]
-        self._pool.marks["calls of jitted functions written twice"] += int(twice.sum())
-        for key in columns:
-            columns[key] = columns[key][~twice]
-        added = columns.pop("ident")
-        columns["parent"] = parents(columns["thread"], columns["start_ns"], columns["end_ns"])
-        columns["kind"] = self._annotations(columns, jitted)
-        row = np.full(len(twice), MISSING, np.int32)
-        row[added] = np.arange(len(added))
-        return Rows(TABLES["slices"], columns), row
-
-    @staticmethod
-    def _annotations(columns: Columns, jitted: list[int]) -> Array:
-        """Return spans of unknown name that are the user's: on a Python thread, outside all spans of the runtime."""
-        kind, parent, thread = columns["kind"], columns["parent"], columns["thread"]
-        programs = np.unique(thread[(kind == SliceKind.PYTHON) | (kind == SliceKind.ANNOTATION)
-                                    | np.isin(columns["name"], jitted)])  # fmt: skip
-        inside = np.isin(kind, (SliceKind.OTHER, SliceKind.OP)) | ~np.isin(thread, programs)
-        while True:  # One level of nesting per round.
-            deeper = inside | np.where(parent == MISSING, False, inside[np.maximum(parent, 0)])
-            if (deeper == inside).all():
-                break
-            inside = deeper
-        return np.where(kind == _PERHAPS, np.where(inside, SliceKind.OTHER, SliceKind.ANNOTATION), kind).astype(
-            np.uint8
-        )
 
     def _build_calls(self, slices: Rows) -> Rows:
         if not len(self._calls):
             return Rows(TABLES["calls"], {})
         columns = self._calls.take()
+        columns["parent"] = span_around(slices, columns["thread"], columns["start_ns"], columns["end_ns"])
         reorder(columns, np.argsort(columns["start_ns"], kind="stable"))
         self.call_details = columns.pop("details")
         columns["kind"] = of_names(columns["name"], self._pool.strings, call_kind, np.uint8)
-        columns["parent"] = span_around(slices, columns["thread"], columns["start_ns"], columns["end_ns"])
         return Rows(TABLES["calls"], columns)
 
     def _build_memory(self, slices: Rows) -> Rows:
         if not len(self._memory):
             return Rows(TABLES["memory"], {})
         columns = self._memory.take()
+        columns["op"] = span_around(slices, columns["thread"], columns["time_ns"], columns["time_ns"])
         reorder(columns, np.argsort(columns["time_ns"], kind="stable"))
         columns, unknown = with_sizes(columns)
         if unknown:
             self._pool.unplaced["allocator events of unknown size"] += unknown
-        columns["op"] = span_around(slices, columns["thread"], columns["time_ns"], columns["time_ns"])
         return Rows(TABLES["memory"], columns)
 
     def _build_steps(self) -> Rows:
@@ -288,7 +275,7 @@ class Host:
         reorder(columns, np.argsort(columns["start_ns"], kind="stable"))
         return Rows(TABLES["steps"], columns)
 
-    def _build_ops(self, slices: Rows, ident: Array) -> Rows:
+    def _build_ops(self, slices: Rows, row: Array) -> Rows:
         """Return instructions of the CPU backend: each ends where its end mark begins, on any thread."""
         if not len(self._ops):
             return Rows(TABLES["hlo_ops"], {})
@@ -307,12 +294,12 @@ class Host:
         )
         columns["end_ns"][paired] = finished
         self._pool.marks["instructions without an end mark"] += len(mark) - len(paired)
-        columns["slice"] = ident[columns.pop("ident")]
+        columns["slice"] = row[columns.pop("event")]
         columns["encloses"] = _enclosing(slices, columns["slice"])
         reorder(columns, np.argsort(columns["start_ns"], kind="stable"))
         return Rows(TABLES["hlo_ops"], columns)
 
-    def _build_meetings(self, ident: Array) -> Rows:
+    def _build_meetings(self, row: Array) -> Rows:
         """Return a row per thread in a rendezvous of the CPU backend's collectives."""
         if not len(self._meetings):
             return Rows(TABLES["collectives"], {})
@@ -327,12 +314,41 @@ class Host:
         columns["name"] = np.array([result[code][0] for code in keys], np.int32)
         columns["ranks"] = np.array([result[code][1] for code in keys], np.int32)
         columns["group_size"] = columns["group_size"].astype(np.int32)
-        columns["slice"] = ident[columns.pop("ident")]
+        columns["slice"] = row[columns.pop("event")]
         reorder(columns, np.argsort(columns["start_ns"], kind="stable"))
         return Rows(TABLES["collectives"], columns)
 
     call_details: Any = None
     """``memcpy_details`` of each row of ``calls`` (codes), after ``build``."""
+
+
+def _shown(events: Array, kind: Array) -> Array:
+    """Return those of ``events`` that are rows of a table."""
+    chosen: Array = events[kind[events] != DROPPED]
+    return chosen
+
+
+def _named(line: Line, events: Array, names: Array) -> Array:
+    """Return those of ``events`` whose name has the flag in ``names``."""
+    return events[names[line.place[events]]] if names.any() else events[:0]
+
+
+def _either(line: Line, *stats: str) -> Array:
+    """Return the events that have any of the stats."""
+    has = np.zeros(len(line), bool)
+    for name in stats:
+        has[line.with_stat(name)] = True
+    return np.flatnonzero(has)
+
+
+def _of(spans: Spans, events: Array) -> Columns:
+    """Return start, end, name and thread of ``events``."""
+    return {
+        "start_ns": spans.start_ns[events],
+        "end_ns": spans.end_ns[events],
+        "name": spans.names[spans.place[events]],
+        "thread": np.full(len(events), spans.thread, np.int32),
+    }
 
 
 def _enclosing(slices: Rows, rows: Array) -> Array:

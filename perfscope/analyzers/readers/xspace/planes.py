@@ -17,7 +17,9 @@ import numpy as np
 from msgspec import Struct
 
 from perfscope.analyzers.hlo import decode
+from perfscope.analyzers.readers.columns import distinct
 from perfscope.analyzers.readers.xspace.events import Columns, UnusualError, Wanted, read_events, split
+from perfscope.analyzers.readers.xspace.names import ACCELERATOR
 from perfscope.model.errors import DataError
 from perfscope.model.trace.columns import MISSING, Array
 from perfscope.model.wire import Data, Field, WireError, fields, packed
@@ -115,33 +117,66 @@ class Plane(Struct, frozen=True, kw_only=True):
     """Positions of its lines in the data."""
 
 
+Sparse = tuple[Array, Array]
+"""Some events of a line, ascending, and a value for each."""
+
+
 class Line(Struct, frozen=True, kw_only=True):
     """A line as columns, in the order of the file."""
 
     id: int
     name: str
-    metadata: Array
-    """Metadata id of each event, int64."""
+    ids: Array
+    """Metadata ids that occur, int64."""
+    place: Array
+    """Index in ``ids`` of each event's metadata id, int32."""
     offset_ps: Array
-    """Offset from the line's own start."""
+    """Offset from the line's own start; empty unless the line is an accelerator's."""
     duration_ps: Array
     start_ns: Array
     end_ns: Array
-    stats: Mapping[str, Array]
-    """The stats of ``NUMBERS`` and ``TEXTS`` (codes) that occur, ``MISSING`` for an event without one."""
-    values: Array
-    """Last floating-point stat of each event, NaN without one: the value of a counter event."""
+    stats: Mapping[str, Sparse]
+    """The stats of ``NUMBERS`` and ``TEXTS`` (codes) that occur."""
+    doubles: Sparse
+    """Last floating-point stat of each event that has one: the value of a counter event."""
     aggregated: Array
-    """Flag of a sum over several events that has no time."""
+    """Events that are sums over several and have no time."""
 
     def __len__(self) -> int:
         """Number of events."""
-        return len(self.metadata)
+        return len(self.place)
+
+    def with_stat(self, name: str) -> Array:
+        """Return the events that have a stat."""
+        return self.stats[name][0] if name in self.stats else _NO_EVENTS
 
     def number(self, name: str) -> Array:
-        """Return a stat's column; all ``MISSING`` if no event of the line has it."""
-        found = self.stats.get(name)
-        return np.full(len(self), MISSING, np.int64) if found is None else found
+        """Return a stat's column; ``MISSING`` for an event without it."""
+        column = np.full(len(self), MISSING, np.int64)
+        if name in self.stats:
+            rows, values = self.stats[name]
+            column[rows] = values
+        return column
+
+    def number_of(self, name: str, events: Array) -> Array:
+        """Return a stat of ``events``; ``MISSING`` for an event without it."""
+        if name not in self.stats:
+            return np.full(len(events), MISSING, np.int64)
+        rows, values = self.stats[name]
+        return values if np.array_equal(rows, events) else self.number(name)[events]
+
+    def values(self) -> Array:
+        """Return ``doubles`` as a column; NaN for an event without one."""
+        column = np.full(len(self), np.nan)
+        column[self.doubles[0]] = self.doubles[1]
+        return column
+
+    def by_id(self, answers: Array) -> Array:
+        """Return the answer for each event's metadata id. ``answers``: one per ``ids``."""
+        return answers.take(self.place, mode="clip") if len(answers) else np.empty(0, answers.dtype)
+
+
+_NO_EVENTS = np.empty(0, np.int32)
 
 
 def read_plane(data: Data, start: int, end: int, shown: str) -> Plane:
@@ -181,38 +216,94 @@ def _stats(stats: Any, names: Mapping[int, str]) -> dict[str, int | float | str 
 
 def read_lines(data: Data, plane: Plane, code: Any, shown: str) -> Iterator[Line]:
     """Yield the plane's lines as columns. ``code``: text -> its code in the string pool."""
+    wanted = _wanted(plane.stat_names, code)
+    names = [*wanted.numbers.values(), *wanted.texts.values()]
+    is_native = native_library() is not None and len(set(names)) == len(names)  # Not with two ids of one name.
     for start, end in plane.lines:
         if end - start > MAX_LINE_BYTES:
             raise DataError(f"{shown}: a line of {end - start:,} bytes: refused")
-        try:
-            own, columns = _from_bytes(data, start, end, _wanted(plane.stat_names, code))
-        except UnusualError:
-            line = decode("xspace.XLine", data[start:end], shown)
-            columns = _by_protobuf(line.events, plane, code)
-        else:
-            line = decode("xspace.XLine", own, shown)
-        yield _line(line, columns, shown)
+        line = _native_line(data, start, end, plane, wanted, shown) if is_native else None
+        yield line or _plain_line(data, start, end, plane, wanted, shown)
 
 
-def _from_bytes(data: Data, start: int, end: int, wanted: Wanted) -> tuple[bytes, Columns]:
-    """Return the fields of the line itself, and the columns of its events. ``UnusualError`` for an unusual form."""
-    names = [*wanted.numbers.values(), *wanted.texts.values()]
-    if native_library() is None or len(set(names)) < len(names):  # A name with two ids.
-        own, begins = split(data, start, end)
-        return own, read_events(data, start, begins, wanted)
-    from perfscope.native.xspace import read_line
+def _native_line(data: Data, start: int, end: int, plane: Plane, wanted: Wanted, shown: str) -> Line | None:
+    """Return a line; ``None`` for an unusual form or impossible times."""
+    from perfscope.native import xspace as native
 
-    line = read_line(data, start, end, list(wanted.numbers), list(wanted.texts))
-    if line is None:
-        raise UnusualError
-    codes = [wanted.refers(text) if isinstance(text, int) else wanted.code(text) for text in line.texts]
-    known = np.array([*codes, MISSING], np.int64)
+    found = native.frame(data, start, end)
+    if found is None:
+        return None
+    own = decode("xspace.XLine", found.own, shown)
+    exact = ACCELERATOR.match(plane.name) is not None
+    events = native.read_events(
+        data, start, end, found, own.timestamp_ns, list(wanted.numbers), list(wanted.texts), exact=exact
+    )
+    if events is None:
+        return None
+    referred = [wanted.refers(number) for number in reversed(events.references)]
+    codes = np.array([*map(wanted.code, events.texts), *referred], np.int64)  # -1 is the first reference.
     stats = {}
-    for place, (name, column) in enumerate(zip(names, line.stats, strict=True)):
-        if column is not None:
-            stats[name] = column if place < len(wanted.numbers) else known[column]
-    columns = Columns(line.metadata, line.offset_ps, line.duration_ps, line.occurrences, line.values, stats)
-    return line.own, columns
+    for place, (name, (rows, values)) in enumerate(
+        zip((*wanted.numbers.values(), *wanted.texts.values()), events.stats, strict=True)
+    ):
+        if len(rows):
+            stats[name] = rows, values if place < len(wanted.numbers) else codes[values]
+    return Line(
+        id=own.id,
+        name=own.display_name or own.name,
+        ids=events.ids,
+        place=events.place,
+        offset_ps=events.offset_ps,
+        duration_ps=events.duration_ps,
+        start_ns=events.start_ns,
+        end_ns=events.end_ns,
+        stats=stats,
+        doubles=events.doubles,
+        aggregated=events.occurrences[0],
+    )
+
+
+def _plain_line(data: Data, start: int, end: int, plane: Plane, wanted: Wanted, shown: str) -> Line:
+    """Return a line. ``DataError`` for impossible times."""
+    try:
+        own, begins = split(data, start, end)
+        columns = read_events(data, start, begins, wanted)
+    except UnusualError:
+        line = decode("xspace.XLine", data[start:end], shown)
+        columns = _by_protobuf(line.events, plane, wanted.code)
+    else:
+        line = decode("xspace.XLine", own, shown)
+    offset, duration = columns.offset_ps, columns.duration_ps
+    if len(offset) and (
+        not -_LARGEST < line.timestamp_ns < _LARGEST
+        or int(np.abs(offset).max()) >= _LARGEST
+        or int(offset.min()) == -_SIGN
+        or int(duration.min()) < 0
+        or int(duration.max()) >= _LARGEST
+    ):
+        raise DataError(f"{shown}: corrupt: line {line.name!r} has impossible times")
+    return line_of(line.id, line.display_name or line.name, line.timestamp_ns, columns)
+
+
+def line_of(number: int, name: str, timestamp_ns: int, columns: Columns) -> Line:
+    """Return the line that begins at ``timestamp_ns``, from columns of all its events."""
+    ids, place = distinct(columns.metadata)
+    offset, duration = columns.offset_ps, columns.duration_ps
+    given = {name: (np.flatnonzero(column != MISSING), column) for name, column in columns.stats.items()}
+    doubles = np.flatnonzero(~np.isnan(columns.values))
+    return Line(
+        id=number,
+        name=name,
+        ids=ids,
+        place=place.astype(np.int32),
+        offset_ps=offset,
+        duration_ps=duration,
+        start_ns=timestamp_ns + whole_ns(offset),
+        end_ns=timestamp_ns + whole_ns(offset + duration),
+        stats={name: (rows, column[rows]) for name, (rows, column) in given.items() if len(rows)},
+        doubles=(doubles, columns.values[doubles]),
+        aggregated=np.flatnonzero(columns.occurrences),
+    )
 
 
 def _wanted(names: Mapping[int, str], code: Callable[[str], int]) -> Wanted:
@@ -232,31 +323,6 @@ def _by_protobuf(events: Any, plane: Plane, code: Callable[[str], int]) -> Colum
     )
     stats, values = _event_stats(events, plane.stat_names, code)
     return Columns(metadata, offset, duration, occurrences, values, stats)
-
-
-def _line(line: Any, columns: Columns, shown: str) -> Line:
-    """Return ``line``, given its own fields. ``DataError`` for impossible times."""
-    offset, duration = columns.offset_ps, columns.duration_ps
-    if len(offset) and (
-        not -_LARGEST < line.timestamp_ns < _LARGEST
-        or int(np.abs(offset).max()) >= _LARGEST
-        or int(offset.min()) == -_SIGN
-        or int(duration.min()) < 0
-        or int(duration.max()) >= _LARGEST
-    ):
-        raise DataError(f"{shown}: corrupt: line {line.name!r} has impossible times")
-    return Line(
-        id=line.id,
-        name=line.display_name or line.name,
-        metadata=columns.metadata,
-        offset_ps=offset,
-        duration_ps=duration,
-        start_ns=line.timestamp_ns + whole_ns(offset),
-        end_ns=line.timestamp_ns + whole_ns(offset + duration),
-        stats=columns.stats,
-        values=columns.values,
-        aggregated=columns.occurrences != 0,
-    )
 
 
 def _event_stats(events: Any, names: Mapping[int, str], code: Any) -> tuple[dict[str, Array], Array]:

@@ -11,6 +11,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from perfscope.analyzers.hlo import MAX_GROUP_IDS, MAX_PROTO_BYTES, HloModule
+from perfscope.analyzers.readers.columns import distinct, distinct_rows
 from perfscope.analyzers.readers.xspace import names
 from perfscope.analyzers.readers.xspace.planes import Line, Plane, numbers, parts, signed
 from perfscope.model.errors import DataError
@@ -26,6 +27,8 @@ _LOCAL = re.compile(r"\[(\d{1,6})\] ")
 _MODULE, _ASSIGNMENT, _PARTITIONS, _IDS = 1, 15, 3, 1
 
 _STAT = "Hlo Proto"
+
+_NONE = np.empty(0, np.int64), np.empty(0, np.int64)
 
 
 # Place of each recorded device in its programs, and the process's index in the job.
@@ -51,11 +54,12 @@ class Placement:
 
     def add(self, plane: Plane, line: Line) -> None:
         """Add the launches on one line of the host."""
-        own = line.number("num_addressable_devices")
-        self._own.update(np.unique(own[own > 0]).tolist())
-        device = line.number("global_device_id")
-        launches = device != MISSING
-        for event, number in np.unique(np.stack([line.metadata, device])[:, launches], axis=1).T.tolist():
+        _, own = line.stats.get("num_addressable_devices", _NONE)
+        self._own.update(number for number in distinct(own)[0].tolist() if number > 0)
+        rows, device = line.stats.get("global_device_id", _NONE)
+        for event, number in zip(
+            *(part.tolist() for part in distinct_rows(line.ids[line.place[rows]], device)[0]), strict=True
+        ):
             local = _LOCAL.match(plane.names.get(event, ""))
             if local is not None:
                 self._devices.add((int(local[1]), number))
@@ -73,15 +77,14 @@ class Placement:
             local.setdefault(number, set()).add(device)
         known = {number: devices.pop() for number, devices in local.items() if len(devices) == 1}
         hosted = ops["slice"] != MISSING
-        keys = np.stack([ops["module"].astype(np.int64), ops["program_id"], ops["ordinal"], hosted])
-        distinct, inverse = np.unique(keys, axis=1, return_inverse=True)
+        keys, inverse = distinct_rows(ops["module"], ops["program_id"], ops["ordinal"], hosted.astype(np.int64))
         result, devices = [], set()
-        for module, program, ordinal, on_host in distinct.T.tolist():
+        for module, program, ordinal, on_host in zip(*(key.tolist() for key in keys), strict=True):
             device = ordinal if on_host else known.get(ordinal, MISSING)
             index = at.get((module, program), {}).get(device, MISSING) if device != MISSING else MISSING
             result.append(index)
             devices |= {device} if index != MISSING else set()
-        ops["place"][:] = np.asarray(result, np.int64)[inverse.reshape(-1)]
+        ops["place"][:] = np.asarray(result, np.int64)[inverse]
         largest: tuple[int, ...] = max(assignments.values(), key=len)
         return self._process(devices, sorted(largest), hosted) if devices else None
 
@@ -221,5 +224,5 @@ def started(module: HloModule) -> dict[str, str]:
 def _programs_of(ops: Rows, chosen: npt.NDArray[np.bool_], strings: Sequence[str]) -> set[tuple[str, int]]:
     """Return name and number of the programs of some instructions, without those that lack either."""
     chosen = chosen & (ops["module"] != MISSING) & (ops["program_id"] != MISSING)
-    keys = np.stack([ops["module"][chosen].astype(np.int64), ops["program_id"][chosen]])
-    return {(strings[module], program) for module, program in np.unique(keys, axis=1).T.tolist()}
+    modules, programs = distinct_rows(ops["module"][chosen], ops["program_id"][chosen])[0]
+    return {(strings[module], program) for module, program in zip(modules.tolist(), programs.tolist(), strict=True)}

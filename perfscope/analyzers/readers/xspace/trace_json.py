@@ -25,11 +25,12 @@ import numpy as np
 
 from perfscope.analyzers.readers.file_bytes import open_bytes
 from perfscope.analyzers.readers.xspace import names
-from perfscope.analyzers.readers.xspace.planes import NUMBERS, TEXTS, Line, Plane, Space, signed, whole_ns
+from perfscope.analyzers.readers.xspace.events import Columns
+from perfscope.analyzers.readers.xspace.planes import NUMBERS, TEXTS, Line, Plane, Space, line_of, signed
 from perfscope.analyzers.readers.xspace.reader import build_from_planes
 from perfscope.model.errors import DataError
 from perfscope.model.trace import Trace, TraceBuilder
-from perfscope.model.trace.columns import MISSING, Array
+from perfscope.model.trace.columns import MISSING
 
 FORMAT = "xla_trace_json"
 
@@ -154,8 +155,9 @@ def _line(
     code: Callable[[str], int],
 ) -> Line:
     times = [_times(event) for event in events]
-    offset, duration = (np.array([time[index] for time in times], np.int64) for index in (0, 1))
-    stats: dict[str, Array] = {}
+    columns = Columns.empty(len(events))
+    columns.offset_ps[:], columns.duration_ps[:] = ([time[index] for time in times] for index in (0, 1))
+    stats = columns.stats
     for stat in (*NUMBERS, *TEXTS):
         given = [(row, event.args[stat]) for row, event in enumerate(events) if stat in event.args]
         if given:
@@ -168,23 +170,12 @@ def _line(
         runs = [modules.at(start) for start, _ in times]
         program = np.array([found for found, _ in runs], np.int64)
         stats["run_id"] = np.array([run for _, run in runs], np.int64)
-    metadata = [
+    columns.metadata[:] = [
         known.setdefault((str(event.args.get("long_name") or event.name), _whole(event.args.get("bytes_accessed")),
                           of_program), len(known) + 1)
         for event, of_program in zip(events, program.tolist(), strict=True)
     ]  # fmt: skip
-    return Line(
-        id=thread,
-        name=name,
-        metadata=np.array(metadata, np.int64),
-        offset_ps=offset,
-        duration_ps=duration,
-        start_ns=whole_ns(offset),
-        end_ns=whole_ns(offset + duration),
-        stats=stats,
-        values=np.full(len(events), np.nan),
-        aggregated=np.zeros(len(events), bool),
-    )
+    return line_of(thread, name, 0, columns)
 
 
 def _times(event: _Event) -> tuple[int, int]:
