@@ -12,7 +12,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from perfscope.analyzers.causes import ROWS_OF_EACH
-from perfscope.analyzers.critical_path import Graph, NodeKind, dependency_graph
+from perfscope.analyzers.critical_path import NO_LANE, Graph, NodeKind, critical_path, dependency_graph
 from perfscope.analyzers.engine import Examined
 from perfscope.analyzers.hlo import HloModule, collectives
 from perfscope.analyzers.memory import trace_memories
@@ -188,7 +188,7 @@ def _reduced(trace: Trace, *, graph: bool) -> Trace:
     if trace.compile_log is not None:
         derived += _OF_COMPILING
     facts: dict[Any, Any] = {derive: trace.fact(derive) for derive in derived}
-    facts[dependency_graph] = None
+    facts[dependency_graph] = facts[critical_path] = None  # the path consists of spans, which are not kept
     rows = {name: trace.rows[name] for name in ("devices", "threads", "steps")}
     strings: Sequence[str] = trace.strings
     if ranked:
@@ -228,15 +228,15 @@ def _reduced(trace: Trace, *, graph: bool) -> Trace:
 
 
 def _reduced_graph(trace: Trace, kernels: Int64) -> Graph | None:
-    """Return the dependency graph with the new rows of kernels; ``None`` if it is too large."""
+    """Return the dependency graph without its spans, with the new rows of kernels; ``None`` if it is too large."""
     graph = trace.fact(dependency_graph)
     if graph is None or len(graph) > MOST_NODES:
         return None
     row, collective = np.full(len(graph), MISSING), graph.kind == NodeKind.COMMUNICATION
     row[collective] = new_rows(len(trace.rows["kernels"]), kernels)[graph.row[collective]]
-    columns = {name: getattr(graph, name) for name in ("before", "sequence", "position", "binds")}
-    columns |= {"row": row, "call": np.full(len(graph), MISSING), "thread": np.full(len(graph), MISSING)}
-    return replace(graph, **{name: column.astype(np.int32) for name, column in columns.items()})
+    columns = {"before": graph.before, "binds": graph.binds, "row": row}
+    columns |= {"call": np.full(len(graph), MISSING), "thread": np.full(len(graph), MISSING)}
+    return replace(graph, lane=NO_LANE, **{name: column.astype(np.int32) for name, column in columns.items()})
 
 
 def _reduce_tables(trace: Trace) -> tuple[dict[str, Rows], tuple[Local, ...], Int64]:

@@ -11,6 +11,8 @@ import numpy as np
 from perfscope.native import FaultError, library
 from perfscope.native.arrays import Array, count, pointer
 
+_NO_MEMORY = -2
+
 
 def parents(thread: Array, start: Array, end: Array) -> Array:
     """Return the row of the innermost span of the same thread that encloses each span, or -1; shape (n,), int32.
@@ -33,67 +35,118 @@ def parents(thread: Array, start: Array, end: Array) -> Array:
     return result
 
 
-class Pieces(NamedTuple):
-    """Times at which one thread is inside a span or a call: disjoint, sorted, none empty; shapes (n,), int64."""
+class Host(NamedTuple):
+    """Columns of ``slices``, in its order, and of ``calls``; int64, ``parents`` int32."""
 
-    thread: int
     starts: Array
     ends: Array
-    slices: Array
-    calls: Array
+    parents: Array
     works: Array
-    """Whether the thread is inside an op or a call, not only in Python; bool."""
+    """Whether a span is an op or inside one."""
+    call_starts: Array
+    call_ends: Array
 
 
-class _ThreadPieces(ctypes.Structure):
+class Thread(NamedTuple):
+    """Rows of one thread."""
+
+    number: int
+    first: int
+    """First row of ``slices``."""
+    last: int
+    """The row after the last one."""
+    calls: Array
+    """Rows of ``calls`` that have a duration and are in no other call, in order; int64."""
+
+
+class _HostColumns(ctypes.Structure):
     _fields_ = [
-        ("thread", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("starts", "ends", "slices", "calls", "works")),
+        *((name, ctypes.c_void_p) for name in ("starts", "ends", "parents", "works")),
+        ("spans", ctypes.c_size_t),
+        *((name, ctypes.c_void_p) for name in ("call_starts", "call_ends")),
+        ("calls", ctypes.c_size_t),
+    ]
+
+
+class _ThreadRows(ctypes.Structure):
+    _fields_ = [
+        ("number", ctypes.c_int64),
+        *((name, ctypes.c_size_t) for name in ("first", "last")),
+        ("calls", ctypes.c_void_p),
         ("count", ctypes.c_size_t),
     ]
 
 
 class _LaneColumns(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("starts", "ends", "threads", "slices", "calls")),
+        *((name, ctypes.c_void_p) for name in ("starts", "threads", "slices", "calls")),
         ("room", ctypes.c_size_t),
     ]
 
 
-def lane(threads: Sequence[Pieces], cuts: Array, low: int, high: int, main: int) -> list[Array]:
-    """Return starts, ends, thread, slice and call of the lane of ``[low, high)`` ns, int64, shapes (m,).
+def lane(host: Host, threads: Sequence[Thread], cuts: Array, low: int, high: int, main: int) -> list[Array]:
+    """Return starts (int64), thread, slice and call (int32) of the lane of ``[low, high)`` ns, shapes (m,).
 
-    The first of ``threads`` is the main thread, if it has any pieces. ``cuts``: sorted times at which a piece ends.
+    The first of ``threads`` is the main thread, if there is any. ``cuts``: sorted times at which a piece ends.
     """
     native = library()
     if native is None:
         raise RuntimeError("the native library is not loaded")
     native.perfscope_lane.restype = ctypes.c_int64
-    held = [
-        Pieces(
-            thread=pieces.thread,
-            starts=np.ascontiguousarray(pieces.starts, np.int64),
-            ends=np.ascontiguousarray(pieces.ends, np.int64),
-            slices=np.ascontiguousarray(pieces.slices, np.int64),
-            calls=np.ascontiguousarray(pieces.calls, np.int64),
-            works=np.ascontiguousarray(pieces.works, np.uint8),
-        )
-        for pieces in threads
-    ]
-    given = (_ThreadPieces * len(held))(
-        *(_ThreadPieces(one.thread, *map(pointer, one[1:]), len(one.starts)) for one in held)
+    kinds = (np.int64, np.int64, np.int32, np.uint8, np.int64, np.int64)
+    held = Host._make(np.ascontiguousarray(column, kind) for column, kind in zip(host, kinds, strict=True))
+    given = (_ThreadRows * len(threads))(
+        *(_ThreadRows(one.number, one.first, one.last, pointer(one.calls), len(one.calls)) for one in threads)
     )
     cuts = np.ascontiguousarray(cuts, np.int64)
-    room = 2 * sum(len(one.starts) for one in held) + len(cuts) + 1
-    columns = [np.empty(room, np.int64) for _ in range(5)]  # Only the part that is written takes memory.
+    room = 2 * sum(one.last - one.first + len(one.calls) for one in threads) + len(cuts) + 1
+    columns = [np.empty(room, kind) for kind in (np.int64, np.int32, np.int32, np.int32)]
     made = native.perfscope_lane(
-        given, ctypes.c_size_t(len(held)), pointer(cuts), count(cuts),
+        ctypes.byref(
+            _HostColumns(*map(pointer, held[:4]), len(held.starts), *map(pointer, held[4:]), len(held.call_starts))
+        ),
+        given, ctypes.c_size_t(len(threads)), pointer(cuts), count(cuts),
         *map(ctypes.c_int64, (low, high, main)),
         ctypes.byref(_LaneColumns(*map(pointer, columns), room)),
     )  # fmt: skip
+    if made == _NO_MEMORY:
+        raise MemoryError
     if made < 0:
         raise FaultError
     return [column[:made] for column in columns]
+
+
+def replay(earliest: Array, durations: Array, before: Array, lag: Array) -> Array:
+    """Return the end of each node of a graph, int64: the duration after its begin.
+
+    It begins at ``earliest``, and ``lag`` after the end of each node ``before`` it; both have shape (3, nodes), -1 for
+    none. A node is after what it waits for.
+    """
+    native = library()
+    if native is None:
+        raise RuntimeError("the native library is not loaded")
+    native.perfscope_replay.restype = ctypes.c_int64
+    ends = np.empty(len(earliest), np.int64)
+    held = [np.ascontiguousarray(column, np.int64) for column in (earliest, durations, before, lag)]
+    if native.perfscope_replay(*map(pointer, held), count(ends), pointer(ends)) < 0:
+        raise FaultError
+    return ends
+
+
+def nearest(parents: Array, wanted: Array) -> Array:
+    """Return the innermost wanted span around each span, itself included, or -1; shape (n,), int32.
+
+    ``parents``: rows before their children's, -1 for none.
+    """
+    native = library()
+    if native is None:
+        raise RuntimeError("the native library is not loaded")
+    native.perfscope_nearest.restype = ctypes.c_int64
+    result = np.empty(len(parents), np.int32)
+    parents, wanted = np.ascontiguousarray(parents, np.int32), np.ascontiguousarray(wanted, np.uint8)
+    if native.perfscope_nearest(pointer(parents), pointer(wanted), count(result), pointer(result)) < 0:
+        raise FaultError
+    return result
 
 
 class _NestedColumns(ctypes.Structure):

@@ -9,17 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfscope.analyzers.critical_path import lane
+from perfscope.analyzers.critical_path import dependency_graph, lane, replay, unchanged
 from perfscope.analyzers.readers import columns
 from perfscope.analyzers.readers.kineto import reader
 from perfscope.analyzers.readers.xspace import spans
+from perfscope.analyzers.spans import nearest_ancestor
 from perfscope.model import intervals
-from perfscope.model.trace import SliceKind
+from perfscope.model.trace import SliceKind, Trace
 from perfscope.native import sweep
 from perfscope.native.xspace import Spans
 from tests.build import TraceBuilder
 from tests.conftest import corpus_files
-from tests.native.twins import needs_library
+from tests.critical_path.machine import OPS, Op, run
+from tests.native.twins import needs_library, without_library
 
 SPANS = st.lists(st.tuples(st.integers(0, 2), st.integers(-20, 20), st.integers(0, 12)), max_size=40)
 
@@ -90,33 +92,39 @@ def test_nesting(parts: list[Spans]) -> None:
         assert not given_part.wanted or rows[part_rows].tolist() == plain_rows[part_rows].tolist()
 
 
-BOUNDS = st.lists(st.integers(-15, 60), max_size=14, unique=True).map(sorted)
+LANE = ("bounds", "thread", "slice", "call")
+HOST = st.lists(
+    st.tuples(
+        st.sampled_from([SliceKind.OP, SliceKind.PYTHON, None]),  # None: a call
+        st.integers(0, 2),
+        st.integers(0, 30),
+        st.integers(0, 12),
+    ),
+    max_size=30,
+)
+"""Kind, thread, begin and length of spans and calls."""
 
 
-@st.composite
-def pieces(draw: st.DrawFn) -> lane._Pieces:
-    bounds = np.array(draw(BOUNDS), np.int64)
-    kept = np.array(draw(st.lists(st.booleans(), min_size=len(bounds), max_size=len(bounds))), bool)[:-1]
-    starts, ends = bounds[:-1][kept], bounds[1:][kept]
-    rows = st.lists(st.integers(-1, 2), min_size=len(starts), max_size=len(starts))
-    of_slices, calls = (np.array(draw(rows), np.int64) for _ in range(2))
-    works = np.array(draw(rows), np.int64) > 0
-    return lane._Pieces(starts=starts, ends=ends, slice=of_slices, call=calls, works=works)
+def host_of(drawn: list[tuple[SliceKind | None, int, int, int]]) -> Trace:
+    builder = TraceBuilder()
+    for kind, thread, start, length in drawn:
+        if kind is None:
+            builder.call("cudaLaunchKernel", start, start + length, tid=thread)
+        else:
+            builder.slice("span", start, start + length, kind=kind, tid=thread)
+    return builder.build()
 
 
 @needs_library
-@given(st.lists(pieces(), max_size=3), BOUNDS, st.integers(-20, 40), st.integers(0, 50))
-def test_host_lane(threads: list[lane._Pieces], cuts: list[int], low: int, length: int) -> None:
-    trace = TraceBuilder().build()
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(lane, "main_thread", lambda _: 0 if threads else -1)
-        patched.setattr(lane, "helper_threads", lambda _: list(range(len(threads))))
-        patched.setattr(lane, "_thread_pieces", lambda _, thread: threads[thread])
-        found = lane.host_lane(trace, low, low + length, np.array(cuts, np.int64))
-        patched.setattr(lane, "native_library", lambda: None)
-        plain = lane.host_lane(trace, low, low + length, np.array(cuts, np.int64))
-    for name in ("starts", "ends", "thread", "slice", "call"):
-        assert getattr(found, name).tolist() == getattr(plain, name).tolist(), name
+@given(HOST, st.lists(st.integers(-5_000, 45_000), max_size=8), st.integers(-5_000, 30_000), st.integers(0, 40_000))
+def test_host_lane(drawn: list[tuple[SliceKind | None, int, int, int]], cuts: list[int], low: int, length: int) -> None:
+    trace = host_of(drawn)
+    found = lane.host_lane(trace, low, low + length, np.array(cuts, np.int64))
+    with without_library():
+        plain = lane.host_lane(host_of(drawn), low, low + length, np.array(cuts, np.int64))
+    for name in LANE:
+        one, other = getattr(found, name), getattr(plain, name)
+        assert (one.dtype, one.tolist()) == (other.dtype, other.tolist()), name
 
 
 @pytest.mark.corpus
@@ -129,11 +137,37 @@ def test_the_lanes_of_the_corpus(path: Path) -> None:
     whole = (int(trace.rows["slices"]["start_ns"].min()), int(trace.rows["slices"]["end_ns"].max()))
     cuts = trace.rows["kernels"]["start_ns"][:50].astype(np.int64)
     found = lane.host_lane(trace, *whole, cuts)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(lane, "native_library", lambda: None)
+    with without_library():
         plain = lane.host_lane(trace, *whole, cuts)
-    for name in ("starts", "ends", "thread", "slice", "call"):
+    for name in LANE:
         assert (getattr(found, name) == getattr(plain, name)).all(), name
+
+
+@needs_library
+@given(OPS, st.integers(0, 2**16))
+def test_replay(ops: list[Op], seed: int) -> None:
+    graph = dependency_graph(run(ops)[0])
+    assert graph is not None
+    change, drawn = unchanged(graph), np.random.default_rng(seed)
+    change.durations[:] = drawn.integers(0, 50, len(graph))
+    change.lag[:] = drawn.integers(-20, 20, graph.lag.shape)
+    change.before[:, drawn.random(len(graph)) < 0.2] = -1
+    with without_library():
+        plain = replay(graph, change)
+    found = replay(graph, change)
+    assert (found.dtype, found.tolist()) == (plain.dtype, plain.tolist())
+
+
+@needs_library
+@given(SPANS, st.integers(0, 2**16))
+def test_nearest_ancestor(drawn: list[tuple[int, int, int]], seed: int) -> None:
+    trace = host_of([(SliceKind.OP, thread, start + 20, length) for thread, start, length in drawn])
+    size, numbers = len(drawn), np.random.default_rng(seed)
+    wanted, rows = numbers.random(size) < 0.3, numbers.integers(-1, size, 50) if size else np.full(3, -1)
+    with without_library():
+        plain = nearest_ancestor(trace, rows, wanted)
+    found = nearest_ancestor(trace, rows, wanted)
+    assert (found.dtype, found.tolist()) == (plain.dtype, plain.tolist())
 
 
 @needs_library

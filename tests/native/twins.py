@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,18 @@ from perfscope.model.trace import Trace
 Reader = Callable[[Path], Trace]
 
 needs_library = pytest.mark.skipif(native.library() is None, reason=f"the native library is {native.state()}")
+
+
+@contextmanager
+def without_library() -> Iterator[None]:
+    """Leave the library unloaded for a while."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv(native.SWITCH, "off")
+        native.library.cache_clear()
+        try:
+            yield
+        finally:
+            native.library.cache_clear()
 
 
 def both(read: Reader, path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Trace | str, Trace | str]:

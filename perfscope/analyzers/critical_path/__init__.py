@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from perfscope.analyzers.critical_path.graph import Graph, NodeKind, dependency_graph
 from perfscope.analyzers.critical_path.job import job_paths
+from perfscope.analyzers.critical_path.lane import NO_LANE
 from perfscope.analyzers.critical_path.path import PARTS, critical_path, path_parts
 from perfscope.analyzers.critical_path.replay import Change, replay, replayed_ns, slack, unchanged
 from perfscope.analyzers.critical_path.savings import bounded_by_job, bounded_by_path, saved_on_path
@@ -14,6 +15,7 @@ from perfscope.analyzers.critical_path.what_if import Hypothesis, WhatIf, parse_
 from perfscope.model.hooks import names_from
 
 __all__ = [
+    "NO_LANE",
     "PARTS",
     "Change",
     "Graph",

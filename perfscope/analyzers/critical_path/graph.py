@@ -1,9 +1,12 @@
-"""The dependency graph of a step: host pieces and device work as nodes, with what each node waits for.
+"""The dependency graph of a step: host time and device work as nodes, with what each node waits for.
+
+The host nodes are as long as possible: a node ends where something else depends on it, at a wait, where the lane
+changes threads, and at the bounds of steps. It consists of pieces of the host lane, each with its span and call.
 
 A node begins when the last of its dependencies has ended, plus a lag. A node has up to three dependencies:
 
-- *order*: the previous piece of the host lane, or the previous work on the stream,
-- *launch*: the host piece that ended when the call that launched the work began,
+- *order*: the previous node of the host lane, or the previous work on the stream,
+- *launch*: the host node that ended when the call that launched the work began,
 - *dependency*: for device work, other device work whose end explains its begin (an event between streams, or a launch
   within a CUDA graph); for a wait of the host, the work that it waited for.
 
@@ -20,9 +23,11 @@ assumed to be for the work that ended last before it returned.
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.critical_path.lane import Lane, host_lane
 from perfscope.analyzers.time import (
@@ -45,6 +50,8 @@ ORDER_LAG_NS = 1_000
 """Delay between two kernels of a stream that are both queued."""
 LAUNCH_LAG_NS = 5_000
 """Delay from a launch call to the start of its work on an idle device, if the trace shows no such launch."""
+POLLED_NS = 100_000
+"""Host pieces of at least this length may poll the device."""
 MOST_CANDIDATES = 8
 """Maximum number of works considered when searching for one that had been launched when a wait began."""
 
@@ -74,17 +81,22 @@ class Via(IntEnum):
 
 
 class Graph(Struct, frozen=True, kw_only=True):
-    """Nodes in order of their begin, as arrays of equal length; times in ns on the trace's clock."""
+    """Nodes in order of their begin, as arrays of equal length; times in ns on the trace's clock.
+
+    Each node is after its dependencies.
+    """
 
     windows: Windows
+    lane: Lane
+    """The host, of whose pieces the host nodes consist."""
     starts: Int64
     ends: Int64
     kind: np.ndarray
     """``NodeKind``."""
     row: Int64
-    """Row of ``slices`` (host nodes; ``MISSING`` outside all spans), ``kernels`` or ``copies``."""
+    """Row of ``kernels`` or ``copies``; for host nodes the first piece of ``lane``."""
     call: Int64
-    """Row of ``calls``: the call that contains the host node, or that launched the work; ``MISSING`` if unknown."""
+    """Row of ``calls`` that launched the work, or that returned (``NodeKind.RETURN``); ``MISSING`` if unknown."""
     thread: Int64
     """Row of ``threads`` for host nodes, of ``devices`` for device nodes; ``MISSING`` if unknown."""
     before: Int64
@@ -93,12 +105,10 @@ class Graph(Struct, frozen=True, kw_only=True):
     """(3, nodes): ns from the end of each dependency to the node's earliest begin."""
     binds: Int64
     """The ``Via`` that bound the node in the recording; ``MISSING`` if no dependency is known."""
+    long: LongPieces
+    """Pieces of host nodes that may have polled a device."""
     finish: Int64
     """Last node of each window."""
-    sequence: Int64
-    """The host nodes in order, followed by the device nodes of each stream in order of their begin."""
-    position: Int64
-    """Index of each node in ``sequence``."""
 
     def __len__(self) -> int:
         """Number of nodes."""
@@ -106,13 +116,40 @@ class Graph(Struct, frozen=True, kw_only=True):
 
     @property
     def on_host(self) -> np.ndarray:
-        """Mask of the nodes that are pieces of the host lane."""
+        """Mask of the host nodes."""
         return self.kind <= NodeKind.RETURN
 
-    @property
-    def lane(self) -> Int64:
-        """The host nodes in order."""
-        return self.sequence[: int(self.on_host.sum())]
+    def host_pieces(self, starts: Int64, ends: Int64) -> HostPieces:
+        """Return the pieces of the lane in each of the intervals, which are within host nodes; empty ones have none."""
+        first = self.lane.at(starts)
+        counts = np.where(starts < ends, self.lane.at(ends - 1) - first + 1, 0)
+        interval = np.repeat(np.arange(len(starts)), counts)
+        piece = np.arange(len(interval)) + (first - np.cumsum(counts) + counts)[interval]
+        return HostPieces(
+            interval=interval,
+            piece=piece,
+            starts=np.maximum(self.lane.starts[piece], starts[interval]),
+            ends=np.minimum(self.lane.ends[piece], ends[interval]),
+        )
+
+
+class LongPieces(NamedTuple):
+    """Pieces of the lane, cut at nodes, of at least ``POLLED_NS``, as arrays of equal length; times in ns."""
+
+    node: Int64
+    starts: Int64
+    ends: Int64
+
+
+class HostPieces(NamedTuple):
+    """Parts of pieces of the lane, as arrays of equal length; times in ns."""
+
+    interval: Int64
+    """Index of the interval that contains the part."""
+    piece: Int64
+    """Index in ``Graph.lane``."""
+    starts: Int64
+    ends: Int64
 
 
 class _Work(Struct, frozen=True, kw_only=True):
@@ -146,7 +183,9 @@ def dependency_graph(trace: Trace) -> Graph | None:
     if not len(work) and not (lane.slice != MISSING).any():
         return None
     awaited = _awaited(trace, lane, work)
-    return _assembled(trace, windows, lane, work, awaited)
+    launching = _launching(trace, lane, work)
+    host = _host_nodes(lane, work, awaited, launching, windows)
+    return _assembled(trace, windows, lane, work, host, launching)
 
 
 def _work(trace: Trace, low: int, high: int) -> _Work:
@@ -194,7 +233,7 @@ def _awaited(trace: Trace, lane: Lane, work: _Work) -> dict[int, list[int]]:
     stream = np.array([streams.get(int(wait), MISSING) for wait in waits], np.int64)
     groups = [(work.stream == number, stream == number) for number in np.unique(stream[stream != MISSING]).tolist()]
     groups.append((np.ones(len(work), bool), (stream == MISSING) & ~wide))
-    pairs = np.unique(np.stack((work.device, work.stream)), axis=1).T.tolist() if wide.any() else []
+    pairs = sorted(set(zip(work.device.tolist(), work.stream.tolist(), strict=True))) if wide.any() else []
     groups += [((work.device == device) & (work.stream == number), wide) for device, number in pairs]
     result: dict[int, list[int]] = {}
     for candidates, mine in groups:
@@ -232,13 +271,70 @@ def _streams_of_waits(trace: Trace) -> dict[int, int]:
     return dict(zip(records["call"][rows].tolist(), records["stream"][rows].tolist(), strict=True))
 
 
-def _assembled(trace: Trace, windows: Windows, lane: Lane, work: _Work, awaited: dict[int, list[int]]) -> Graph:
+def _launching(trace: Trace, lane: Lane, work: _Work) -> Int64:
+    """Return the piece of the lane in which each work was launched; ``MISSING`` if the lane was on another thread then.
+
+    Also ``MISSING`` if the piece before began after the work, because clocks differ by some microseconds.
+    """
+    calls = trace.rows["calls"]
+    result = np.full(len(work), MISSING, np.int64)
+    known = np.flatnonzero(work.call != MISSING)
+    if not len(known) or not len(lane):
+        return result
+    begins = calls["start_ns"][work.call[known]].astype(np.int64)
+    piece = lane.at(begins)
+    inside = (lane.starts[piece] <= begins) & (begins < lane.ends[piece])
+    followed = inside & (lane.thread[piece] == calls["thread"][work.call[known]])
+    fits = followed & (piece > 0) & (lane.starts[piece - 1] < work.starts[known])
+    result[known[fits]] = piece[fits]
+    return result
+
+
+def _host_nodes(
+    lane: Lane, work: _Work, awaited: dict[int, list[int]], launching: Int64, windows: Windows
+) -> dict[str, Int64]:
+    """Return the host nodes; ``piece`` holds the first piece of each, ``awaits`` indices of ``work``.
+
+    A wait becomes its call, one node without length at the end of each work that it waited for, and its return.
+    """
+    waits = np.array(sorted(awaited), np.int64)
+    begins = np.zeros(len(lane) + 1, bool)
+    begins[[0, *lane.at(windows.starts), *lane.at(windows.ends), *waits, *(waits + 1)]] = True
+    begins[launching[launching != MISSING]] = True
+    begins[1:-1] |= lane.thread[1:] != lane.thread[:-1]
+    run = np.flatnonzero(begins[:-1])
+    counts = np.ones(len(run), np.int64)
+    counts[np.searchsorted(run, waits)] = [1 + len(awaited[number]) for number in waits.tolist()]
+    first = np.repeat(np.arange(len(run)), counts)
+    piece, run_ends = run[first], np.append(lane.starts[run[1:]], lane.bounds[-1:])
+    call = np.ones(len(piece), bool)
+    call[1:] = first[1:] != first[:-1]
+    last = np.append(call[1:], np.True_)[: len(piece)]
+    awaits = np.full(len(piece), MISSING, np.int64)
+    awaits[~call] = [index for number in waits.tolist() for index in awaited[number]]
+    starts = lane.starts[piece]
+    starts[~call] = np.clip(work.ends[awaits[~call]], lane.starts[piece[~call]], lane.ends[piece[~call]])
+    ends = np.where(last, run_ends[first], starts)
+    waiting = np.flatnonzero(call & ~last)
+    ends[waiting] = np.minimum(starts[waiting] + WAIT_CALL_NS, starts[waiting + 1])
+    return {
+        "starts": starts,
+        "ends": ends,
+        "kind": np.where(call, int(NodeKind.HOST), int(NodeKind.RETURN)),
+        "thread": lane.thread[piece],
+        "call": np.where(call, MISSING, lane.call[piece]),
+        "piece": piece,
+        "awaits": awaits,
+    }
+
+
+def _assembled(
+    trace: Trace, windows: Windows, lane: Lane, work: _Work, host: dict[str, Int64], launching: Int64
+) -> Graph:
     """Put the nodes into one order and set their dependencies."""
-    host = _host_nodes(lane, work, awaited)
     hosts, size = len(host["starts"]), len(host["starts"]) + len(work)
     ends = np.concatenate((host["ends"], work.ends))
-    on_streams = np.lexsort((work.starts, work.stream, work.device))
-    work_before, work_lag, work_binds = _work_dependencies(trace, lane, work, host, on_streams)
+    work_before, work_lag, work_binds = _work_dependencies(work, host, launching)
     # host nodes and works are each in order already; at equal times the host is first
     on_lane = np.arange(hosts) + np.searchsorted(work.starts, host["starts"], side="left")
     on_device = np.arange(len(work)) + np.searchsorted(host["starts"], work.starts, side="right")
@@ -260,29 +356,32 @@ def _assembled(trace: Trace, windows: Windows, lane: Lane, work: _Work, awaited:
         column[on_lane], column[on_device] = of_host, of_work
         return column
 
-    sequence = np.concatenate((on_lane, on_device[on_streams]))
-    position = np.empty(size, np.int64)
-    position[sequence] = np.arange(size)
-    return Graph(
+    graph = Graph(
         windows=windows,
+        lane=lane,
         starts=merged(host["starts"], work.starts),
         ends=merged(host["ends"], work.ends),
         kind=merged(host["kind"], work.kind).astype(np.uint8),
-        row=merged(host["slice"], work.row),
+        row=merged(host["piece"], work.row),
         call=merged(host["call"], work.call),
         thread=merged(host["thread"], work.device),
         before=before,
         lag=lag,
         binds=merged(host_binds, work_binds),
+        long=LongPieces(*np.empty((3, 0), np.int64)),
         finish=place[_finishing(trace, windows, lane, work, host)],
-        sequence=sequence,
-        position=position,
     )
+    return replace(graph, long=_long_pieces(graph))
 
 
-def _work_dependencies(
-    trace: Trace, lane: Lane, work: _Work, host: dict[str, Int64], on_streams: Int64
-) -> tuple[Int64, Int64, Int64]:
+def _long_pieces(graph: Graph) -> LongPieces:
+    nodes = np.flatnonzero(graph.on_host & (graph.ends - graph.starts >= POLLED_NS))
+    pieces = graph.host_pieces(graph.starts[nodes], graph.ends[nodes])
+    chosen = pieces.ends - pieces.starts >= POLLED_NS
+    return LongPieces(nodes[pieces.interval[chosen]], pieces.starts[chosen], pieces.ends[chosen])
+
+
+def _work_dependencies(work: _Work, host: dict[str, Int64], launching: Int64) -> tuple[Int64, Int64, Int64]:
     """Return (dependencies, lags, binding dependency) per work.
 
     Nodes are numbered host nodes first, works after them.
@@ -290,69 +389,22 @@ def _work_dependencies(
     hosts = len(host["starts"])
     starts, ends = np.concatenate((host["starts"], work.starts)), np.concatenate((host["ends"], work.ends))
     before = np.full((3, len(work)), MISSING, np.int64)
-    before[Via.ORDER] = _before_on_stream(work, on_streams, hosts)
-    before[Via.LAUNCH] = _launching(trace, lane, work, host)
+    before[Via.ORDER] = _before_on_stream(work, hosts)
+    before[Via.LAUNCH] = np.where(launching == MISSING, MISSING, np.searchsorted(host["piece"], launching) - 1)
     before = _begun_before(before, starts, work.starts)
     _infer_dependencies(before, ends, work, hosts)
     return before, *_lags(before, work.starts, ends)
 
 
-def _host_nodes(lane: Lane, work: _Work, awaited: dict[int, list[int]]) -> dict[str, Int64]:
-    """Return the lane's pieces as nodes; ``awaits`` holds indices of ``work``.
-
-    A wait becomes its call, one node without length at the end of each work that it waited for, and its return.
-    """
-    counts = np.ones(len(lane), np.int64)
-    counts[list(awaited)] = [1 + len(works) for works in awaited.values()]
-    piece = np.repeat(np.arange(len(lane)), counts)
-    first = np.ones(len(piece), bool)
-    first[1:] = piece[1:] != piece[:-1]
-    last = np.ones(len(piece), bool)
-    last[:-1] = first[1:]
-    awaits = np.full(len(piece), MISSING, np.int64)
-    awaits[~first] = [index for number in sorted(awaited) for index in awaited[number]]
-    starts = lane.starts[piece].copy()
-    starts[~first] = np.clip(work.ends[awaits[~first]], lane.starts[piece[~first]], lane.ends[piece[~first]])
-    ends = np.where(last, lane.ends[piece], starts)
-    call = first & ~last
-    ends[call] = np.minimum(starts[call] + WAIT_CALL_NS, starts[np.flatnonzero(call) + 1])
-    return {
-        "starts": starts,
-        "ends": ends,
-        "kind": np.where(first, int(NodeKind.HOST), int(NodeKind.RETURN)),
-        "thread": lane.thread[piece],
-        "slice": lane.slice[piece],
-        "call": lane.call[piece],
-        "piece": piece,
-        "awaits": awaits,
-    }
-
-
-def _before_on_stream(work: _Work, order: Int64, offset: int) -> Int64:
+def _before_on_stream(work: _Work, offset: int) -> Int64:
     """Return, per work, the previous work on its stream if that had ended when it began; else ``MISSING``."""
+    order = np.lexsort((work.starts, work.stream, work.device))
     result = np.full(len(work), MISSING, np.int64)
     if len(work) > 1:
         earlier, later = order[:-1], order[1:]
         same = (work.device[earlier] == work.device[later]) & (work.stream[earlier] == work.stream[later])
         done = same & (work.ends[earlier] <= work.starts[later])
         result[later[done]] = earlier[done] + offset
-    return result
-
-
-def _launching(trace: Trace, lane: Lane, work: _Work, host: dict[str, Int64]) -> Int64:
-    """Return the host node before the piece that launched each work, if the lane followed the launching thread then."""
-    calls = trace.rows["calls"]
-    result = np.full(len(work), MISSING, np.int64)
-    known = np.flatnonzero(work.call != MISSING)
-    if not len(known) or not len(lane):
-        return result
-    begins = calls["start_ns"][work.call[known]].astype(np.int64)
-    piece = lane.at(begins)
-    inside = (lane.starts[piece] <= begins) & (begins < lane.ends[piece])
-    followed = inside & (lane.thread[piece] == calls["thread"][work.call[known]])
-    node = np.searchsorted(host["piece"], piece) - 1
-    fits = followed & (node >= 0)
-    result[known[fits]] = node[fits]
     return result
 
 
@@ -400,13 +452,13 @@ def _finishing(trace: Trace, windows: Windows, lane: Lane, work: _Work, host: di
     A host that runs ahead of its device waits for it eventually, so the device bounds such steps. If the host recorded
     nothing at the end, or no launch is recorded, the node is the work that ended last.
     """
-    last_host = np.searchsorted(host["piece"], lane.at(windows.ends - 1), side="right") - 1
+    piece = lane.at(windows.ends - 1)
+    last_host = np.searchsorted(host["piece"], piece, side="right") - 1
     if not len(work):
         return last_host
     calls, hosts = trace.rows["calls"]["start_ns"], len(host["starts"])
     launched = np.where(work.call == MISSING, work.starts, calls[np.maximum(work.call, 0)] if len(calls) else 0)
     by_end = np.argsort(work.ends, kind="stable")
-    piece = host["piece"][last_host]
     idle = (lane.slice[piece] == MISSING) & (lane.call[piece] == MISSING) | (work.call == MISSING).all()
     result = last_host.copy()
     for window, end in enumerate(windows.ends.tolist()):

@@ -37,7 +37,8 @@ class JobPiece(Struct, frozen=True, kw_only=True):
     waits: bool
     """Time until the node could begin, as opposed to its own time."""
     row: int
-    """Row of ``slices``, ``kernels`` or ``copies`` of the rank's trace; ``MISSING``."""
+    """Row of ``kernels`` or ``copies`` of the rank's trace; ``MISSING`` for host time, which may be in several spans.
+    """
 
 
 class JobPath(Struct, frozen=True, kw_only=True):
@@ -169,7 +170,7 @@ class _JobWalk:
             end_ns=end,
             kind=NodeKind(int(graph.kind[node])),
             waits=waits,
-            row=int(graph.row[node]),
+            row=MISSING if graph.on_host[node] else int(graph.row[node]),
         )
 
 

@@ -18,7 +18,8 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perfscope.analyzers.critical_path.graph import Graph, NodeKind, Via, dependency_graph
+from perfscope.analyzers.critical_path.graph import Graph, LongPieces, NodeKind, Via, dependency_graph
+from perfscope.analyzers.critical_path.lane import NO_LANE
 from perfscope.analyzers.ranks import Matched, RankSet, over, rank_sets
 from perfscope.analyzers.time import Windows
 from perfscope.model.finding import Removed
@@ -141,7 +142,7 @@ class _Joining:
             return replace(nothing, reason=NO_ORDER)
         return replace(
             nothing,
-            graph=self._ordered(graph, order, kernels),
+            graph=self._ordered(graph, order),
             rank=rank[order],
             joined=joined[order],
             before_joining=_renamed(alone, order)[:, order],
@@ -198,18 +199,19 @@ class _Joining:
         starts[kernels] = np.minimum(met, ends[kernels])
         return columns
 
-    def _ordered(self, columns: dict[str, np.ndarray], order: Int64, kernels: Int64) -> Graph:
-        """Return the nodes in ``order``; the lane and the streams of each rank remain separate sequences."""
+    def _long_pieces(self, place: Int64) -> LongPieces:
+        """Return the long pieces of all ranks; ``place``: the new number of each node."""
+        parts = [
+            (place[graph.long.node + self._base[rank]], graph.long.starts - offset, graph.long.ends - offset)
+            for rank, graph in self._graphs.items()
+            for offset in (self._offsets[rank],)
+        ]
+        return LongPieces(*map(np.concatenate, zip(*parts, strict=True)))
+
+    def _ordered(self, columns: dict[str, np.ndarray], order: Int64) -> Graph:
+        """Return the nodes in ``order``."""
         place = np.empty(len(order), np.int64)
         place[order] = np.arange(len(order))
-        arrival = np.full(len(order), MISSING, np.int64)
-        arrival[kernels] = self._size + np.arange(len(kernels))
-        sequence = np.concatenate([graph.sequence + self._base[rank] for rank, graph in self._graphs.items()])
-        at = np.flatnonzero(arrival[sequence] != MISSING)
-        sequence = np.insert(sequence, at, arrival[sequence[at]])
-        sequence = place[np.concatenate((sequence, np.arange(self._size + len(kernels), len(order))))]
-        position = np.empty(len(order), np.int64)
-        position[sequence] = np.arange(len(order))
         last = {rank: int(np.argmax(graph.windows.ends)) for rank, graph in self._graphs.items()}
         finish = [graph.finish[last[rank]] + self._base[rank] for rank, graph in self._graphs.items()]
         windows = Windows(
@@ -219,6 +221,7 @@ class _Joining:
         )
         return Graph(
             windows=windows,
+            lane=NO_LANE,
             starts=columns["starts"][order],
             ends=columns["ends"][order],
             kind=columns["kind"][order].astype(np.uint8),
@@ -228,9 +231,8 @@ class _Joining:
             before=_renamed(columns["before"], order)[:, order],
             lag=columns["lag"][:, order],
             binds=columns["binds"][order],
+            long=self._long_pieces(place),
             finish=place[finish],
-            sequence=sequence,
-            position=position,
         )
 
 

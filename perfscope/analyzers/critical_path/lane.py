@@ -19,43 +19,51 @@ from perfscope.native import library as native_library
 class Lane(Struct, frozen=True, kw_only=True):
     """Pieces of host time in order, each beginning at the end of the previous one. Times in ns."""
 
-    starts: Int64
-    ends: Int64
-    thread: Int64
-    """Row of ``threads``; ``MISSING`` if no thread is recorded."""
-    slice: Int64
-    """Row of ``slices``: the innermost host span; ``MISSING`` outside all spans."""
-    call: Int64
-    """Row of ``calls``: the outermost runtime call; ``MISSING`` outside all calls."""
+    bounds: Int64
+    """Begin of each piece, then the end of the last one: one more than pieces."""
+    thread: np.ndarray
+    """Row of ``threads``, int32; ``MISSING`` if no thread is recorded."""
+    slice: np.ndarray
+    """Row of ``slices``, int32: the innermost host span; ``MISSING`` outside all spans."""
+    call: np.ndarray
+    """Row of ``calls``, int32: the outermost runtime call; ``MISSING`` outside all calls."""
 
     def __len__(self) -> int:
         """Number of pieces."""
-        return len(self.starts)
+        return len(self.thread)
+
+    @property
+    def starts(self) -> Int64:
+        """Begin of each piece."""
+        return self.bounds[:-1]
+
+    @property
+    def ends(self) -> Int64:
+        """End of each piece."""
+        return self.bounds[1:]
 
     def at(self, times: Int64) -> Int64:
         """Return the piece that contains each time; the first or last piece for times outside the lane."""
         return np.clip(np.searchsorted(self.starts, times, side="right") - 1, 0, max(len(self) - 1, 0))
 
 
+_NO_ROWS = np.empty(0, np.int32)
+NO_LANE = Lane(bounds=np.zeros(1, np.int64), thread=_NO_ROWS, slice=_NO_ROWS, call=_NO_ROWS)
+"""A lane without pieces."""
+
+
 def host_lane(trace: Trace, low: int, high: int, cuts: Int64) -> Lane:
     """Return the lane of ``[low, high)`` ns; pieces also end at each of ``cuts``."""
     main = trace.fact(main_thread)
     threads = [main, *(thread for thread in helper_threads(trace) if thread != main)] if main != MISSING else []
-    spans = {thread: _thread_pieces(trace, thread) for thread in threads}
     if native_library() is not None:
-        from perfscope.native import sweep
-
-        given = [
-            sweep.Pieces(thread, pieces.starts, pieces.ends, pieces.slice, pieces.call, pieces.works)
-            for thread, pieces in spans.items()
-        ]
-        starts, ends, thread, inside, call = sweep.lane(given, distinct(cuts), low, high, main)
-        return Lane(starts=starts, ends=ends, thread=thread, slice=inside, call=call)
-    bounds = [np.array([low, high], np.int64), cuts]
-    bounds += [np.concatenate((pieces.starts, pieces.ends)) for pieces in spans.values()]
-    times = distinct(np.concatenate(bounds))
+        return _swept_lane(trace, threads, low, high, cuts)
+    spans = {thread: _thread_pieces(trace, thread) for thread in threads}
+    joined = [np.array([low, high], np.int64), cuts]
+    joined += [np.concatenate((pieces.starts, pieces.ends)) for pieces in spans.values()]
+    times = distinct(np.concatenate(joined))
     times = times[(times >= low) & (times <= high)]
-    starts, ends = times[:-1], times[1:]
+    starts = times[:-1]
     thread = np.full(len(starts), main, np.int64)
     inside, call = np.full(len(starts), MISSING, np.int64), np.full(len(starts), MISSING, np.int64)
     open_to_others = np.ones(len(starts), bool)
@@ -67,7 +75,23 @@ def host_lane(trace: Trace, low: int, high: int, cuts: Int64) -> Lane:
         chosen = covered if number == main else works & open_to_others
         thread[chosen], inside[chosen], call[chosen] = number, pieces.slice[index[chosen]], pieces.call[index[chosen]]
         open_to_others &= ~works
-    return _joined(Lane(starts=starts, ends=ends, thread=thread, slice=inside, call=call), cuts)
+    columns = {"thread": thread, "slice": inside, "call": call}
+    return _joined(Lane(bounds=times, **{name: column.astype(np.int32) for name, column in columns.items()}), cuts)
+
+
+def _swept_lane(trace: Trace, threads: list[int], low: int, high: int, cuts: Int64) -> Lane:
+    from perfscope.native import sweep
+
+    slices, calls = trace.rows["slices"], trace.rows["calls"]
+    works = nearest_ancestor(trace, np.arange(len(slices)), slices["kind"] == SliceKind.OP) != MISSING
+    host = sweep.Host(slices["start_ns"], slices["end_ns"], slices["parent"], works, calls["start_ns"], calls["end_ns"])
+    bounds = np.searchsorted(slices["thread"], [[thread, thread + 1] for thread in threads]).reshape(-1, 2)
+    rows = [
+        sweep.Thread(thread, first, last, outermost_calls(trace, thread))
+        for thread, (first, last) in zip(threads, bounds.tolist(), strict=True)
+    ]
+    starts, thread, inside, call = sweep.lane(host, rows, distinct(cuts), low, high, threads[0] if threads else MISSING)
+    return Lane(bounds=np.append(starts, high), thread=thread, slice=inside, call=call)
 
 
 def helper_threads(trace: Trace) -> list[int]:
@@ -139,10 +163,8 @@ def _joined(lane: Lane, cuts: Int64) -> Lane:
     for column in (lane.thread, lane.slice, lane.call):
         begins[1:] |= column[1:] != column[:-1]
     first = np.flatnonzero(begins)
-    last = np.concatenate((first[1:], [len(lane)])) - 1
     return Lane(
-        starts=lane.starts[first],
-        ends=lane.ends[last],
+        bounds=np.append(lane.starts[first], lane.bounds[-1]),
         thread=lane.thread[first],
         slice=lane.slice[first],
         call=lane.call[first],

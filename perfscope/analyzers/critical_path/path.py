@@ -1,19 +1,18 @@
 """The critical path of each step: the chain of host pieces, device work and waits that determines its length.
 
-The path is computed backwards from the end of the step, from each node to its binding dependency. Its pieces cover the
-step without gaps or overlaps, so their lengths sum to the step exactly.
+The path is computed backwards from the end of the step, from each node to its binding dependency. Its parts cover the
+step without gaps or overlaps, so their lengths sum to the step exactly. The time of a host node is one part, which
+consists of pieces, each in one span (``host_pieces``).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from typing import get_args
 
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.critical_path.graph import Graph, NodeKind, Via, dependency_graph
-from perfscope.analyzers.critical_path.runs import Runs
+from perfscope.analyzers.critical_path.graph import Graph, HostPieces, NodeKind, Via, dependency_graph
 from perfscope.analyzers.time import divide
 from perfscope.model.documents.causes import HostPurpose
 from perfscope.model.intervals import EMPTY, Int64, difference, intersection_total, union
@@ -48,7 +47,7 @@ Piece = tuple[int, int, int, int]
 
 
 class CriticalPath(Struct, frozen=True, kw_only=True):
-    """Pieces of the paths of all steps in order of time, as arrays of equal length."""
+    """Parts of the paths of all steps in order of time, as arrays of equal length."""
 
     graph: Graph
     starts: Int64
@@ -56,13 +55,39 @@ class CriticalPath(Struct, frozen=True, kw_only=True):
     window: Int64
     """Index in ``graph.windows``."""
     node: Int64
-    """Node of the piece; for a gap, the node after it."""
+    """Node of the part; for a gap, the node after it."""
     gap: Int64
     """``MISSING`` for the node's own time; else the ``Via`` that delayed the node, or ``UNKNOWN_GAP``."""
 
     def __len__(self) -> int:
-        """Number of pieces."""
+        """Number of parts."""
         return len(self.starts)
+
+    def host_pieces(self) -> HostPieces:
+        """Return the pieces of the host's own time; ``interval`` is an index of the path."""
+        own = np.flatnonzero(self.graph.on_host[self.node] & (self.gap == MISSING))
+        found = self.graph.host_pieces(self.starts[own], self.ends[own])
+        return found._replace(interval=own[found.interval])
+
+    def pieces(self) -> tuple[Int64, Int64, Int64, Int64]:
+        """Return begin, end, index of the part, and row of all pieces in order of time: ``rows`` has the tables."""
+        inside = self.host_pieces()
+        whole = np.ones(len(self), bool)
+        whole[inside.interval] = False
+        starts, ends = (
+            np.concatenate((parts[whole], pieces))
+            for parts, pieces in ((self.starts, inside.starts), (self.ends, inside.ends))
+        )
+        part = np.concatenate((np.flatnonzero(whole), inside.interval))
+        rows = np.concatenate((self.rows()[whole], self.graph.lane.slice[inside.piece]))
+        order = np.lexsort((ends, starts))
+        return starts[order], ends[order], part[order], rows[order]
+
+    def rows(self) -> Int64:
+        """Row of ``slices``, ``kernels`` or ``copies`` per part; for a host node that of its first piece."""
+        host, rows = self.graph.on_host[self.node], self.graph.row[self.node]
+        rows[host] = self.graph.lane.slice[rows[host]]
+        return rows
 
 
 def critical_path(trace: Trace) -> CriticalPath | None:
@@ -113,7 +138,7 @@ class Walk:
         self.starts, self._ends = graph.starts.data, graph.ends.data
         self._binds, self._bound_by = graph.binds.data, self._earlier.data
         self._on_host = graph.on_host
-        self._lane = graph.lane
+        self._lane = np.flatnonzero(self._on_host)
         self._host_starts = graph.starts[self._lane]
         work = np.flatnonzero(~self._on_host)
         self._work = work[np.argsort(graph.ends[work], kind="stable")]
@@ -145,25 +170,22 @@ class Walk:
 
     def nodes(self) -> tuple[Int64, Int64]:
         """Return (nodes on the paths of all windows, each path from its end backwards; number of the window)."""
-        runs, windows, starts = Runs(self._graph, self._earlier), self._graph.windows, self.starts
-        begins = self._graph.starts[self._graph.sequence].data
-        pieces: list[tuple[int, int]] = []
+        windows, starts = self._graph.windows, self.starts
+        found: list[int] = []
         counts: list[int] = []
         for low, high, node in zip(
             windows.starts.tolist(), windows.ends.tolist(), self._graph.finish.tolist(), strict=True
         ):
-            before = len(pieces)
+            before = len(found)
             while node != MISSING and low < high:
-                first, last, head, earlier = runs.back(node)
-                if starts[head] <= low:  # the run begins before the window
-                    first = max(bisect_right(begins, low, first, last + 1) - 1, first)
-                    pieces.append((first, last))
+                found.append(node)
+                start = starts[node]
+                if start <= low:
                     break
-                pieces.append((first, last))
-                node = self._at(head, min(starts[head], high)) if earlier == MISSING else earlier
-            counts.append(len(pieces) - before)
-        nodes, piece = runs.nodes(pieces)
-        return nodes, np.repeat(np.arange(len(counts)), counts)[piece]
+                earlier = self._bound_by[node]
+                node = self._at(node, min(start, high)) if earlier == MISSING else earlier
+            counts.append(len(found) - before)
+        return np.array(found, np.int64), np.repeat(np.arange(len(counts)), counts)
 
     def _at(self, node: int, time: int) -> int:
         """Return the node active before work with unknown dependencies: the host piece or the work that ended last."""

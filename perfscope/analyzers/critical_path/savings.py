@@ -17,7 +17,7 @@ ranks once the last rank has arrived.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from msgspec import Struct
@@ -32,7 +32,7 @@ from perfscope.analyzers.critical_path.graph import (
     dependency_graph,
 )
 from perfscope.analyzers.critical_path.job_graph import JobGraph, job_graphs
-from perfscope.analyzers.critical_path.replay import Change, Replay
+from perfscope.analyzers.critical_path.replay import Change, replay, replayed_path
 from perfscope.analyzers.spans import nearest_ancestor
 from perfscope.model.finding import Finding, Removed
 from perfscope.model.intervals import Int64, covered, union
@@ -43,11 +43,9 @@ AGREES = 0.95
 """Smallest ratio of the replayed saving to the rule's bound at which the two agree; the rule's bound, which may be
 measured, is then kept.
 """
-POLLED_NS = 100_000
-"""Host pieces of at least this length may poll the device if they end within ``POLL_NS``, and a hundredth of their
-length, after device work.
-"""
 POLL_NS = 50_000
+"""A long host piece may poll the device if it ends within this time, and a hundredth of its length, after device work.
+"""
 
 HIDDEN = "The saving is the part of its time that is on the critical path; the rest overlaps with other work."
 
@@ -119,22 +117,35 @@ def saved_on_path(trace: Trace, removes: tuple[Removed, ...]) -> PathSaving:
         return PathSaving(reason=IN_PROGRAMS)
     if len(np.unique(graph.thread[~graph.on_host])) > 1:
         return PathSaving(reason=SEVERAL_DEVICES)
-    change, kept = _recording(graph), 0.0
-    for removed in removes:
+    spans = [removed for removed in removes if removed.table == "slices"]
+    change, kept = _without_spans(trace, graph, spans), 0.0
+    for removed in _with_joined_times(removed for removed in removes if removed.table != "slices"):
         if removed.table == "idle" and not _inside(graph, removed.rows):
             return PathSaving(reason=OUTSIDE)
-        if removed.table == "slices":
-            change = _without_spans(trace, graph, change, removed)
-        else:
-            change, factor = _applied(graph, change, removed)
-            kept = max(kept, factor)
+        change, factor = _applied(graph, change, removed)
+        kept = max(kept, factor)
     if math.isinf(kept):
         return PathSaving(reason=ONLY_WAIT)
     last = int(graph.finish[np.argmax(graph.windows.ends)])
-    saving = _saved(graph, change, np.array([last]), trace.fact(_recorded_path), trace.fact(_may_poll), max(kept, 1.0))
+    saving = _saved(graph, change, np.array([last]), trace.fact(_recorded_path), max(kept, 1.0))
     if saving.ns is None:
         return saving
     return replace(saving, ns=min(saving.ns + _after(graph, last, removes), graph.windows.whole_ns))
+
+
+def _with_joined_times(removes: Iterable[Removed]) -> list[Removed]:
+    """Return the removals, those of time as one per table and rank."""
+    result: list[Removed] = []
+    times: dict[tuple[str, int | None], list[Removed]] = {}
+    for removed in removes:
+        if removed.table in ("idle", "work"):
+            times.setdefault((removed.table, removed.rank), []).append(removed)
+        else:
+            result.append(removed)
+    joined = (
+        replace(parts[0], rows=np.concatenate([part.rows.reshape(-1, 2) for part in parts])) for parts in times.values()
+    )
+    return [*joined, *result]
 
 
 def _inside(graph: Graph, rows: Int64) -> bool:
@@ -158,7 +169,7 @@ def saved_in_job(job: JobGraph, removes: tuple[Removed, ...]) -> PathSaving:
     if graph is None:
         return PathSaving(reason=job.reason)
     change = _recording(graph)
-    for removed in removes:
+    for removed in _with_joined_times(removes):
         mine = job.rank == removed.rank
         change, _ = _applied(graph, change, job.on_clock(removed), mine)
         if removed.table == "kernels":
@@ -167,7 +178,7 @@ def saved_in_job(job: JobGraph, removes: tuple[Removed, ...]) -> PathSaving:
             before = change.before.copy()
             before[:, parted] = job.before_joining[:, parted]
             change = replace(change, before=before)
-    saving = _saved(graph, change, graph.finish, np.arange(len(graph)), polling(graph), 1.0)
+    saving = _saved(graph, change, graph.finish, np.arange(len(graph)), 1.0)
     return saving if saving.ns is None else replace(saving, ns=min(saving.ns, job.whole_ns))
 
 
@@ -175,23 +186,22 @@ def _recording(graph: Graph) -> Change:
     return Change(durations=graph.ends - graph.starts, before=graph.before, lag=graph.lag)
 
 
-def _saved(
-    graph: Graph, change: Change, finish: Int64, recorded_path: Int64, may_poll: np.ndarray, times: float
-) -> PathSaving:
+def _saved(graph: Graph, change: Change, finish: Int64, recorded_path: Int64, times: float) -> PathSaving:
     """Return how much earlier the last node of ``finish`` ends with the change, multiplied by ``times``."""
     shorter = change.durations != graph.ends - graph.starts
     changed = shorter | (change.lag != graph.lag).any(axis=0) | (change.before != graph.before).any(axis=0)
     if not changed.any():
         return PathSaving(reason=ELSEWHERE)
-    played = Replay(graph, change)
-    ends = played.ends() if changed[recorded_path].any() else graph.ends
+    ends = replay(graph, change) if changed[recorded_path].any() else graph.ends
     last = int(finish[np.argmax(ends[finish])])
-    path, lags = played.path(ends, last)
-    if graph.starts[path[-1]] > graph.starts[changed].min():
+    path, lags = replayed_path(graph, change, ends, last)
+    elsewhere = changed & ~(graph.on_host & shorter)
+    if graph.starts[path[-1]] > min(change.since_ns, graph.starts[elsewhere].min(initial=change.since_ns)):
         return PathSaving(reason=BEGINS_LATER)
     saved = round(int(graph.ends[finish].max() - ends[last]) * times)
     if (shorter & ~graph.on_host).any():
-        saved += int(lags[lags > DEPENDENCY_NS].sum() + change.durations[path[may_poll[path]]].sum())
+        polled = np.minimum(_polled(graph)[path], change.durations[path])
+        saved += int(lags[lags > DEPENDENCY_NS].sum() + polled.sum())
     return PathSaving(ns=saved)
 
 
@@ -200,23 +210,18 @@ def _recorded_path(trace: Trace) -> Int64:
     if graph is None:
         return np.empty(0, np.int64)
     last = int(graph.finish[np.argmax(graph.windows.ends)])
-    return Replay(graph, _recording(graph)).path(graph.ends, last)[0]
+    return replayed_path(graph, _recording(graph), graph.ends, last)[0]
 
 
-def _may_poll(trace: Trace) -> np.ndarray:
-    graph = trace.fact(dependency_graph)
-    return np.zeros(0, bool) if graph is None else polling(graph)
-
-
-def polling(graph: Graph) -> np.ndarray:
-    """Mask of the nodes that are long host pieces ending with device work, and so may have waited for it."""
-    if graph.on_host.all():
-        return np.zeros(len(graph), bool)
-    ends = np.sort(graph.ends[~graph.on_host])
-    index = np.searchsorted(ends, graph.ends, side="right") - 1
-    lengths = graph.ends - graph.starts
-    near = (index >= 0) & (graph.ends - ends[index] <= POLL_NS + lengths // 100)
-    return np.asarray(near & graph.on_host & (lengths >= POLLED_NS))
+def _polled(graph: Graph) -> Int64:
+    """Return the time of each node in long host pieces that end with device work, and so may have waited for it."""
+    ends, long = np.sort(graph.ends[~graph.on_host]), graph.long
+    index, lengths = np.searchsorted(ends, long.ends, side="right") - 1, long.ends - long.starts
+    near = index >= 0
+    near[near] = (long.ends - ends[index])[near] <= POLL_NS + lengths[near] // 100
+    result = np.zeros(len(graph), np.int64)
+    np.add.at(result, long.node[near], lengths[near])
+    return result
 
 
 def _applied(graph: Graph, change: Change, removed: Removed, mine: np.ndarray | None = None) -> tuple[Change, float]:
@@ -238,15 +243,23 @@ def _applied(graph: Graph, change: Change, removed: Removed, mine: np.ndarray | 
     return replace(change, durations=durations), 1.0
 
 
-def _without_spans(trace: Trace, graph: Graph, change: Change, removed: Removed) -> Change:
-    """Return the change without host time inside spans."""
-    left = np.ones(len(trace.rows["slices"]))
-    left[removed.rows] = removed.left
-    here = graph.on_host & (graph.row != MISSING)
-    outer = nearest_ancestor(trace, graph.row[here], left < 1)
-    durations = change.durations.copy()
-    durations[here] = np.round(durations[here] * np.where(outer == MISSING, 1.0, left[np.maximum(outer, 0)]))
-    return replace(change, durations=durations)
+def _without_spans(trace: Trace, graph: Graph, spans: Sequence[Removed]) -> Change:
+    """Return the recording without host time inside spans."""
+    change = _recording(graph)
+    if not spans:
+        return change
+    host = np.flatnonzero(graph.on_host)
+    pieces = graph.host_pieces(graph.starts[host], graph.ends[host])
+    rows, lengths = graph.lane.slice[pieces.piece], pieces.ends - pieces.starts
+    shares = np.ones(len(rows))
+    for removed in spans:
+        left = np.ones(len(trace.rows["slices"]))
+        left[removed.rows] = removed.left
+        outer = nearest_ancestor(trace, rows, left < 1)
+        shares *= np.where(outer == MISSING, 1.0, left[np.maximum(outer, 0)])
+    gone = np.bincount(pieces.interval, lengths - np.round(lengths * shares), len(host)).astype(np.int64)
+    change.durations[host] -= gone
+    return replace(change, since_ns=int(pieces.starts[shares < 1].min(initial=change.since_ns)))
 
 
 def _without_waits(graph: Graph, change: Change, calls: np.ndarray) -> tuple[Change, float]:
@@ -271,10 +284,14 @@ def _without_time(graph: Graph, change: Change, removed: Removed, here: np.ndarr
     durations, lag = change.durations.copy(), change.lag
     inside = covered(spans, graph.starts[taken], graph.ends[taken])
     durations[taken] = np.maximum(durations[taken] - inside, 0)
+    since = change.since_ns
     if removed.table == "idle":
+        begins = graph.starts[taken][inside > 0]
+        removed_at = np.maximum(begins, spans.starts[np.searchsorted(spans.ends, begins, side="right")])
+        since = int(removed_at.min(initial=since))
         lag = lag.copy()
         for via in Via:
             late = here & (graph.before[via] != MISSING) & (lag[via] > 0)
-            since = np.minimum(graph.ends[graph.before[via, late]], graph.starts[late])
-            lag[via, late] = np.maximum(lag[via, late] - covered(spans, since, graph.starts[late]), 0)
-    return replace(change, durations=durations, lag=lag)
+            ended = np.minimum(graph.ends[graph.before[via, late]], graph.starts[late])
+            lag[via, late] = np.maximum(lag[via, late] - covered(spans, ended, graph.starts[late]), 0)
+    return replace(change, durations=durations, lag=lag, since_ns=since)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -75,32 +76,52 @@ def path_rows(trace: Trace) -> list[PathRow]:
 
 def _rows(trace: Trace, path: CriticalPath) -> list[PathRow]:
     """Return one row per name and kind, with the source line of its largest member."""
-    slices, is_op = trace.rows["slices"], trace.rows["slices"]["kind"] == SliceKind.OP
-    kinds, rows, lengths = path.graph.kind[path.node], path.graph.row[path.node], path.ends - path.starts
-    waits, known = path.gap != MISSING, path.gap != UNKNOWN_GAP
-    host = path.graph.on_host[path.node] & known
-    ops = nearest_ancestor(trace, rows[host], is_op)
-    inner = np.where(ops == MISSING, rows[host], ops)
+    slices, kinds, rows = trace.rows["slices"], path.graph.kind[path.node], path.rows()
+    waits, known, lengths = path.gap != MISSING, path.gap != UNKNOWN_GAP, path.ends - path.starts
     names = np.where(np.isin(slices["name"], trace.rows["steps"]["name"]), MISSING, slices["name"])
-    result = _by_name(trace, "host", inner, lengths[host], names, np.arange(len(slices)))
+    result = _by_name(trace, "host", _host_time(trace, path), names, np.arange(len(slices)))
     for kind, what in _WORK.items():
         work = trace.rows["copies" if kind == NodeKind.COPY else "kernels"]
         for gap, label in ((False, what), (True, f"before {what}")):
             chosen = (kinds == kind) & (waits == gap) & known
-            result += _by_name(trace, label, rows[chosen], lengths[chosen], work["name"], work["op"])
+            time = _by_row(rows[chosen], lengths[chosen], len(work))
+            result += _by_name(trace, label, time, work["name"], work["op"])
     return merge_rows(result)
 
 
-def _by_name(
-    trace: Trace, where: str, rows: Int64, lengths: Int64, names: np.ndarray, ops: np.ndarray
-) -> list[PathRow]:
+class _Time(NamedTuple):
+    """Time on the path by row of a table, one entry more than rows: the first is for missing rows."""
+
+    total_ns: Int64
+    pieces: Int64
+
+
+def _by_row(rows: Int64, lengths: Int64, size: int, pieces: Int64 | None = None) -> _Time:
+    """Sum lengths and numbers of pieces by row of a table of ``size`` rows; exact up to 2**53 ns."""
+    counts = np.bincount(rows + 1, pieces, size + 1)
+    return _Time(np.bincount(rows + 1, lengths, size + 1).astype(np.int64), counts.astype(np.int64))
+
+
+def _host_time(trace: Trace, path: CriticalPath) -> _Time:
+    """Return the time by row of ``slices``: the op around the innermost span, or that span outside all ops."""
+    slices = trace.rows["slices"]
+    pieces, size = path.host_pieces(), len(slices)
+    waits = path.graph.on_host[path.node] & (path.gap != MISSING) & (path.gap != UNKNOWN_GAP)
+    own = _by_row(path.graph.lane.slice[pieces.piece], pieces.ends - pieces.starts, size)
+    waited = _by_row(path.rows()[waits], (path.ends - path.starts)[waits], size)
+    ops = nearest_ancestor(trace, np.arange(size), slices["kind"] == SliceKind.OP)
+    owner = np.append(MISSING, np.where(ops == MISSING, np.arange(size), ops))
+    return _by_row(owner, own.total_ns + waited.total_ns, size, own.pieces + waited.pieces)
+
+
+def _by_name(trace: Trace, where: str, time: _Time, names: np.ndarray, ops: np.ndarray) -> list[PathRow]:
     """Return the rows of a table by ``names``.
 
     ``ops``: row of ``slices`` with the source line, per row of the table.
     """
     result = []
     slices = trace.rows["slices"]["name"]
-    for code, (total, pieces, row) in _grouped(rows, lengths, names).items():
+    for code, (total, pieces, row) in _grouped(time, names).items():
         op = MISSING if row == MISSING else int(ops[row])
         site = call_site(trace, op)
         result.append(
@@ -117,25 +138,18 @@ def _by_name(
     return result
 
 
-def _grouped(rows: Int64, lengths: Int64, names: np.ndarray) -> dict[int, tuple[int, int, int]]:
+def _grouped(time: _Time, names: np.ndarray) -> dict[int, tuple[int, int, int]]:
     """Return name code -> (total length, number of pieces, row with the most time); ``MISSING`` for missing rows."""
-    if not len(rows):
-        return {}
-    order = np.argsort(rows, kind="stable")
-    rows, lengths = rows[order], lengths[order]
-    begin = np.flatnonzero(np.append(True, rows[1:] != rows[:-1]))
-    distinct, sums = rows[begin], np.add.reduceat(lengths, begin)
-    codes = np.where(distinct == MISSING, MISSING, names[np.maximum(distinct, 0)] if len(names) else MISSING)
-    counts = np.diff(np.append(begin, len(rows)))
-    by_code = np.lexsort((-sums, codes))
-    begin = np.flatnonzero(np.append(True, np.diff(codes[by_code]) != 0))
-    totals, pieces = np.add.reduceat(sums[by_code], begin), np.add.reduceat(counts[by_code], begin)
-    largest = distinct[by_code[begin]]
+    present = np.flatnonzero(time.pieces)
+    sums, codes = time.total_ns[present], np.append(MISSING, names)[present]
+    named = _by_row(codes, sums, int(codes.max(initial=MISSING)) + 1, time.pieces[present])
+    most = np.zeros(len(named.pieces), np.int64)
+    np.maximum.at(most, codes + 1, sums)
+    largest = np.flatnonzero(sums == most[codes + 1])
+    found, first = np.unique(codes[largest], return_index=True)
     return {
-        code: (total, count, row)
-        for code, total, count, row in zip(
-            codes[by_code[begin]].tolist(), totals.tolist(), pieces.tolist(), largest.tolist(), strict=True
-        )
+        code: (int(named.total_ns[code + 1]), int(named.pieces[code + 1]), int(row))
+        for code, row in zip(found.tolist(), present[largest[first]] - 1, strict=True)
     }
 
 

@@ -19,7 +19,7 @@ import re
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.critical_path.graph import Graph, NodeKind, Via, dependency_graph
+from perfscope.analyzers.critical_path.graph import Graph, HostPieces, NodeKind, Via, dependency_graph
 from perfscope.analyzers.critical_path.replay import Change, replayed_ns, unchanged
 from perfscope.analyzers.spans import nearest_ancestor
 from perfscope.model.errors import UsageError
@@ -81,24 +81,29 @@ def what_if(trace: Trace, hypothesis: Hypothesis) -> WhatIf | None:
     if graph is None:
         return None
     change = unchanged(graph)
-    chosen = _apply(trace, graph, change, hypothesis)
-    if not chosen.any() and hypothesis.target not in GENERAL_TARGETS:
+    chosen, pieces = _apply(trace, graph, change, hypothesis)
+    nodes = int(chosen.sum()) + len(pieces.starts)
+    if not nodes and hypothesis.target not in GENERAL_TARGETS:
         raise UsageError(f"--what-if {hypothesis.text}: no op, host span or kernel is called {hypothesis.target}")
+    changed_ns = int((graph.ends - graph.starts)[chosen].sum() + (pieces.ends - pieces.starts).sum())
     return WhatIf(
         text=hypothesis.text,
         rank=trace.source.rank,
-        nodes=int(chosen.sum()),
-        changed_ns=int((graph.ends - graph.starts)[chosen].sum()),
+        nodes=nodes,
+        changed_ns=changed_ns,
         before_ns=graph.windows.whole_ns,
         after_ns=replayed_ns(graph, change),
         steps=max(len(graph.windows.numbers), 1),
     )
 
 
-def _apply(trace: Trace, graph: Graph, change: Change, hypothesis: Hypothesis) -> np.ndarray:
-    """Apply the change in place; return a mask of the changed nodes."""
+def _apply(trace: Trace, graph: Graph, change: Change, hypothesis: Hypothesis) -> tuple[np.ndarray, HostPieces]:
+    """Apply the change in place; return a mask of the changed nodes and the changed pieces of other host nodes."""
     target, factor = hypothesis.target, hypothesis.factor
-    chosen: np.ndarray
+    host = np.flatnonzero(graph.on_host)
+    pieces = graph.host_pieces(graph.starts[host], graph.ends[host])
+    chosen = np.zeros(len(graph), bool)
+    on_host = np.zeros(len(pieces.starts), bool)
     if target == "sync":
         chosen = graph.kind == NodeKind.RETURN
         chosen &= graph.call != _last_call(graph, chosen)
@@ -108,14 +113,18 @@ def _apply(trace: Trace, graph: Graph, change: Change, hypothesis: Hypothesis) -
     elif target == "copy":
         chosen = graph.kind == NodeKind.COPY
     elif target == "launch":
-        kinds = trace.rows["calls"]["kind"]
-        in_call = graph.on_host & (graph.call != MISSING)
-        chosen = in_call & np.isin(kinds[np.maximum(graph.call, 0)], _LAUNCHING) if len(kinds) else in_call
+        kinds, call = trace.rows["calls"]["kind"], graph.lane.call[pieces.piece]
+        on_host = (call != MISSING) & np.isin(kinds[np.maximum(call, 0)], _LAUNCHING) if len(kinds) else on_host
         change.lag[Via.LAUNCH] = np.round(change.lag[Via.LAUNCH] * factor)
     else:
-        chosen = _named(trace, graph, target)
+        chosen, spans = _named(trace, graph, target)
+        row = graph.lane.slice[pieces.piece]
+        on_host = (row != MISSING) & np.append(spans, np.False_)[row]
     change.durations[chosen] = np.round(change.durations[chosen] * factor)
-    return chosen
+    pieces = HostPieces(*(column[on_host] for column in pieces))
+    lengths = pieces.ends - pieces.starts
+    np.add.at(change.durations, host[pieces.interval], np.round(lengths * factor).astype(np.int64) - lengths)
+    return chosen, pieces
 
 
 def _last_call(graph: Graph, returns: np.ndarray) -> int:
@@ -124,8 +133,11 @@ def _last_call(graph: Graph, returns: np.ndarray) -> int:
     return int(graph.call[rows[np.argmax(graph.starts[rows])]]) if len(rows) else MISSING
 
 
-def _named(trace: Trace, graph: Graph, name: str) -> np.ndarray:
-    """Mask of host pieces inside spans of that name, work launched inside them, and kernels whose name contains it."""
+def _named(trace: Trace, graph: Graph, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return a mask of the works launched inside spans of that name and of kernels whose name contains it.
+
+    Second, a mask of the rows of ``slices`` inside these spans.
+    """
     slices, kernels, copies = (trace.rows[table] for table in ("slices", "kernels", "copies"))
     of_name = np.array([code for code, text in enumerate(trace.strings) if text == name], np.int64)
     spans = np.isin(slices["name"], of_name)
@@ -134,14 +146,10 @@ def _named(trace: Trace, graph: Graph, name: str) -> np.ndarray:
     in_kernel = np.isin(kernels["name"], containing) | _launched_in(inside, kernels["op"])
     in_copy = np.isin(copies["name"], containing) | _launched_in(inside, copies["op"])
     chosen: np.ndarray = np.zeros(len(graph), bool)
-    for kinds, rows in (
-        ((NodeKind.HOST, NodeKind.RETURN), inside),
-        ((NodeKind.KERNEL, NodeKind.COMMUNICATION), in_kernel),
-        ((NodeKind.COPY,), in_copy),
-    ):
+    for kinds, rows in (((NodeKind.KERNEL, NodeKind.COMMUNICATION), in_kernel), ((NodeKind.COPY,), in_copy)):
         here = np.isin(graph.kind, kinds) & (graph.row != MISSING)
         chosen[here] = rows[graph.row[here]]
-    return chosen
+    return chosen, inside
 
 
 def _launched_in(inside: np.ndarray, ops: np.ndarray) -> np.ndarray:

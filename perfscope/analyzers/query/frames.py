@@ -103,16 +103,19 @@ def _path(traces: Sequence[Trace]) -> list[tuple[Any, ...]]:
         if path is None:
             continue
         graph, numbers = path.graph, path.graph.windows.numbers
-        for start, end, window, node, gap in zip(
-            path.starts.tolist(),
-            path.ends.tolist(),
-            path.window.tolist(),
-            path.node.tolist(),
-            path.gap.tolist(),
+        starts, ends, part, rows_of_parts = path.pieces()
+        on_host = graph.on_host
+        for start, end, window, node, gap, row in zip(
+            starts.tolist(),
+            ends.tolist(),
+            path.window[part].tolist(),
+            path.node[part].tolist(),
+            path.gap[part].tolist(),
+            rows_of_parts.tolist(),
             strict=True,
         ):
-            kind, row = NodeKind(int(graph.kind[node])), int(graph.row[node])
-            table = "slices" if graph.on_host[node] else "copies" if kind == NodeKind.COPY else "kernels"
+            kind = NodeKind(int(graph.kind[node]))
+            table = "slices" if on_host[node] else "copies" if kind == NodeKind.COPY else "kernels"
             name = None if row == MISSING else trace.text(int(trace.rows[table]["name"][row]))
             step = numbers[window] if numbers else None
             what = kind.name.lower() if gap == MISSING else f"before {kind.name.lower()}"

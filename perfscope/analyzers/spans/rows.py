@@ -12,6 +12,7 @@ from msgspec import Struct
 from perfscope.model.finding import MOST_SPANS, Removed, Span
 from perfscope.model.intervals import Int64, Intervals, covered, union
 from perfscope.model.trace import MISSING, CallKind, Rows, SliceKind, Trace
+from perfscope.native import library as native_library
 
 INPUT_REGION = "input"
 """Name of the user's region (``perfscope.region("input")``) that counts as data loading."""
@@ -110,6 +111,11 @@ def nearest_ancestor(trace: Trace, rows: npt.ArrayLike, wanted: npt.NDArray[np.b
     ``wanted`` is a mask over the ``slices`` table. Rows that are ``MISSING`` stay ``MISSING``.
     """
     found = np.array(rows, np.int64)
+    if native_library() is not None:
+        from perfscope.native import sweep
+
+        nearest = sweep.nearest(trace.rows["slices"]["parent"], wanted)
+        return np.asarray(np.append(nearest, MISSING)[found], np.int64)
     deep = _climb_until(trace, found, lambda hit, _: wanted[hit], MOST_CLIMBS)
     if len(deep):
         found[deep] = _nearest_of_all(trace, wanted)[found[deep]]

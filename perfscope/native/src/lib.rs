@@ -18,12 +18,13 @@ use std::slice;
 use xspace::{ById, Events, Line, Sparse, Stop, Wanted};
 
 /// Version of this border; Python refuses a library of another one.
-const VERSION: i64 = 5;
+const VERSION: i64 = 6;
 
 const READ: i64 = 0;
 const BAD: i64 = 1;
 const MEMORY: i64 = 2;
 const FAULT: i64 = -1;
+const NO_MEMORY: i64 = -2;
 
 fn guarded(work: impl FnOnce() -> i64) -> i64 {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or(FAULT)
@@ -435,15 +436,26 @@ pub unsafe extern "C" fn perfscope_distinct(values: *mut i64, count: usize) -> i
     guarded(|| sweep::distinct(slice::from_raw_parts_mut(values, count)) as i64)
 }
 
-/// Pieces of a thread, as Python passes them.
+/// Columns of the host's spans and calls, as Python passes them.
 #[repr(C)]
-pub struct ThreadPieces {
-    thread: i64,
+pub struct HostColumns {
     starts: *const i64,
     ends: *const i64,
-    slices: *const i64,
-    calls: *const i64,
+    parents: *const i32,
     works: *const u8,
+    spans: usize,
+    call_starts: *const i64,
+    call_ends: *const i64,
+    calls: usize,
+}
+
+/// Rows of a thread, as Python passes them.
+#[repr(C)]
+pub struct ThreadRows {
+    number: i64,
+    first: usize,
+    last: usize,
+    calls: *const i64,
     count: usize,
 }
 
@@ -451,41 +463,81 @@ pub struct ThreadPieces {
 #[repr(C)]
 pub struct LaneColumns {
     starts: *mut i64,
-    ends: *mut i64,
-    threads: *mut i64,
-    slices: *mut i64,
-    calls: *mut i64,
+    threads: *mut i32,
+    slices: *mut i32,
+    calls: *mut i32,
     room: usize,
 }
 
-/// Write the lane of `[low, high)` to `out` and return its number of pieces.
+/// Write the lane of `[low, high)` to `out` and return its number of pieces, or -2 if no memory is left.
 ///
 /// # Safety
-/// `all` has `threads` entries, whose arrays have their `count`; `cuts` has `cut_count` numbers; the arrays of `out` have
-/// `room` numbers.
+/// The columns of `host` have `spans` and `calls` values; `all` has `threads` entries, whose calls have their `count`;
+/// `cuts` has `cut_count` numbers; the arrays of `out` have `room` numbers.
 #[no_mangle]
 pub unsafe extern "C" fn perfscope_lane(
-    all: *const ThreadPieces, threads: usize, cuts: *const i64, cut_count: usize, low: i64, high: i64, main: i64,
-    out: *const LaneColumns,
+    host: *const HostColumns, all: *const ThreadRows, threads: usize, cuts: *const i64, cut_count: usize, low: i64,
+    high: i64, main: i64, out: *const LaneColumns,
 ) -> i64 {
     guarded(|| {
-        let given = slice::from_raw_parts(all, threads).iter().map(|pieces| sweep::Pieces {
-            thread: pieces.thread,
-            starts: slice::from_raw_parts(pieces.starts, pieces.count),
-            ends: slice::from_raw_parts(pieces.ends, pieces.count),
-            slices: slice::from_raw_parts(pieces.slices, pieces.count),
-            calls: slice::from_raw_parts(pieces.calls, pieces.count),
-            works: slice::from_raw_parts(pieces.works, pieces.count),
+        let (given, out) = (&*host, &*out);
+        let host = sweep::Host {
+            starts: slice::from_raw_parts(given.starts, given.spans),
+            ends: slice::from_raw_parts(given.ends, given.spans),
+            parents: slice::from_raw_parts(given.parents, given.spans),
+            works: slice::from_raw_parts(given.works, given.spans),
+            call_starts: slice::from_raw_parts(given.call_starts, given.calls),
+            call_ends: slice::from_raw_parts(given.call_ends, given.calls),
+        };
+        let rows = slice::from_raw_parts(all, threads).iter().map(|rows| sweep::Thread {
+            number: rows.number as i32,
+            first: rows.first,
+            last: rows.last,
+            calls: slice::from_raw_parts(rows.calls, rows.count),
         });
-        let out = &*out;
         let mut lane = sweep::Lane {
             starts: slice::from_raw_parts_mut(out.starts, out.room),
-            ends: slice::from_raw_parts_mut(out.ends, out.room),
             threads: slice::from_raw_parts_mut(out.threads, out.room),
             slices: slice::from_raw_parts_mut(out.slices, out.room),
             calls: slice::from_raw_parts_mut(out.calls, out.room),
         };
         let cuts = slice::from_raw_parts(cuts, cut_count);
-        sweep::lane(&given.collect::<Vec<_>>(), cuts, low, high, main, &mut lane).map_or(FAULT, |count| count as i64)
+        match sweep::lane(&host, &rows.collect::<Vec<_>>(), cuts, low, high, main as i32, &mut lane) {
+            Ok(count) => count as i64,
+            Err(_) => NO_MEMORY,
+        }
+    })
+}
+
+/// Write the end of each node of a graph in which each node has three dependencies, or -1.
+///
+/// # Safety
+/// `earliest`, `durations` and `ends` have `count` numbers, `before` and `lag` three times as many.
+#[no_mangle]
+pub unsafe extern "C" fn perfscope_replay(
+    earliest: *const i64, durations: *const i64, before: *const i64, lag: *const i64, count: usize, ends: *mut i64,
+) -> i64 {
+    guarded(|| {
+        sweep::replay(
+            slice::from_raw_parts(earliest, count),
+            slice::from_raw_parts(durations, count),
+            slice::from_raw_parts(before, 3 * count),
+            slice::from_raw_parts(lag, 3 * count),
+            slice::from_raw_parts_mut(ends, count),
+        );
+        READ
+    })
+}
+
+/// Write the innermost wanted span around each span, itself included, or -1.
+///
+/// # Safety
+/// `parents`, `wanted` and `out` have `count` values.
+#[no_mangle]
+pub unsafe extern "C" fn perfscope_nearest(parents: *const i32, wanted: *const u8, count: usize, out: *mut i32) -> i64 {
+    guarded(|| {
+        let (parents, wanted) = (slice::from_raw_parts(parents, count), slice::from_raw_parts(wanted, count));
+        sweep::nearest(parents, wanted, slice::from_raw_parts_mut(out, count));
+        READ
     })
 }

@@ -1,6 +1,7 @@
 //! Sweeps over sorted spans and intervals: one pass each, where numpy needs several over fresh arrays.
 
-use std::collections::TryReserveError;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, TryReserveError};
 
 const MISSING: i32 = -1;
 
@@ -83,54 +84,101 @@ pub fn distinct(values: &mut [i64]) -> usize {
     kept
 }
 
-/// Times at which one thread is inside a span or a call: disjoint, sorted, none empty.
-pub struct Pieces<'a> {
-    pub thread: i64,
+/// Columns of the host's spans (by thread, then start, then longest first) and calls.
+pub struct Host<'a> {
     pub starts: &'a [i64],
     pub ends: &'a [i64],
-    pub slices: &'a [i64],
-    pub calls: &'a [i64],
-    /// 1 where the thread is inside an op or a call, not only in Python.
+    pub parents: &'a [i32],
+    /// 1 for a span that is an op or inside one.
     pub works: &'a [u8],
+    pub call_starts: &'a [i64],
+    pub call_ends: &'a [i64],
+}
+
+/// One thread: its rows of spans, and its calls that are in no other call, in order.
+pub struct Thread<'a> {
+    pub number: i32,
+    pub first: usize,
+    pub last: usize,
+    pub calls: &'a [i64],
+}
+
+/// A thread at a moment.
+struct Track<'a> {
+    thread: &'a Thread<'a>,
+    row: usize,
+    /// End and row of the spans that are open; those that end first, and of these the innermost, come out first.
+    open: BinaryHeap<Reverse<(i64, Reverse<usize>)>>,
+    slice: i32,
+    call: usize,
+}
+
+impl Track<'_> {
+    /// Go on to `time`; return the innermost span, the call, and the time until which they stay the same.
+    fn at(&mut self, host: &Host, time: i64) -> Result<(i32, i32, i64), TryReserveError> {
+        let next = loop {
+            while self.row < self.thread.last && host.starts[self.row] == host.ends[self.row] {
+                self.row += 1;
+            }
+            let start = if self.row < self.thread.last { host.starts[self.row] } else { i64::MAX };
+            match self.open.peek() {
+                Some(Reverse((end, Reverse(row)))) if *end <= start && *end <= time => {
+                    self.slice = host.parents[*row];
+                    self.open.pop();
+                }
+                _ if self.row < self.thread.last && start <= time => {
+                    self.open.try_reserve(1)?;
+                    self.open.push(Reverse((host.ends[self.row], Reverse(self.row))));
+                    self.slice = self.row as i32;
+                    self.row += 1;
+                }
+                first => break first.map_or(start, |Reverse((end, _))| start.min(*end)),
+            }
+        };
+        let calls = self.thread.calls;
+        while self.call < calls.len() && host.call_ends[calls[self.call] as usize] <= time {
+            self.call += 1;
+        }
+        if self.call == calls.len() {
+            return Ok((self.slice, MISSING, next));
+        }
+        let call = calls[self.call] as usize;
+        if host.call_starts[call] > time {
+            return Ok((self.slice, MISSING, next.min(host.call_starts[call])));
+        }
+        Ok((self.slice, call as i32, next.min(host.call_ends[call])))
+    }
 }
 
 /// A lane: neighbouring pieces differ in thread, slice or call, or a cut is between them.
 pub struct Lane<'a> {
     pub starts: &'a mut [i64],
-    pub ends: &'a mut [i64],
-    pub threads: &'a mut [i64],
-    pub slices: &'a mut [i64],
-    pub calls: &'a mut [i64],
+    pub threads: &'a mut [i32],
+    pub slices: &'a mut [i32],
+    pub calls: &'a mut [i32],
 }
 
-/// Write the lane of `[low, high)` and return its number of pieces; `None` if the arrays are too short.
+/// Write the lane of `[low, high)` and return its number of pieces.
 ///
-/// The first of `all` is the main thread. Another thread stands for it where it works and neither the main thread nor an
-/// earlier one does. `cuts` are sorted.
-pub fn lane(all: &[Pieces], cuts: &[i64], low: i64, high: i64, main: i64, out: &mut Lane) -> Option<usize> {
-    let mut at: Vec<usize> = all.iter().map(|pieces| pieces.ends.partition_point(|end| *end <= low)).collect();
+/// The first of `threads` is the main thread. Another thread stands for it where it is in an op or a call, and neither
+/// the main thread nor an earlier one is. `cuts` are sorted. The arrays of `out` are long enough for all bounds.
+pub fn lane(
+    host: &Host, threads: &[Thread], cuts: &[i64], low: i64, high: i64, main: i32, out: &mut Lane,
+) -> Result<usize, TryReserveError> {
+    let mut tracks: Vec<Track> = threads
+        .iter()
+        .map(|thread| Track { thread, row: thread.first, open: BinaryHeap::new(), slice: MISSING, call: 0 })
+        .collect();
     let mut cut = cuts.partition_point(|time| *time < low);
-    let mut count: usize = 0;
-    let mut time = low;
+    let (mut count, mut time) = (0, low);
     while time < high {
-        let (mut thread, mut slice, mut call) = (main, MISSING as i64, MISSING as i64);
-        let (mut next, mut is_open) = (high, true);
-        for (number, pieces) in all.iter().enumerate() {
-            let place = &mut at[number];
-            while *place < pieces.ends.len() && pieces.ends[*place] <= time {
-                *place += 1;
-            }
-            if *place == pieces.ends.len() {
-                continue;
-            }
-            if pieces.starts[*place] > time {
-                next = next.min(pieces.starts[*place]);
-                continue;
-            }
-            next = next.min(pieces.ends[*place]);
-            let works = pieces.works[*place] != 0;
-            if number == 0 || (works && is_open) {
-                (thread, slice, call) = (pieces.thread, pieces.slices[*place], pieces.calls[*place]);
+        let (mut found, mut next, mut is_open) = ((main, MISSING, MISSING), high, true);
+        for (number, track) in tracks.iter_mut().enumerate() {
+            let (slice, call, until) = track.at(host, time)?;
+            next = next.min(until);
+            let works = call != MISSING || (slice != MISSING && host.works[slice as usize] != 0);
+            if (number == 0 && slice != MISSING) || (works && is_open) {
+                found = (track.thread.number, slice, call);
             }
             is_open &= !works;
         }
@@ -142,24 +190,42 @@ pub fn lane(all: &[Pieces], cuts: &[i64], low: i64, high: i64, main: i64, out: &
         if let Some(later) = cuts.get(cut) {
             next = next.min(*later);
         }
-        let last = count.wrapping_sub(1);
-        let same = count > 0 && out.threads[last] == thread && out.slices[last] == slice && out.calls[last] == call;
-        if same && !is_cut {
-            out.ends[last] = next;
-        } else {
-            if count == out.starts.len() {
-                return None;
-            }
+        let last = count.max(1) - 1;
+        if count == 0 || is_cut || found != (out.threads[last], out.slices[last], out.calls[last]) {
             out.starts[count] = time;
-            out.ends[count] = next;
-            out.threads[count] = thread;
-            out.slices[count] = slice;
-            out.calls[count] = call;
+            (out.threads[count], out.slices[count], out.calls[count]) = found;
             count += 1;
         }
         time = next;
     }
-    Some(count)
+    Ok(count)
+}
+
+/// Write the end of each node: its duration after the latest of its earliest begin and the ends of what it waited for,
+/// each plus a lag. `before` and `lag` have `ways` rows of all nodes; a negative number is no node.
+pub fn replay(earliest: &[i64], durations: &[i64], before: &[i64], lag: &[i64], ends: &mut [i64]) {
+    let nodes = ends.len();
+    for node in 0..nodes {
+        let mut begin = earliest[node];
+        for at in (node..before.len()).step_by(nodes) {
+            if before[at] >= 0 {
+                begin = begin.max(ends[before[at] as usize] + lag[at]);
+            }
+        }
+        ends[node] = begin + durations[node];
+    }
+}
+
+/// Replace each row by itself if it is wanted, else by what its parent was replaced by, or -1. A parent is before its
+/// children.
+pub fn nearest(parents: &[i32], wanted: &[u8], out: &mut [i32]) {
+    for row in 0..out.len() {
+        out[row] = match parents[row] {
+            _ if wanted[row] != 0 => row as i32,
+            parent if parent < 0 => MISSING,
+            parent => out[parent as usize],
+        };
+    }
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-"""Runs of nodes taken together give what looking at one node at a time gives, to the nanosecond."""
+"""Replays and paths equal those of one node at a time, to the nanosecond."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from perfscope.analyzers.critical_path import Change, Graph, critical_path, dependency_graph, replay, unchanged
 from perfscope.analyzers.critical_path.path import Walk
-from perfscope.analyzers.critical_path.replay import Replay
+from perfscope.analyzers.critical_path.replay import replayed_path
 from perfscope.analyzers.readers.load import load_path
 from perfscope.model.trace import MISSING, Trace
 from tests.critical_path.machine import OPS, Op, run
@@ -66,9 +66,10 @@ def check(trace: Trace, seed: int) -> None:
     change = changed(graph, seed)
     ends = replay(graph, change)
     assert ends.tolist() == ends_one_by_one(graph, change)
-    assert Replay(graph, change).path(ends, int(graph.finish[np.argmax(graph.windows.ends)]))[
-        0
-    ].tolist() == path_one_by_one(graph, change, ends.tolist())
+    last = int(graph.finish[np.argmax(graph.windows.ends)])
+    nodes, lags = replayed_path(graph, change, ends, last)
+    assert nodes.tolist() == path_one_by_one(graph, change, ends.tolist())
+    assert (ends[nodes[:-1]] - change.durations[nodes[:-1]] == ends[nodes[1:]] + lags[:-1]).all()
     walk, pieces = Walk(graph), []
     windows = graph.windows
     for window, (low, time) in enumerate(zip(windows.starts.tolist(), windows.ends.tolist(), strict=True)):
