@@ -182,6 +182,7 @@ def cases() -> list[Case]:
         }),
         Case(key="memory snapshot", title="CUDA memory snapshots", make=snapshot_file, readers={
             "perfscope, all tables": python(READ.format("torch_memory.reader")),
+            "perfscope, without the native library": python(READ.format("torch_memory.reader"), environment=PLAIN),
             "pickle.load": python("import pickle; pickle.load(open(sys.argv[1], 'rb'))"),
         }),
         Case(key="nsys", title="Nsight Systems (sqlite)", make=nsys_file, readers={

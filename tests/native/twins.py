@@ -35,7 +35,7 @@ def both(read: Reader, path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Tra
     monkeypatch.setenv("PERFSCOPE_CACHE", "off")
     with monkeypatch.context() as without:
         without.setattr(native, "library", lambda: None)
-        for user in ("columns", "kineto.decode", "xspace.planes", "xspace.spans"):
+        for user in ("columns", "kineto.decode", "xspace.planes", "xspace.spans", "torch_memory.reader"):
             without.setattr(f"perfscope.analyzers.readers.{user}.native_library", lambda: None)
         plain = _read(read, path)
     return plain, _read(read, path)

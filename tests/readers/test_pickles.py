@@ -58,7 +58,7 @@ def test_tuples_within_the_limit_are_hashed() -> None:
 def columns(data: bytes) -> list[Any]:
     strings = TraceBuilder()
     stacks = Stacks(strings)
-    histories = [Entries(history, stacks) for history in plain(data)["device_traces"]]
+    histories = [Entries.of(history, stacks) for history in plain(data)["device_traces"]]
     frames = stacks.rows()
 
     def stack(row: int) -> tuple[Any, ...]:
@@ -172,6 +172,9 @@ HOSTILE = {
     "text of an exabyte": (begin(b"\x8d" + struct.pack("<Q", 2**60)), "does not contain completely"),
     "text of two GiB": (begin(b"X\xff\xff\xff\x7f"), "does not contain completely"),
     "a frame of an exabyte": (begin(b"\x95" + struct.pack("<Q", 2**60)), "does not contain completely"),
+    "a frame that ends within a text": (begin(b"\x95\x05" + bytes(7) + b"\x8c\x08headless"), "ends within an opcode"),
+    "a frame that ends within a number": (begin(b"\x95\x01" + bytes(7) + b"K\x01"), "opcode 0x4b"),
+    "a frame within a frame": (begin(b"\x95\x0b" + bytes(7) + b"\x95\x01" + bytes(7) + b"NN"), "within a frame"),
     "a bytearray": (begin(b"\x96" + struct.pack("<Q", 2**60)), "no memory snapshot"),
     "a long of two GiB": (begin(b"\x8b\xff\xff\xff\x7f"), "no memory snapshot"),
     "a frozen set": (begin(b"(\x91"), "no memory snapshot"),

@@ -75,11 +75,17 @@ def load(data: bytes | mmap.mmap, document: str) -> Any:
 def _check(data: bytes | mmap.mmap, document: str) -> None:
     """Check the opcodes up to the end of the pickle; ``DataError`` for one that is not allowed."""
     index, end, tuples = 2, len(data), 0
+    frame_end = end
     while True:
-        match = _PLAIN.match(data, index)
+        match = _PLAIN.match(data, index, frame_end)
         index = index if match is None else match.end()
         if index >= end:
             raise DataError(f"cut off after {end:,} bytes")
+        if index > frame_end:  # The unpickler would skip the rest of the frame.
+            raise DataError("a frame that ends within an opcode: refused")
+        if index == frame_end:
+            frame_end = end
+            continue
         code = data[index]
         if code == pickle.STOP[0]:
             return
@@ -89,7 +95,12 @@ def _check(data: bytes | mmap.mmap, document: str) -> None:
             index += 1 + width
             if size > end - index:
                 raise DataError(f"a {what} of {size:,} bytes that the file does not contain completely")
-            index += 0 if code == _FRAME else size
+            if code != _FRAME:
+                index += size
+            elif frame_end == end:
+                frame_end = index + size
+            else:
+                raise DataError("a frame within a frame: refused")
         elif code == _LONG_PUT:  # The memo is as long as its highest number.
             number = int.from_bytes(data[index + 1 : index + 5], "little")
             if number > index:

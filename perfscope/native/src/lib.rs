@@ -8,17 +8,19 @@ mod json;
 mod kineto;
 mod nest;
 mod pool;
+mod snapshot;
 mod sweep;
 mod xspace;
 
 use kineto::{narrow, wide, Group, Outcome, Scan, TABLES};
 use pool::Pool;
+use snapshot::Part;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::slice;
 use xspace::{ById, Events, Line, Sparse, Stop, Wanted};
 
 /// Version of this border; Python refuses a library of another one.
-const VERSION: i64 = 6;
+const VERSION: i64 = 7;
 
 const READ: i64 = 0;
 const BAD: i64 = 1;
@@ -308,6 +310,57 @@ pub unsafe extern "C" fn perfscope_xspace_take(
 pub unsafe extern "C" fn perfscope_xspace_texts(line: *const Line, texts: *mut u8, ends: *mut i64) {
     let line = &*line;
     copy_texts(&line.texts, texts, ends);
+}
+
+/// Read a memory snapshot; return its parts, or null: then `*status` is 1 for a file that is left to Python and 2 if no
+/// memory is left. `*count`: number of parts.
+///
+/// # Safety
+/// `text` has `length` bytes, `status` and `count` hold one number each.
+#[no_mangle]
+pub unsafe extern "C" fn perfscope_snapshot_read(
+    text: *const u8, length: usize, status: *mut i64, count: *mut i64,
+) -> *mut Vec<Part> {
+    let mut parts = std::ptr::null_mut();
+    *status = guarded(|| match snapshot::read(slice::from_raw_parts(text, length)) {
+        Ok(found) => {
+            *count = found.len() as i64;
+            parts = Box::into_raw(Box::new(found));
+            READ
+        }
+        Err(Stop::Unusual) => BAD,
+        Err(Stop::Memory) => MEMORY,
+    });
+    parts
+}
+
+/// # Safety
+/// `parts` is from `perfscope_snapshot_read` and is not used afterwards.
+#[no_mangle]
+pub unsafe extern "C" fn perfscope_snapshot_free(parts: *mut Vec<Part>) {
+    drop(Box::from_raw(parts));
+}
+
+/// Return the number of values of a part, and copy them if `out` is not null.
+///
+/// # Safety
+/// `parts` is from `perfscope_snapshot_read`; `out` has room for the values, of the part's type.
+#[no_mangle]
+pub unsafe extern "C" fn perfscope_snapshot_take(parts: *const Vec<Part>, part: usize, out: *mut u8) -> i64 {
+    guarded(|| {
+        let parts = &*parts;
+        let length = match &parts[part] {
+            Part::Wide(values) => values.len(),
+            Part::Narrow(values) => values.len(),
+            Part::Bytes(values) => values.len(),
+        };
+        match &parts[part] {
+            _ if out.is_null() => length as i64,
+            Part::Wide(values) => copy(values, out.cast(), length),
+            Part::Narrow(values) => copy(values, out.cast(), length),
+            Part::Bytes(values) => copy(values, out, length),
+        }
+    })
 }
 
 /// Write to `out` the row of the innermost span of the same thread that encloses each span, -1 without one. Return 0, or

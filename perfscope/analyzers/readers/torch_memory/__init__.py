@@ -1,1 +1,1 @@
-"""CUDA memory snapshots, read opcode by opcode: entries become columns at once, and nothing can be run."""
+"""CUDA memory snapshots: every opcode is checked, nothing can be run, and histories become columns."""

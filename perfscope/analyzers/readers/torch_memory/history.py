@@ -55,29 +55,25 @@ _LAST_MICROSECOND = 2**63 // 1000 - 1
 class Entries:
     """The history of one device as columns."""
 
-    def __init__(self, entries: Sequence[Any], stacks: Stacks) -> None:
+    def __init__(self, columns: dict[str, npt.NDArray[Any]], words: dict[str, list[str]]) -> None:
+        """``columns`` as in ``column``; ``words``: words of the codes of each of ``WORDS``."""
+        self.count = len(columns["frame"])
+        self.words = words
+        self._columns = columns
+
+    @classmethod
+    def of(cls, entries: Sequence[Any], stacks: Stacks) -> Entries:
         """``entries`` as they were pickled; an entry that is not a dictionary has no known values."""
         known: list[dict[str, Any]] = [entry if type(entry) is dict else {} for entry in entries]
-        self.count = len(known)
-        self.words: dict[str, list[str]] = {name: [] for name in WORDS}
-        """Words of the codes in each column."""
-        self._columns: dict[str, npt.NDArray[Any]] = {
+        columns: dict[str, npt.NDArray[Any]] = {
             name: _numbers([entry.get(name) for entry in known]) for name in NUMBERS
         }
+        words: dict[str, list[str]] = {}
         for name in WORDS:
             values = (entry.get(name, entry.get("segment_pool_id") if name == "pool_id" else None) for entry in known)
-            self._columns[name] = self._codes(name, values)
-        self._columns["frame"] = np.array([stacks.of(entry.get("frames")) for entry in known], np.int32)
-
-    def _codes(self, name: str, values: Iterable[object]) -> npt.NDArray[np.int32]:
-        """Return the codes of words, and of pairs of numbers as text; ``MISSING`` for anything else."""
-        codes: dict[str, int] = {}
-        column = array("i")
-        for value in values:
-            word = str(value) if type(value) is tuple else value
-            column.append(codes.setdefault(word, len(codes)) if type(word) is str else MISSING)
-        self.words[name] = list(codes)
-        return np.frombuffer(column, np.int32) if column else np.empty(0, np.int32)
+            columns[name], words[name] = _codes(values)
+        columns["frame"] = np.array([stacks.of(entry.get("frames")) for entry in known], np.int32)
+        return cls(columns, words)
 
     def recode(self, name: str, codes: npt.NDArray[np.int32]) -> None:
         """Replace the codes of a column of words; the last of ``codes`` replaces ``MISSING``."""
@@ -86,6 +82,16 @@ class Entries:
     def column(self, name: str) -> npt.NDArray[Any]:
         """Remove and return a column of all entries, (n,): int64 for numbers, int32 codes for words and ``frame``."""
         return self._columns.pop(name)
+
+
+def _codes(values: Iterable[object]) -> tuple[npt.NDArray[np.int32], list[str]]:
+    """Return the codes of words, and of pairs of numbers as text, and the words; ``MISSING`` for anything else."""
+    codes: dict[str, int] = {}
+    column = array("i")
+    for value in values:
+        word = str(value) if type(value) is tuple else value
+        column.append(codes.setdefault(word, len(codes)) if type(word) is str else MISSING)
+    return np.frombuffer(column, np.int32) if column else np.empty(0, np.int32), list(codes)
 
 
 def _numbers(values: list[Any]) -> Int64:

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from perfscope.model.errors import DataError
 from perfscope.model.trace import TraceBuilder
-from perfscope.model.trace.columns import MISSING, Rows
+from perfscope.model.trace.columns import MISSING, Array, Rows
 from perfscope.model.trace.tables import FRAMES, HELD, SEGMENTS, HeldState
 
 MOST_ROWS = 4_000_000
@@ -89,6 +89,19 @@ class Stacks:
             code = MISSING if file in _NO_FILE else self._strings.code(file)
             found = self._frames[key] = (len(self._frames), code, line, self._strings.code(name))
         return found
+
+    def start(self, texts: list[str], frames: Array, rows: Array) -> None:
+        """Take over the first frames and rows, as in ``NativeSnapshot``."""
+        parts = [
+            self._frame({"filename": texts[file], "line": line, "name": texts[name]})
+            for file, line, name in frames.tolist()
+        ]
+        parents, numbers = rows[:, 0], rows[:, 1]
+        columns = np.array(parts, np.int32).reshape(-1, 4)[numbers].T[1:]
+        for column, values in zip((self._file, self._line, self._name, self._parent), (*columns, parents), strict=True):
+            column.frombytes(values.tobytes())
+        keys = (parents.astype(np.int64) + 1) << 32 | numbers
+        self._rows = {key: row for row, key in enumerate(keys.tolist())}
 
     def rows(self) -> Rows:
         """The table ``frames``."""
