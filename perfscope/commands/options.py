@@ -97,6 +97,13 @@ def records(plugin: Plugin, key: str) -> Callable[[click.Context, click.Paramete
     return remember
 
 
+WATCHERS = "perfscope.watchers"
+"""Key of ``Context.meta``: the watchers of plug-ins that the user asked for, name -> class."""
+
+AFTER_RUN = "perfscope.after-run"
+"""Key of ``Context.meta``: functions of plug-ins that get the folder of a run that has ended, after its report."""
+
+
 class Sides(NamedTuple):
     """Paths of the two sides of a comparison, and remarks on how they were found."""
 

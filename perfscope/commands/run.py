@@ -16,7 +16,9 @@ import click
 
 from perfscope.commands.options import (
     AFTER_ANALYSIS,
+    AFTER_RUN,
     RECORDERS,
+    WATCHERS,
     output_folder_option,
     parse_time,
     quiet_option,
@@ -214,6 +216,7 @@ def run(
         capture=capture,
         stacks=stacks and not recorders,
         recorders=recorders,
+        watchers=context.meta.get(WATCHERS, {}),
         seconds=None if time is None else parse_time("--for", time),
         alone=follow is False,
     )
@@ -254,6 +257,11 @@ def _print_outcome(
         print("perfscope: not logged: --no-report makes no analysis", file=sys.stderr)
     if reports and not discarded and recorded.lost is None:
         _try_to_report(recorded, configuration, quiet=quiet, verbose=verbose, after=after)
+    for show in () if discarded or quiet else click.get_current_context().meta.get(AFTER_RUN, ()):
+        try:
+            show(recorded.directory)
+        except PerfscopeError as error:
+            print(f"perfscope: {error}", file=sys.stderr)
 
 
 def _try_to_report(

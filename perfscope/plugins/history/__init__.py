@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from perfscope.model.plugins import Plugin
+from typing import TYPE_CHECKING, Any
+
+from perfscope.model.plugins import Plugin, load
+
+if TYPE_CHECKING:
+    from perfscope.plugins.history.series import change_points as change_points
 
 _HERE = "perfscope.plugins.history"
 
@@ -14,3 +19,12 @@ PLUGIN = Plugin(
     pages={"history": f"{_HERE}.page"},
     works={"history": f"{_HERE}.works"},
 )
+
+_FOR_OTHERS = {"change_points": f"{_HERE}.series:change_points"}
+"""Names used by other plug-ins."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FOR_OTHERS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return load(_FOR_OTHERS[name])

@@ -60,6 +60,7 @@ class StackTree:
         self._positions: list[tuple[int, CodeType, int]] = []
         """(Caller, code, offset of its instruction)."""
         self._reader = StackReader()
+        self._callees = _Callees()
         self._collects_since_ns = time.perf_counter_ns()
         self.collection: Collection | None = None
         """The last long one."""
@@ -78,6 +79,24 @@ class StackTree:
             node = known
         return node
 
+    def __len__(self) -> int:
+        """Positions so far."""
+        return len(self._positions)
+
+    def position(self, node: int) -> tuple[int, str, int, str]:
+        """(Caller, file, line, function) of a node; an empty file is perfscope's own code, or a garbage collection."""
+        caller, code, offset = self._positions[node]
+        if code is StackTree.collected.__code__:
+            return caller, "", -1, COLLECTING
+        if self._is_ours(code):
+            return caller, "", -1, ""
+        return caller, self._files.name_with_owner(code.co_filename), _line(code, offset), code.co_qualname
+
+    def callee(self, node: int) -> str | None:
+        """The expression that a node calls, such as ``time.sleep``; ``None`` if it calls nothing, or it is unknown."""
+        _, code, offset = self._positions[node]
+        return None if code is StackTree.collected.__code__ else self._callees.of(code, offset)
+
     def collected(self, phase: str, info: Mapping[str, int]) -> None:
         """For ``gc.callbacks``: keep the stack of a long collection, in which no other thread runs."""
         if phase == "start":
@@ -92,8 +111,6 @@ class StackTree:
         """The tree with lines for positions; ``leaves``: what ``add`` returned for each sample."""
         texts: dict[str, int] = {}
         frames: dict[tuple[int, int, int, int], int] = {}
-        callees = _Callees()
-
         def text(word: str) -> int:
             return texts.setdefault(word, len(texts))
 
@@ -118,7 +135,7 @@ class StackTree:
             caller, code, offset = self._positions[leaf]
             while code is not collects and self._is_ours(code) and caller >= 0:
                 caller, code, offset = self._positions[caller]  # a wrapper of ours: count its caller in the program
-            callee = None if code is collects else callees.of(code, offset)
+            callee = None if code is collects else self._callees.of(code, offset)
             result[leaf] = saved[leaf] if callee is None else row((saved[leaf], -1, -1, text(callee)))
         return SavedTree(texts=tuple(texts), frames=tuple(frames), leaves=tuple(result[leaf] for leaf in leaves))
 

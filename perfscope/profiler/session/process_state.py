@@ -42,7 +42,7 @@ def note_failure(run: Path, reason: str) -> None:
 def inspect_process(run: Path) -> Process:
     """Facts on this process; claims its directory."""
     torch: Any = sys.modules.get("torch")
-    rank, world_size = _known_rank(torch)
+    rank, world_size = known_rank(torch)
     rank, path = _claim_directory(run, rank)
     return Process(
         rank=rank,
@@ -59,7 +59,7 @@ def refresh_process(seen: Process, run: Path) -> Process:
     A directory under a wrong rank is replaced by one under the right rank, with its files.
     """
     torch: Any = sys.modules.get("torch")
-    rank, world_size = _known_rank(torch)
+    rank, world_size = known_rank(torch)
     seen = replace(seen, world_size=world_size, devices=tuple(_devices(torch)) or seen.devices)
     if rank is None or rank == seen.rank:
         return seen
@@ -130,7 +130,7 @@ def print_plan(options: CaptureOptions, seen: Process, source: str, first: int, 
     print(f"perfscope: {by} {version} on {where}, steps from {source}, {', '.join(parts)}", file=stream, flush=True)
 
 
-def _known_rank(torch: Any) -> tuple[int | None, int | None]:
+def known_rank(torch: Any) -> tuple[int | None, int | None]:
     """Rank and world size; the framework's take precedence over the launcher's."""
     distributed = getattr(torch, "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():

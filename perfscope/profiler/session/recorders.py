@@ -1,10 +1,13 @@
-"""Work of plug-ins in the user's program: recorders of all steps in place of a profile, and companions of a launch."""
+"""Work of plug-ins in the user's program.
+
+Recorders of all steps in place of a profile, companions of a launch, and watchers of the whole process.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from perfscope.model.capture import CaptureOptions, Message
 from perfscope.model.documents.run import Capture
@@ -42,6 +45,41 @@ class Companion(Protocol):
 
     def save(self) -> None:
         """Write a report to the folder of the launch."""
+
+
+class Progress(NamedTuple):
+    """How far the program is; read from another thread while it goes on."""
+
+    steps: int
+    """Completed steps of the best source so far."""
+    inside: bool
+    """Whether a step runs whose begin and end are seen."""
+    thread: int | None
+    """Identifier of the thread of the steps; ``None`` before the first."""
+
+
+class Watcher(Protocol):
+    """Observes the process from the import of the framework to its end, beside a profile.
+
+    Made with the message of the launch and a function that returns the progress.
+    """
+
+    def start(self) -> None:
+        """Begin to observe."""
+
+    def step_ended(self, begin_ns: int, end_ns: int, *, free: bool) -> None:
+        """A step ended, times of ``perf_counter_ns``. ``free``: no profiler recorded it."""
+
+    def stop(self) -> None:
+        """Keep what was observed; the process ends."""
+
+    def abandon_in_fork(self) -> None:
+        """Observe nothing more in this forked child."""
+
+
+def load_watchers(message: Message, progress: Callable[[], Progress]) -> list[Watcher]:
+    """The watchers that the options name."""
+    return [load(home)(message, progress) for home in message.options.watchers.values()]
 
 
 def load_companion(message: Message) -> Companion | None:

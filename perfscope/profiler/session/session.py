@@ -23,7 +23,14 @@ from perfscope.profiler.sampling.capture import StackCapture
 from perfscope.profiler.session import annotate, children, process_state
 from perfscope.profiler.session.pass_runner import PassRunner
 from perfscope.profiler.session.passes import SETTLING_STEPS, Framework, Pass, first_step
-from perfscope.profiler.session.recorders import Recorder, load_companion, load_recorders
+from perfscope.profiler.session.recorders import (
+    Progress,
+    Recorder,
+    Watcher,
+    load_companion,
+    load_recorders,
+    load_watchers,
+)
 from perfscope.profiler.session.resident import peak_resident_bytes
 from perfscope.profiler.session.step_counters import StepCounting
 from perfscope.profiler.session.steps import LATE, Source, StepFinder
@@ -115,6 +122,7 @@ class Session:
         profiles = not (self.options.times_only or self.options.recorders)
         self._memory = MemoryRecorder(self._run, wanted=profiles)
         self._recorders: list[Recorder] = []
+        self._watchers: list[Watcher] = []
         self._marks = None if message.recording is None else NsysMarks(self.options, message.recording)
         self._counting = StepCounting(wanted=profiles)
         self._stacks = StackCapture(message, lambda: self._counting.cores.read(traced=True), lambda: self.stepping)
@@ -176,6 +184,9 @@ class Session:
                 self._stacks.watch_loaders()
             if len(self.frameworks) == 1:
                 self._recorders = load_recorders(self.options, lambda: self._finder)
+                self._watchers = load_watchers(self.message, self._progress)
+                for watcher in self._watchers:
+                    watcher.start()
             for recorder in self._recorders:
                 recorder.start(framework)
             if self._finder.source is not None:
@@ -188,6 +199,14 @@ class Session:
                 self._begin_whole()
         except Exception as error:
             self.broken(error)
+
+    def _progress(self) -> Progress:
+        source = self._finder.source if self._finder.source is not None else self._finder.best()
+        if source is None:
+            return Progress(steps=0, inside=False, thread=None)
+        return Progress(
+            steps=self._finder.completed.get(source, 0), inside=self._running, thread=self._finder.thread_of(source)
+        )
 
     def _begin_whole(self) -> None:
         """With ``--whole``: at once, or with the first jitted call, before which jax has no backend."""
@@ -305,6 +324,8 @@ class Session:
             self._stacks.step_ended(self._number, self._begin_ns, now)
             alone = self._passes.active is None and self._marks is None and not (self._settling or self._drained)
             self._counting.end(self._number, self._begin_ns, now, free=alone, traced=self._traces_times())
+            for watcher in self._watchers:
+                watcher.step_ended(self._begin_ns, now, free=alone)
             if self._jax is not None:
                 self._jax.step_ended()
             if self._passes.active is not None:
@@ -368,6 +389,8 @@ class Session:
         self._finished = True
         try:
             now = perf_counter_ns()
+            for watcher in self._watchers:
+                watcher.stop()
             if self.options.whole:
                 self.end(now)
             if self._passes.active is not None:
@@ -403,8 +426,8 @@ class Session:
                 self._jax.abandon_in_fork()
             self._stacks.abandon_in_fork(sample=sample)
             self._counting.abandon_in_fork()
-            for recorder in self._recorders:
-                recorder.abandon_in_fork()
+            for observer in (*self._recorders, *self._watchers):
+                observer.abandon_in_fork()
         except Exception:  # noqa: S110 (the child shares the run directory with its parent and must not write there)
             pass
 

@@ -125,6 +125,10 @@ class StepFinder:
         }
         return names.get(source) or f"annotation {self._family}"
 
+    def thread_of(self, source: Source) -> int | None:
+        """Identifier of the thread whose events are steps of ``source``."""
+        return self._threads.get(source)
+
     def best(self) -> Source | None:
         """The best source that has shown itself."""
         return min(self.completed, default=None)

@@ -1,0 +1,150 @@
+"""The account of a job in OpenMetrics, for Prometheus: a file for node_exporter's textfile collector, or an endpoint.
+
+The exposition is of the OpenMetrics specification 1.0: ``# TYPE``, ``# HELP`` and ``# UNIT`` before the samples of a
+family, label values with backslash, quote and line feed escaped, ``# EOF`` at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import NamedTuple
+
+from perfscope.model.errors import PerfscopeError
+from perfscope.plugins.job.account import JobAccount, StepRow
+from perfscope.plugins.job.changes import StepChange
+
+TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+LATEST = 3
+"""Rows of a rank that make its present step time and throughput: half a minute at first."""
+
+
+class _Family(NamedTuple):
+    name: str
+    kind: str
+    unit: str
+    meaning: str
+    samples: tuple[tuple[dict[str, str], float], ...]
+
+
+def openmetrics(account: JobAccount, changes: tuple[StepChange, ...], job: str) -> str:
+    """The exposition of a job; ``job``: value of the label of that name on every sample."""
+    lines: list[str] = []
+    for family in _families(account, changes):
+        if not family.samples:
+            continue
+        lines += [f"# TYPE {family.name} {family.kind}"]
+        lines += [f"# UNIT {family.name} {family.unit}"] if family.unit else []
+        lines += [f"# HELP {family.name} {family.meaning}"]
+        suffix = "_total" if family.kind == "counter" else ""
+        for labels, value in family.samples:
+            named = ",".join(f'{key}="{_escaped(text)}"' for key, text in {"job_name": job, **labels}.items())
+            lines.append(f"{family.name}{suffix}{{{named}}} {value:.10g}")
+    return "\n".join([*lines, "# EOF", ""])
+
+
+def _families(account: JobAccount, changes: tuple[StepChange, ...]) -> Iterator[_Family]:
+    yield _Family(
+        "perfscope_job_time_seconds",
+        "gauge",
+        "seconds",
+        "Time of all ranks by cause so far; a restart moves what was trained in vain to lost work.",
+        tuple(({"cause": cause.cause}, cause.ns / 1e9) for cause in account.causes),
+    )
+    yield _Family(
+        "perfscope_job_goodput_ratio",
+        "gauge",
+        "ratio",
+        "Share of the time in which the job trained what it kept.",
+        (({}, account.goodput),),
+    )
+    yield _Family("perfscope_job_steps", "counter", "", "Completed steps.", (({}, account.steps),))
+    if account.tokens:
+        yield _Family("perfscope_job_tokens", "counter", "", "Trained tokens of all ranks.", (({}, account.tokens),))
+    kinds = dict.fromkeys(event.kind for event in account.events)
+    yield _Family(
+        "perfscope_job_events",
+        "counter",
+        "",
+        "Saves, restores, stalls, starts and ends of processes.",
+        tuple(({"kind": kind}, sum(event.kind == kind for event in account.events)) for kind in kinds),
+    )
+    yield _Family(
+        "perfscope_job_step_time_changes", "counter", "", "Changes of the step time.", (({}, len(changes)),)
+    )
+    yield from _by_rank(account)
+
+
+def _by_rank(account: JobAccount) -> Iterator[_Family]:
+    latest = {_name(rank): [row for row in rows if row.steps][-LATEST:] for rank, rows in account.series}
+    last = {_name(rank): rows[-1] for rank, rows in account.series if rows}
+    yield _Family(
+        "perfscope_job_step_time_seconds",
+        "gauge",
+        "seconds",
+        "Training time per step of the last rows of a rank.",
+        tuple(({"rank": rank}, value) for rank, rows in latest.items() for value in _step_time(rows)),
+    )
+    yield _Family(
+        "perfscope_job_resident_memory_bytes",
+        "gauge",
+        "bytes",
+        "Resident memory of a rank's process.",
+        tuple(({"rank": rank}, float(row.resident)) for rank, row in last.items() if row.resident >= 0),
+    )
+    yield _Family(
+        "perfscope_job_loss",
+        "gauge",
+        "",
+        "Loss that the program last reported.",
+        tuple(({"rank": rank}, row.loss) for rank, row in last.items() if row.loss is not None),
+    )
+    for place, (name, unit, meaning) in enumerate(
+        (
+            ("perfscope_job_gpu_utilization_ratio", "ratio", "Share of the last second in which a kernel ran."),
+            ("perfscope_job_gpu_power_watts", "watts", "Power of the GPU."),
+            ("perfscope_job_gpu_memory_bytes", "bytes", "Bytes that the allocator has given out."),
+        )
+    ):
+        samples = tuple(({"rank": rank}, float(row.gpu[place])) for rank, row in last.items() if row.gpu is not None)
+        yield _Family(name, "gauge", unit, meaning, samples)
+
+
+def _step_time(rows: Iterable[StepRow]) -> Iterator[float]:
+    rows = list(rows)
+    steps = sum(row.steps for row in rows)
+    if steps:
+        yield sum(row.training_ns for row in rows) / steps / 1e9
+
+
+def _name(rank: int | None) -> str:
+    return "" if rank is None else str(rank)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def serve(make: Callable[[], str], port: int) -> ThreadingHTTPServer:
+    """A server on loopback that answers ``GET /metrics`` with ``make()``; ``serve_forever`` starts it."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path.partition("?")[0] not in ("/", "/metrics"):
+                self.send_error(404)
+                return
+            try:
+                content = make().encode()
+            except PerfscopeError as error:
+                self.send_error(503, str(error).splitlines()[0][:100])
+                return
+            self.send_response(200)
+            self.send_header("Content-Type", TYPE)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None:
+            """Nothing: a scrape every few seconds is no news."""
+
+    return ThreadingHTTPServer(("127.0.0.1", port), Handler)

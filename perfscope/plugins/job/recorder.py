@@ -1,0 +1,394 @@
+"""Writes the ledger of one process while it runs: where its main thread was, ten times a second, to its end.
+
+A thread of its own samples the stack of the thread of the steps; the time since the last sample counts for the stack
+that it finds. Sums are appended to a file in the run folder, one line of JSON each, at growing intervals. Causes are
+assigned when the file is read (`causes.py`). Only the standard library is imported: this runs in the user's process.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from perfscope.model.capture import Message
+from perfscope.plugins.job.checkpoints import Checkpoint, CheckpointLog
+from perfscope.plugins.job.progress import told
+from perfscope.profiler.sampling.stack_tree import StackReader, StackTree
+from perfscope.profiler.session.process_state import known_rank
+from perfscope.profiler.session.ranks import rank_from_environment
+from perfscope.profiler.session.recorders import Progress
+from perfscope.profiler.session.step_counters import ResidentMemory
+from perfscope.profiler.source_files import SourceFiles
+
+SCHEMA = "perfscope.ledger/1"
+FOLDER = "ledger"
+"""In the run folder; one file a process."""
+SUFFIX = ".jsonl"
+
+PERIOD_S = 0.1
+"""Between two samples. One costs 30 to 200 us of processor time: 0.03 to 0.2 %."""
+BUDGET = 0.003
+"""Largest share of processor time for the thread that samples; a larger one doubles the period."""
+LONGEST_PERIOD_S = 1.6
+WATCHED_SAMPLES = 100
+"""Samples between two looks at the cost."""
+ROWS_S = ((3600.0, 10.0), (86_400.0, 30.0), (float("inf"), 60.0))
+"""(Age of the process, time between two rows): a killed process loses at most the last interval. A week is 11,000 rows."""
+STALLED_S = 120.0
+"""Smallest time without a completed step after which the stacks of all threads are written."""
+STALLED_STEPS = 30
+"""The same in mean steps: evaluations and saves take several steps' time."""
+MOST_STALLS = 50
+"""Stalls that are written per process."""
+
+SET_UP, WARM_UP, OUTSIDE, INSIDE = range(4)
+"""Phases: before the first step has ended, in the first steps, and after them outside or inside of a step."""
+WARM_UP_STEPS = 2
+
+
+class LedgerWatcher:
+    """The ledger of one process."""
+
+    def __init__(self, message: Message, progress: Callable[[], Progress]) -> None:
+        """Nothing runs yet."""
+        self._folder = Path(message.directory) / FOLDER
+        self._progress = progress
+        self._tree = StackTree(SourceFiles(Path.cwd(), ()))
+        self._reader = StackReader()
+        self._checkpoints = CheckpointLog()
+        self._memory = ResidentMemory()
+        self._gpu = _Gpu()
+        self._core = _CoreWait()
+        self._file: Any = None
+        self._thread: threading.Thread | None = None
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._period_s = PERIOD_S
+        self._cpu_ns = self._wall_ns = self._samples = 0
+        self._main = threading.main_thread().ident
+        self._times: dict[tuple[int, int], int] = {}
+        """(Node, phase) -> ns since the last row."""
+        self._since_step: dict[tuple[int, int], int] = {}
+        """The same since the last completed step."""
+        self._core_ns = 0
+        self._from_ns = self._last_ns = 0
+        self._began_ns = 0
+        self._nodes = 0
+        """Nodes that were written."""
+        self._texts: dict[str, int] = {}
+        self._called: set[int] = set()
+        """Nodes whose callee was written."""
+        self._steps = self._step_ns = self._free = self._free_ns = 0
+        self._completed = self._written_steps = 0
+        self._tokens = 0
+        self._step_seen_ns = 0
+        self._mean_ns = 0.0
+        self._stalls = 0
+        self._stalled = False
+        self._rank: tuple[int | None, int | None] = (None, None)
+
+    def start(self) -> None:
+        """Open the file and begin to sample. An error of the file system leaves the program without a ledger."""
+        now = time.perf_counter_ns()
+        age = _age_ns()
+        self._began_ns = now - age
+        self._from_ns = self._last_ns = self._step_seen_ns = now
+        info = rank_from_environment(os.environ)
+        self._rank = (None, None) if info is None else (info.rank, info.world_size)
+        head = {
+            "schema": SCHEMA,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "rank": self._rank[0],
+            "world": self._rank[1],
+            "restart": _restarts(),
+            "program": Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "",
+            "began_ns": self._began_ns,
+            "from_ns": now,
+            "unix_ns": time.time_ns() - age,
+        }
+        name = f"{head['host']}-{head['pid']}-{head['unix_ns'] // 1_000_000_000}{SUFFIX}"
+        try:
+            self._folder.mkdir(exist_ok=True)
+            self._file = (self._folder / name).open("ab", buffering=0)
+        except OSError:
+            return
+        self._append(head)
+        self._checkpoints.watch()
+        gc.callbacks.insert(0, self._tree.collected)
+        self._thread = threading.Thread(target=self._run, name="perfscope-ledger", daemon=True)
+        self._thread.start()
+
+    def step_ended(self, begin_ns: int, end_ns: int, *, free: bool) -> None:
+        """A step ended, on the thread of the steps."""
+        self._steps += 1
+        self._step_ns += end_ns - begin_ns
+        if free:
+            self._free += 1
+            self._free_ns += end_ns - begin_ns
+
+    def stop(self) -> None:
+        """Write the last row, and what was sampled since the last step."""
+        if self._file is None or self._ended.is_set():
+            return
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join(timeout=2 * LONGEST_PERIOD_S)
+        with suppress(Exception), self._lock:
+            self._sample()
+            self._row(last=True)
+            self._file.close()
+        self._file = None
+        self._release()
+
+    def abandon_in_fork(self) -> None:
+        """In a forked child: the file is the parent's."""
+        self._ended.set()
+        self._file = None
+        self._lock = threading.Lock()
+        self._release()
+
+    def _release(self) -> None:
+        self._checkpoints.stop()
+        self._memory.close()
+        self._core.close()
+        if self._tree.collected in gc.callbacks:
+            gc.callbacks.remove(self._tree.collected)
+
+    def _run(self) -> None:
+        due = time.perf_counter_ns() + self._interval_ns()
+        while not self._ended.wait(self._period_s * (0.75 + 0.5 * (self._samples * 0.6180339887 % 1))):
+            cpu = time.thread_time_ns()
+            try:
+                with self._lock:
+                    before = self._last_ns
+                    self._sample()
+                    self._watch_steps()
+                    if self._last_ns >= due or self._checkpoints.ended:
+                        self._row()
+                        due = self._last_ns + self._interval_ns()
+            except Exception as error:  # the program must not feel it; the reader sees that rows end here
+                with suppress(Exception):
+                    self._append({"failed": f"{type(error).__name__}: {error}"[:300]})
+                return
+            self._cpu_ns += time.thread_time_ns() - cpu
+            self._wall_ns += self._last_ns - before
+            self._watch_cost()
+
+    def _interval_ns(self) -> int:
+        age_s = (time.perf_counter_ns() - self._began_ns) / 1e9
+        return round(next(every for until, every in ROWS_S if age_s < until) * 1e9)
+
+    def _watch_cost(self) -> None:
+        if self._samples % WATCHED_SAMPLES == 0:
+            if self._cpu_ns > BUDGET * self._wall_ns:
+                self._period_s = min(2 * self._period_s, LONGEST_PERIOD_S)
+            self._cpu_ns = self._wall_ns = 0
+
+    def _sample(self) -> None:
+        """Count the time since the last sample for the stack of now; the part without a core for that."""
+        progress = self._progress()
+        thread = progress.thread or self._main
+        stack = None if thread is None else self._reader.read(thread)
+        now = time.perf_counter_ns()
+        elapsed, self._last_ns = now - self._last_ns, now
+        self._samples += 1
+        collection = self._tree.collection
+        if collection is not None and thread is not None and collection.fills(thread, now - elapsed, now):
+            stack = collection.stack
+        node = -1 if stack is None else self._tree.add(stack)
+        waited = min(elapsed, self._core.since(thread))
+        self._core_ns += waited
+        if progress.steps != self._completed:
+            self._completed = progress.steps
+            self._step_seen_ns = now
+            self._since_step.clear()
+        phase = SET_UP if not progress.steps else WARM_UP if progress.steps < WARM_UP_STEPS else OUTSIDE
+        if phase == OUTSIDE and progress.inside:
+            phase = INSIDE
+        for times in (self._times, self._since_step):
+            times[node, phase] = times.get((node, phase), 0) + elapsed - waited
+
+    def _watch_steps(self) -> None:
+        """Write the stacks of all threads once no step has ended for long."""
+        if not self._completed or not self._mean_ns:
+            return
+        since = self._last_ns - self._step_seen_ns
+        stalled = since > max(STALLED_S * 1e9, STALLED_STEPS * self._mean_ns)
+        if stalled and not self._stalled and self._stalls < MOST_STALLS:
+            self._stalls += 1
+            names = {thread.ident: thread.name for thread in threading.enumerate()}
+            stacks = []
+            for ident in list(sys._current_frames()):
+                stack = self._reader.read(ident) if ident != threading.get_ident() else None
+                if stack is not None:
+                    stacks.append([names.get(ident, "thread"), self._tree.add(stack)])
+            self._append({**self._news([node for _, node in stacks]), "stalled": self._step_seen_ns, "stacks": stacks})
+        self._stalled = stalled
+
+    def _row(self, *, last: bool = False) -> None:
+        """Append the sums since the last row. They are kept for the next one if that fails."""
+        if self._steps:
+            self._mean_ns = self._step_ns / self._steps
+        said, rank = told(), known_rank(sys.modules.get("torch"))
+        row: dict[str, Any] = {
+            **self._news([node for node, _ in (*self._times, *(self._since_step if last or self._stalled else ()))]),
+            "from": self._from_ns,
+            "to": self._last_ns,
+            "unix": time.time_ns(),
+            "at": [[node, phase, ns] for (node, phase), ns in self._times.items()],
+            "core": self._core_ns,
+            "steps": self._completed - self._written_steps,
+            "timed": [self._steps, self._step_ns, self._free, self._free_ns],
+            "resident": self._memory.read(),
+        }
+        events = self._checkpoints.taken()
+        if events:
+            row["checkpoints"] = [_event(event) for event in events]
+        if said.tokens != self._tokens:
+            row["tokens"] = said.tokens - self._tokens
+        if said.loss is not None:
+            row["loss"] = said.loss
+        if rank[0] is not None and rank != self._rank:
+            row["rank"], row["world"] = rank
+        row.update(self._gpu.read())
+        if self._stalled:
+            row["stuck"] = [[node, phase, ns] for (node, phase), ns in self._since_step.items()]
+        if last:
+            row["tail"] = [[node, phase, ns] for (node, phase), ns in self._since_step.items()]
+        if not self._append(row):
+            self._checkpoints.put_back(events)
+            return
+        self._from_ns, self._core_ns = self._last_ns, 0
+        self._times.clear()
+        self._steps = self._step_ns = self._free = self._free_ns = 0
+        self._written_steps, self._tokens = self._completed, said.tokens
+        self._rank = rank if rank[0] is not None else self._rank
+
+    def _news(self, leaves: list[int]) -> dict[str, Any]:
+        """Nodes and texts that no line before had."""
+        texts: list[str] = []
+
+        def text(word: str) -> int:
+            known = self._texts.get(word)
+            if known is None:
+                known = self._texts[word] = len(self._texts)
+                texts.append(word)
+            return known
+
+        nodes = []
+        for node in range(self._nodes, len(self._tree)):
+            caller, file, line, function = self._tree.position(node)
+            nodes.append([caller, text(file), line, text(function)])
+        self._nodes += len(nodes)
+        calls = []
+        for node in sorted(set(leaves) - self._called - {-1}):
+            self._called.add(node)
+            callee = self._tree.callee(node)
+            if callee is not None:
+                calls.append([node, text(callee)])
+        return {key: value for key, value in (("texts", texts), ("nodes", nodes), ("calls", calls)) if value}
+
+    def _append(self, line: dict[str, Any]) -> bool:
+        """Write one line; False if the file system refuses it, as a full disk does."""
+        if self._file is None:
+            return False
+        text = json.dumps(line, separators=(",", ":")).encode("utf-8", "replace") + b"\n"
+        try:
+            return bool(self._file.write(text) == len(text))
+        except OSError:
+            return False
+
+
+def _event(event: Checkpoint) -> list[Any]:
+    return [event.kind, event.call, event.begin_ns, event.end_ns, event.line, event.ok, event.done_ns, event.place]
+
+
+class _CoreWait:
+    """Time in which a thread could have run and had no core, by the scheduler's statistics (Linux)."""
+
+    def __init__(self) -> None:
+        self._thread: int | None = None
+        self._file: int | None = None
+        self._waited_ns = 0
+
+    def since(self, thread: int | None) -> int:
+        """Since the last call for the same thread, ns; 0 where it is not known."""
+        if thread is None or sys.platform != "linux":
+            return 0
+        try:
+            if thread != self._thread:
+                self.close()
+                self._thread = thread
+                native = next((known.native_id for known in threading.enumerate() if known.ident == thread), None)
+                path = f"/proc/self/task/{native}/schedstat"
+                self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                self._waited_ns = self._read()
+            before, self._waited_ns = self._waited_ns, self._read() if self._file is not None else self._waited_ns
+            return max(0, self._waited_ns - before)
+        except (OSError, ValueError, IndexError):
+            self.close()
+            return 0
+
+    def _read(self) -> int:
+        assert self._file is not None
+        return int(os.pread(self._file, 96, 0).split()[1])
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._file is not None:
+            with suppress(OSError):
+                os.close(self._file)
+            self._file = None
+
+
+class _Gpu:
+    """Utilisation, power and memory of the process's NVIDIA GPU, as far as its driver's library for Python is there."""
+
+    def __init__(self) -> None:
+        self._refused = False
+
+    def read(self) -> dict[str, Any]:
+        """``gpu``: [share of time in which a kernel ran, W, bytes that torch's allocator gave out]; else nothing."""
+        torch: Any = sys.modules.get("torch")
+        if self._refused or torch is None:
+            return {}
+        try:
+            if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+                return {}
+            given_out = int(torch.cuda.memory_allocated())
+            share, watts = torch.cuda.utilization() / 100, torch.cuda.power_draw() / 1000
+        except Exception:
+            self._refused = True
+            return {}
+        return {"gpu": [share, watts, given_out]}
+
+
+def _age_ns() -> int:
+    """Time since this process was started, ns; 0 where the system does not say."""
+    if sys.platform != "linux":
+        return 0
+    try:
+        began = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        booted_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        return max(0, booted_ns - began * 1_000_000_000 // os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, IndexError, AttributeError):
+        return 0
+
+
+def _restarts() -> int | None:
+    """How often the launcher has restarted this rank."""
+    for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"):
+        value = os.environ.get(name, "")
+        if value.isdecimal():
+            return int(value)
+    return None

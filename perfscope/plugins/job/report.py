@@ -1,0 +1,142 @@
+"""The account of a job as a report: where the time went, what happened, and when the step time changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from perfscope.dashboards.report.blocks import Badge, Column, Effect, Report, Section, Table, Text, Value, table, tables
+from perfscope.model.units import format_ns
+from perfscope.plugins.job.account import Attempt, CauseTime, Event, JobAccount
+from perfscope.plugins.job.changes import StepChange
+
+FEW = 10
+_MEANT = {
+    "waiting for a core": "the thread could run and other threads or processes had the cores",
+    "lost work": "trained after the save that the next attempt went on from, and trained again",
+    "not recorded": "between a process's rows, or its stack could not be read",
+}
+"""Explanations that are shown only where the cause is."""
+
+
+def report_of(account: JobAccount, changes: tuple[StepChange, ...]) -> Report:
+    """The account as blocks."""
+    return Report(
+        headline=_headline(account),
+        facts=tuple(_facts(account, changes)),
+        sections=tuple(_sections(account, changes)),
+    )
+
+
+def _headline(account: JobAccount) -> str:
+    ranks = "one process" if account.ranks == 1 else f"{account.ranks:,} ranks"
+    return f"{account.goodput:.1%} of {format_ns(account.wall_ns)} of {ranks} trained what was kept"
+
+
+def _facts(account: JobAccount, changes: tuple[StepChange, ...]) -> Iterator[str]:
+    most = next((cause for cause in account.causes if cause.cause not in ("training steps",)), None)
+    if most is not None:
+        at = f", most of it at {most.lines[0][0]}" if most.lines else ""
+        yield f"most of the rest: {most.cause}, {format_ns(most.ns)} ({most.share:.1%}){at}"
+    tokens = f", {account.tokens:,} tokens" if account.tokens else ""
+    steps = f"{account.steps:,} steps" if account.steps != 1 else "1 step"
+    yield f"{steps}{tokens}; times by samples of the main thread, ten a second"
+    if changes:
+        last = changes[-1]
+        yield (
+            f"the step time changed by {last.change:+.1%} at {_clock(last.unix_ns)}: "
+            f"{format_ns(last.before_ns)} to {format_ns(last.after_ns)}{_of(last.rank)}"
+        )
+
+
+def _sections(account: JobAccount, changes: tuple[StepChange, ...]) -> Iterator[Section]:
+    yield Section(title="Where the time went", blocks=(*tables(_causes(account)), *_meanings(account)))
+    if changes:
+        yield Section(title="Changes of the step time", blocks=tables(_changes(changes)))
+    notable = [event for event in account.events if event.kind not in ("started", "ended")]
+    if notable:
+        yield Section(title="Events", summary=_counts(notable), blocks=tables(_events(notable)))
+    if len(account.attempts) > 1:
+        yield Section(title="Processes", blocks=tables(_attempts(account.attempts)))
+    if account.notes:
+        yield Section(title="Notes", blocks=tuple(Text(note, warning=True) for note in account.notes))
+
+
+def _causes(account: JobAccount) -> Table:
+    columns: tuple[Column[CauseTime], ...] = (
+        Column("cause", lambda row: row.cause),
+        Column("time", lambda row: row.ns, "ns"),
+        Column("share", lambda row: row.share, "share"),
+        Column("most of it at", _most_at, "place", drop=1),
+    )
+    return table(columns, account.causes, few=len(account.causes), bar="parts")
+
+
+def _most_at(row: CauseTime) -> str:
+    if not row.lines:
+        return ""
+    line, ns = row.lines[0]
+    return f"{line} ({ns / row.ns:.0%})"
+
+
+def _meanings(account: JobAccount) -> Iterator[Text]:
+    for cause in account.causes:
+        meaning = _MEANT.get(cause.cause)
+        if meaning:
+            yield Text(f"{cause.cause}: {meaning}", detail=True)
+
+
+def _changes(changes: tuple[StepChange, ...]) -> Table:
+    columns: tuple[Column[StepChange], ...] = (
+        Column("from", lambda row: _clock(row.unix_ns)),
+        Column("rank", lambda row: "" if row.rank is None else str(row.rank), drop=1),
+        Column("a step before", lambda row: round(row.before_ns), "ns"),
+        Column("after", lambda row: round(row.after_ns), "ns"),
+        Column("change", _effect),
+    )
+    return table(columns, changes, few=FEW)
+
+
+def _effect(row: StepChange) -> Value:
+    return Effect(row.change, tone="worse" if row.change > 0 else "better")
+
+
+def _counts(events: list[Event]) -> str:
+    kinds = dict.fromkeys(event.kind for event in events)
+    return ", ".join(f"{sum(event.kind == kind for event in events):,} {kind}" for kind in kinds)
+
+
+def _events(events: list[Event]) -> Table:
+    columns: tuple[Column[Event], ...] = (
+        Column("at", lambda row: _clock(row.unix_ns)),
+        Column("what", lambda row: Badge(row.kind, "worse" if row.kind in ("stalled", "killed") else "plain")),
+        Column("rank", lambda row: "" if row.rank is None else str(row.rank), drop=2),
+        Column("took", lambda row: row.ns or None, "ns"),
+        Column("line", lambda row: row.line, "place"),
+        Column("details", lambda row: row.text, drop=1),
+    )
+    order = {"killed": 0, "stalled": 0, "failed save": 1, "failed restore": 1}
+    shown = sorted(events, key=lambda event: (order.get(event.kind, 2), -event.ns))
+    return table(columns, shown, few=FEW, rest="events, which took less")
+
+
+def _attempts(attempts: tuple[Attempt, ...]) -> Table:
+    columns: tuple[Column[Attempt], ...] = (
+        Column("began", lambda row: _clock(row.begin_ns)),
+        Column("rank", lambda row: "" if row.rank is None else str(row.rank)),
+        Column("host", lambda row: row.host, drop=1),
+        Column("process", lambda row: str(row.pid), drop=2),
+        Column("ran for", lambda row: row.end_ns - row.begin_ns, "ns"),
+        Column("steps", lambda row: row.steps, "count"),
+        Column("lost", lambda row: row.lost_ns or None, "ns"),
+        Column("end", lambda row: Badge("by itself" if row.ended else "killed or running", "plain")),
+    )
+    return table(columns, attempts, few=FEW, rest="processes")
+
+
+def _clock(unix_ns: int) -> str:
+    return datetime.fromtimestamp(unix_ns / 1e9, UTC).strftime("%m-%d %H:%M:%S")
+
+
+def _of(rank: int | None) -> str:
+    return "" if rank is None else f" on rank {rank}"
