@@ -2,27 +2,27 @@
 
 A rank's time goes from the start of its first process to the end of its last one. Time without a process of the rank
 is *between attempts*. A process that was killed is followed by its next attempt; what it trained after the last save
-that the next attempt restored is *lost work*.
+that the next attempt restored is *lost work*. Ranks are read one after the other, and only sums of each are kept.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from msgspec import Struct
 
 from perfscope.model.errors import DataError
-from perfscope.plugins.job.causes import CAUSES, KEPT, Cause, Place, cause_in, places
-from perfscope.plugins.job.checkpoints import RESTORE, SAVE
-from perfscope.plugins.job.document import ProcessLedger, Row, Triple, ledger_files, load_ledger
+from perfscope.plugins.job.causes import CAUSES, KEPT, Cause
+from perfscope.plugins.job.charge import Charged, charge, lose, take_off
+from perfscope.plugins.job.document import ledger_files, load_ledger, read_rank
+from perfscope.plugins.job.steps import Point, RankState, StepChange, joined, points_of, state_of, step_changes
 
 MOST_LINES = 12
 """Lines per cause."""
 MOST_EVENTS = 1_000
-"""Events of each kind per rank."""
+"""Checkpoints per process."""
 
 
 class CauseTime(Struct, frozen=True, kw_only=True):
@@ -40,7 +40,7 @@ class Event(Struct, frozen=True, kw_only=True):
     """Something that happened once."""
 
     kind: str
-    """``save``, ``restore``, ``stalled``, ``started``, ``killed``, ``ended``."""
+    """``save``, ``restore``, ``failed save``, ``failed restore``, ``stalled``, ``started``, ``killed``, ``ended``."""
     unix_ns: int
     ns: int
     """Its duration; 0 for a moment."""
@@ -62,26 +62,12 @@ class Attempt(Struct, frozen=True, kw_only=True):
     """By itself; else it was killed, or still runs."""
     steps: int
     lost_ns: int
-    """Of its training: not in what the next attempt continued from."""
-
-
-class StepRow(Struct, frozen=True, kw_only=True):
-    """Training of one rank in an interval of the ledger."""
-
-    unix_ns: int
-    """End of the interval."""
-    steps: int
-    training_ns: int
-    tokens: int
-    loss: float | None
-    resident: int
-    gpu: tuple[float, float, int] | None
+    """Of its training: not in what the next attempt went on from."""
 
 
 class JobAccount(Struct, frozen=True, kw_only=True):
     """A job: all ranks of all its attempts."""
 
-    ranks: int
     total_ns: int
     """Sum over the ranks, from each one's first start to its last end."""
     wall_ns: int
@@ -92,255 +78,160 @@ class JobAccount(Struct, frozen=True, kw_only=True):
     goodput: float
     """Share of the time in which training steps ran whose results the job kept."""
     steps: int
-    """Completed steps of the rank with most, without those that were lost by time."""
+    """Completed steps of the rank with most; those that were lost and done again count twice."""
     tokens: int
-    """Of all ranks."""
+    """Of all ranks, counted in the same way; 0 if the program reports none."""
+    ranks: tuple[RankState, ...]
     attempts: tuple[Attempt, ...]
     events: tuple[Event, ...]
-    series: tuple[tuple[int | None, tuple[StepRow, ...]], ...]
-    """(Rank, its training over time)."""
+    changes: tuple[StepChange, ...]
     notes: tuple[str, ...]
 
 
-class _Charged(NamedTuple):
-    """A process's rows as causes."""
+class _Sums:
+    """What is kept of the ranks that were read."""
 
-    ledger: ProcessLedger
-    places: list[Place]
-    totals: Counter[Cause]
-    lines: Counter[tuple[Cause, str]]
+    def __init__(self) -> None:
+        self.totals: Counter[Cause] = Counter()
+        self.lines: Counter[tuple[Cause, str]] = Counter()
+        self.attempts: list[Attempt] = []
+        self.events: list[Event] = []
+        self.changes: list[StepChange] = []
+        self.ranks: list[RankState] = []
+        self.steps: list[int] = []
+        self.tokens = 0
+        self.notes: list[str] = []
+
+    def add_rank(self, rank: int | None, files: Sequence[Path]) -> None:
+        """Read the processes of a rank, and add what they did."""
+        processes = sorted((load_ledger(file) for file in files), key=lambda ledger: ledger.head.unix_ns)
+        at, steps = processes[0].head.unix_ns, 0
+        points: list[Point] = []
+        for number, ledger in enumerate(processes):
+            following = processes[number + 1] if number + 1 < len(processes) else None
+            begin = ledger.head.unix_ns
+            end = begin + ledger.end_ns - ledger.head.began_ns
+            self.totals["between attempts"] += max(0, begin - at)
+            charged = charge(ledger)
+            points = joined([*points, *points_of(charged)])
+            lost = 0 if ledger.ended or following is None else lose(charged, following)
+            take_off(charged, max(0, min(at, end) - begin))  # clocks that jump: time is counted once
+            at = max(at, end)
+            self.totals.update(charged.totals)
+            self.lines.update(charged.lines)
+            self._keep_most_lines()
+            done = sum(row.steps for row in ledger.rows)
+            steps += done
+            self.tokens += sum(row.tokens for row in ledger.rows)
+            self.notes += ledger.notes
+            self.attempts.append(
+                Attempt(
+                    rank=rank,
+                    host=ledger.head.host,
+                    pid=ledger.head.pid,
+                    begin_ns=begin,
+                    end_ns=end,
+                    ended=ledger.ended,
+                    steps=done,
+                    lost_ns=lost,
+                )
+            )
+            self.events += _events(charged, rank, last=following is None)
+        self.steps.append(steps)
+        self.ranks.append(state_of(rank, charged))
+        self.changes += step_changes(rank, points)
+
+    def _keep_most_lines(self) -> None:
+        """Bound the lines of a job with many ranks and programs."""
+        if len(self.lines) > 100 * MOST_LINES * len(CAUSES):
+            self.lines = Counter(dict(self.lines.most_common(50 * MOST_LINES * len(CAUSES))))
 
 
 def job_account(runs: Sequence[Path]) -> JobAccount:
-    """The account of the runs of one job; ``DataError`` if none of them has a ledger."""
-    ledgers, notes = _load(runs)
-    stepping = [ledger for ledger in ledgers if any(row.steps for row in ledger.rows)]
-    if not ledgers:
+    """The account of the runs of one job; ``DataError`` if none of them has a ledger that can be read."""
+    sums = _Sums()
+    for rank, files in _ranks(runs, sums.notes).items():
+        sums.add_rank(rank, files)
+    if not sums.attempts:
         names = ", ".join(map(str, runs))
-        raise DataError(f"{names}: no ledger; `perfscope run --ledger` keeps one")
-    if stepping and len(stepping) < len(ledgers):
-        notes.append(f"{len(ledgers) - len(stepping)} processes without steps are left out, such as launchers")
-    by_rank: dict[int | None, list[ProcessLedger]] = defaultdict(list)
-    for ledger in stepping or ledgers:
-        by_rank[ledger.rank].append(ledger)
-    totals: Counter[Cause] = Counter()
-    lines: Counter[tuple[Cause, str]] = Counter()
-    attempts: list[Attempt] = []
-    for processes in by_rank.values():
-        processes.sort(key=lambda ledger: ledger.head.unix_ns)
-        for rank_totals, rank_lines, attempt in _rank(processes):
-            totals.update(rank_totals)
-            lines.update(rank_lines)
-            attempts += [attempt] if attempt is not None else []
-    total = sum(totals.values())
-    attempts.sort(key=lambda attempt: (attempt.begin_ns, attempt.rank or 0))
-    begin = min(attempt.begin_ns for attempt in attempts)
+        why = f": {sums.notes[0]}" if sums.notes else "; `perfscope run --ledger` keeps one"
+        raise DataError(f"{names}: no ledger{why}")
+    total = sum(sums.totals.values())
+    begin = min(attempt.begin_ns for attempt in sums.attempts)
     return JobAccount(
-        ranks=len(by_rank),
         total_ns=total,
-        wall_ns=max(attempt.end_ns for attempt in attempts) - begin,
+        wall_ns=max(attempt.end_ns for attempt in sums.attempts) - begin,
         begin_unix_ns=begin,
-        causes=_cause_times(totals, lines, total),
-        goodput=sum(ns for cause, ns in totals.items() if cause in KEPT) / total if total else 0.0,
-        steps=max(sum(attempt.steps for attempt in attempts if attempt.rank == rank) for rank in by_rank),
-        tokens=sum(row.tokens for processes in by_rank.values() for ledger in processes for row in ledger.rows),
-        attempts=tuple(attempts),
-        events=tuple(sorted(_events(by_rank), key=lambda event: event.unix_ns)),
-        series=tuple((rank, tuple(_series(processes))) for rank, processes in by_rank.items()),
-        notes=tuple(notes),
+        causes=_cause_times(sums, total),
+        goodput=sum(ns for cause, ns in sums.totals.items() if cause in KEPT) / total if total else 0.0,
+        steps=max(sums.steps),
+        tokens=sums.tokens,
+        ranks=tuple(sums.ranks),
+        attempts=tuple(sorted(sums.attempts, key=lambda attempt: (attempt.begin_ns, attempt.rank or 0))),
+        events=tuple(sorted(sums.events, key=lambda event: event.unix_ns)),
+        changes=tuple(sorted(sums.changes, key=lambda change: change.unix_ns)),
+        notes=tuple(sums.notes),
     )
 
 
-def _load(runs: Sequence[Path]) -> tuple[list[ProcessLedger], list[str]]:
-    ledgers, notes = [], []
+def _ranks(runs: Sequence[Path], notes: list[str]) -> dict[int | None, list[Path]]:
+    """Files of the job itself by rank: its ranks; without ranks those with steps; without either all. No launchers."""
+    by_rank: dict[int | None, list[Path]] = defaultdict(list)
+    stepping: list[Path] = []
     for run in runs:
         for file in ledger_files(run):
             try:
-                ledger = load_ledger(file)
+                rank, steps = read_rank(file)
             except DataError as error:
                 notes.append(str(error))
                 continue
-            notes += ledger.notes
-            ledgers.append(ledger)
-    return ledgers, notes
+            by_rank[rank].append(file)
+            if rank is None and steps:
+                stepping.append(file)
+    ranked = {rank: by_rank[rank] for rank in sorted(rank for rank in by_rank if rank is not None)}
+    if ranked:
+        return dict(ranked)
+    return {None: stepping} if stepping else dict(by_rank)
 
 
-def _cause_times(totals: Counter[Cause], lines: Counter[tuple[Cause, str]], total: int) -> tuple[CauseTime, ...]:
+def _cause_times(sums: _Sums, total: int) -> tuple[CauseTime, ...]:
     by_cause: dict[Cause, list[tuple[str, int]]] = defaultdict(list)
-    for (cause, line), ns in lines.most_common():
-        if line and len(by_cause[cause]) < MOST_LINES:
+    for (cause, line), ns in sums.lines.most_common():
+        if line and ns > 0 and len(by_cause[cause]) < MOST_LINES:
             by_cause[cause].append((line, ns))
-    order = sorted((cause for cause in CAUSES if totals[cause]), key=lambda cause: -totals[cause])
+    order = sorted((cause for cause in CAUSES if sums.totals[cause]), key=lambda cause: -sums.totals[cause])
     return tuple(
-        CauseTime(cause=cause, ns=totals[cause], share=totals[cause] / total, lines=tuple(by_cause[cause]))
+        CauseTime(cause=cause, ns=sums.totals[cause], share=sums.totals[cause] / total, lines=tuple(by_cause[cause]))
         for cause in order
     )
 
 
-def _rank(
-    processes: list[ProcessLedger],
-) -> Iterable[tuple[Counter[Cause], Counter[tuple[Cause, str]], Attempt | None]]:
-    """Yield the times and the attempt of each process of a rank, and the times between them."""
-    at = processes[0].head.unix_ns
-    for number, ledger in enumerate(processes):
-        following = processes[number + 1] if number + 1 < len(processes) else None
-        begin = ledger.head.unix_ns
-        if begin > at:
-            yield Counter({"between attempts": begin - at}), Counter(), None
-        charged = _charge(ledger)
-        lost = 0 if ledger.ended or following is None else _lose(charged, following)
-        end = begin + ledger.end_ns - ledger.head.began_ns
-        cut = max(0, min(at - begin, end - begin))  # clocks that jump: the rank's time is counted once
-        if cut:
-            _take_off(charged, cut)
-        at = max(at, end)
-        yield (
-            charged.totals,
-            charged.lines,
-            Attempt(
-                rank=ledger.rank,
-                host=ledger.head.host,
-                pid=ledger.head.pid,
-                begin_ns=begin,
-                end_ns=end,
-                ended=ledger.ended,
-                steps=sum(row.steps for row in ledger.rows),
-                lost_ns=lost,
-            ),
-        )
-
-
-def _charge(ledger: ProcessLedger) -> _Charged:
-    """The time of a process from its start to the end of its last row, by cause and line."""
-    known = places(ledger)
-    charged = _Charged(ledger, known, Counter(), Counter())
-    charged.totals["imports"] += max(0, ledger.head.from_ns - ledger.head.began_ns)
-    at = ledger.head.from_ns
-    stuck: tuple[Triple, ...] = ()
-    for row in ledger.rows:
-        charged.totals["not recorded"] += row.begin - at
-        charged.totals["waiting for a core"] += row.core
-        _add(charged, row.at, 1)
-        at = row.begin if row.end is None else row.end
-        if row.steps:
-            stuck = ()
-        elif row.stuck:
-            _move(charged, stuck, "stalled", back=True)
-            stuck = row.stuck
-            _move(charged, stuck, "stalled")
-    if ledger.rows and ledger.rows[-1].tail and not stuck:
-        _move(charged, tuple(part for part in ledger.rows[-1].tail if part[1] > 0), "after the last step")
-    return charged
-
-
-def _add(charged: _Charged, parts: Iterable[Triple], sign: int) -> None:
-    for node, phase, ns in parts:
-        place = charged.places[node] if node < len(charged.places) else charged.places[-1]
-        cause = cause_in(place, phase)
-        charged.totals[cause] += sign * ns
-        charged.lines[cause, place.line] += sign * ns
-
-
-def _move(charged: _Charged, parts: Iterable[Triple], cause: Cause, *, back: bool = False) -> None:
-    """Charge parts that were charged by their stacks to one cause, or ``back``."""
-    sign = 1 if back else -1
-    _add(charged, parts, sign)
-    for node, _, ns in parts:
-        place = charged.places[node] if node < len(charged.places) else charged.places[-1]
-        charged.totals[cause] -= sign * ns
-        charged.lines[cause, place.line] -= sign * ns
-
-
-def _lose(charged: _Charged, following: ProcessLedger) -> int:
-    """Charge what a killed process trained after the save that the next attempt restored to *lost work*, ns."""
-    kept_until = _kept_until(charged.ledger, following)
-    lost = 0
-    for row in charged.ledger.rows:
-        if kept_until is not None and row.begin < kept_until:
-            continue
-        trained = [part for part in row.at if _trains(charged, part)]
-        _move(charged, trained, "lost work")
-        lost += sum(ns for _, _, ns in trained)
-    return lost
-
-
-def _trains(charged: _Charged, part: Triple) -> bool:
-    place = charged.places[part[0]] if part[0] < len(charged.places) else charged.places[-1]
-    return cause_in(place, part[1]) in ("training steps", "warm-up steps")
-
-
-def _kept_until(ledger: ProcessLedger, following: ProcessLedger) -> int | None:
-    """Begin of the save from which the next attempt went on; ``None`` if it began anew."""
-    saves = [event for row in ledger.rows for event in row.checkpoints if event[0] == SAVE and event[5]]
-    restored = [event for row in following.rows for event in row.checkpoints if event[0] == RESTORE and event[5]]
-    if not saves or not restored:
-        return None
-    digests = {event[7] for event in restored} - {""}
-    same = [event for event in saves if event[7] in digests]
-    return max(event[2] for event in (same or saves))
-
-
-def _take_off(charged: _Charged, cut: int) -> None:
-    """Take time that another process of the same rank has already off the largest causes."""
-    for cause, ns in charged.totals.most_common():
-        taken = min(cut, ns)
-        charged.totals[cause] -= taken
-        cut -= taken
-
-
-def _events(by_rank: dict[int | None, list[ProcessLedger]]) -> Iterable[Event]:
-    for rank, processes in by_rank.items():
-        for number, ledger in enumerate(processes):
-            yield from _process_events(ledger, rank, last=number + 1 == len(processes))
-
-
-def _process_events(ledger: ProcessLedger, rank: int | None, *, last: bool) -> Iterable[Event]:
+def _events(charged: Charged, rank: int | None, *, last: bool) -> Iterator[Event]:
+    ledger = charged.ledger
     offset = ledger.head.unix_ns - ledger.head.began_ns
     where = f"{ledger.head.host}, process {ledger.head.pid}"
     yield Event(kind="started", unix_ns=ledger.head.unix_ns, ns=0, rank=rank, line="", text=where)
-    count = 0
-    for row in ledger.rows:
-        for kind, call, begin, end, line, ok, stored, _ in row.checkpoints:
-            count += 1
-            if count > MOST_EVENTS:
-                break
-            later = f"stored {(stored - end) / 1e9:.1f} s later" if stored > end else ""
-            yield Event(
-                kind=kind if ok else f"failed {kind}",
-                unix_ns=begin + offset,
-                ns=end - begin,
-                rank=rank,
-                line=line,
-                text=", ".join(filter(None, (call, later))),
-            )
-    known = places(ledger)
-    for stall in ledger.stalls:
-        threads = [f"{name}: {known[node].line}" for name, node in stall.stacks if 0 <= node < len(known) - 1]
-        main = next((known[node].line for name, node in stall.stacks if name == "MainThread" and node >= 0), "")
-        since = stall.stalled or 0
+    checkpoints = [event for row in ledger.rows for event in row.checkpoints]
+    for kind, call, begin, end, line, ok, stored, _ in checkpoints[:MOST_EVENTS]:
+        later = f"stored {(stored - end) / 1e9:.1f} s later" if stored > end else ""
         yield Event(
-            kind="stalled", unix_ns=since + offset, ns=0, rank=rank, line=main, text="; ".join(threads[:8])
+            kind=kind if ok else f"failed {kind}",
+            unix_ns=begin + offset,
+            ns=end - begin,
+            rank=rank,
+            line=line,
+            text=", ".join(filter(None, (call, later))),
+        )
+    for stall in ledger.stalls:
+        threads = [(name, charged.place(node).line) for name, node in stall.stacks if node >= 0]
+        yield Event(
+            kind="stalled",
+            unix_ns=(stall.stalled or 0) + offset,
+            ns=0,
+            rank=rank,
+            line=next((line for name, line in threads if name == "MainThread"), ""),
+            text="; ".join(f"{name}: {line}" for name, line in threads[:8]),
         )
     if not last or ledger.ended:
         kind = "ended" if ledger.ended else "killed"
         yield Event(kind=kind, unix_ns=ledger.end_ns + offset, ns=0, rank=rank, line="", text=where)
-
-
-def _series(processes: Iterable[ProcessLedger]) -> Iterable[StepRow]:
-    for ledger in processes:
-        charged = _Charged(ledger, places(ledger), Counter(), Counter())
-        offset = ledger.head.unix_ns - ledger.head.began_ns
-        for row in ledger.rows:
-            yield StepRow(
-                unix_ns=(row.end or row.begin) + offset,
-                steps=row.steps,
-                training_ns=_training(charged, row),
-                tokens=row.tokens,
-                loss=row.loss,
-                resident=row.resident,
-                gpu=row.gpu,
-            )
-
-
-def _training(charged: _Charged, row: Row) -> int:
-    return sum(part[2] for part in row.at if _trains(charged, part))

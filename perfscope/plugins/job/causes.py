@@ -112,11 +112,12 @@ def _below(outer: _Above, file: str, line: int, function: str) -> _Above:
     text = f"{file}({line}): {function.rpartition('.')[2]}" if file else function
     own = frame_kind(text)
     owner = int(owner_of(file)) if file else int(Owner.FRAMEWORK)
-    is_test = file.rpartition("/")[2].startswith("test_")
+    may_evaluate = owner < int(Owner.FRAMEWORK) and not file.rpartition("/")[2].startswith("test_")
     nearer = bool(file) and owner <= outer.owner
     return _Above(
         kind=kind_below(outer.kind, own, is_python=bool(file)),
-        evaluates=outer.evaluates or (owner < int(Owner.FRAMEWORK) and not is_test and bool(_EVALUATES.search(function.lower()))),
+        evaluates=outer.evaluates
+        or (owner < int(Owner.FRAMEWORK) and not is_test and bool(_EVALUATES.search(function.lower()))),
         restores=outer.restores or bool(_RESTORES.search(function)),
         imports=outer.imports or file.startswith(_IMPORTS),
         line=f"{file}:{line}" if nearer else outer.line,

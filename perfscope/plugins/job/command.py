@@ -18,9 +18,6 @@ from perfscope.model.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from perfscope.plugins.job.account import JobAccount
-    from perfscope.plugins.job.changes import StepChange
-
 
 @click.command(epilog="`perfscope run --ledger` keeps the ledgers; several RUNs are attempts of one job.")
 @click.argument("runs", nargs=-1, shell_complete=complete_runs)
@@ -66,47 +63,43 @@ def job(
 def show(runs: Sequence[Path], *, verbose: bool = False) -> None:
     """Print the account of runs on stdout; ``DataError`` if they have no ledger."""
     from perfscope.dashboards.report.renderers.text import report_text
+    from perfscope.plugins.job.account import job_account
     from perfscope.plugins.job.report import report_of
 
-    report = report_of(*_accounts(runs))
+    report = report_of(job_account(runs))
     click.echo(report_text(report, **screen(sys.stdout), verbose=verbose), nl=False, color=True)
-
-
-def _accounts(runs: Sequence[Path]) -> tuple[JobAccount, tuple[StepChange, ...]]:
-    from perfscope.plugins.job.account import job_account
-    from perfscope.plugins.job.changes import step_changes
-
-    account = job_account(runs)
-    return account, step_changes(account)
 
 
 def _write(runs: Sequence[Path], files: tuple[str | None, str | None, str | None], *, quiet: bool) -> None:
     if not any(files):
         return
-    account, changes = _accounts(runs)
+    from perfscope.plugins.job.account import job_account
+
+    account = job_account(runs)
     json_file, markdown_file, metrics_file = files
 
     def markdown() -> str:
         from perfscope.dashboards.report.renderers.markdown import sections_markdown
         from perfscope.plugins.job.report import report_of
 
-        report = report_of(account, changes)
+        report = report_of(account)
         head = "\n".join(f"- {fact}" for fact in report.facts)
         return f"**{report.headline}**\n\n{head}\n\n{sections_markdown(report.sections)}\n"
 
     def json() -> str:
         from perfscope.plugins.job.json_document import dump
 
-        return dump(account, changes).decode()
+        return dump(account).decode()
 
     write_answers([(json_file, json), (markdown_file, markdown), (metrics_file, _metrics(runs))], quiet=quiet)
 
 
 def _metrics(runs: Sequence[Path]) -> Callable[[], str]:
     def text() -> str:
+        from perfscope.plugins.job.account import job_account
         from perfscope.plugins.job.metrics import openmetrics
 
-        return openmetrics(*_accounts(runs), job=runs[0].resolve().name)
+        return openmetrics(job_account(runs), runs[0].resolve().name)
 
     return text
 

@@ -7,6 +7,7 @@ out, and rows whose times do not fit are too. What was left out is said in ``not
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -134,6 +135,36 @@ def load_ledger(file: Path) -> ProcessLedger:
         return _assemble(file, head, lines)
     except OSError as error:
         raise DataError(f"{file}: {(error.strerror or 'cannot be read').lower()}") from error
+
+
+class _Brief(Struct, frozen=True):
+    """Of a row: whose it is, and whether it has steps."""
+
+    rank: Count | None = None
+    steps: Count = 0
+
+
+_brief = msgspec.json.Decoder(_Brief)
+
+
+def read_rank(file: Path) -> tuple[int | None, bool]:
+    """(Rank, whether it has steps) of a ledger, without reading it whole where its first line says the rank.
+
+    ``DataError`` if the file is no ledger.
+    """
+    try:
+        lines = _lines(file)
+        head = _decode_head(file, next(lines, b""))
+        rank, steps = head.rank, False
+        if rank is not None:
+            return rank, True
+        for line in lines:
+            with suppress(msgspec.DecodeError, UnicodeDecodeError):
+                row = _brief.decode(line)
+                rank, steps = row.rank if row.rank is not None else rank, steps or row.steps > 0
+    except OSError as error:
+        raise DataError(f"{file}: {(error.strerror or 'cannot be read').lower()}") from error
+    return rank, steps
 
 
 def _decode_head(file: Path, line: bytes) -> Head:

@@ -9,22 +9,20 @@ import msgspec
 from perfscope.model.documents.bounded_json import schema_of
 from perfscope.model.untrusted_text import sanitize_value
 from perfscope.plugins.job.account import JobAccount
-from perfscope.plugins.job.changes import StepChange
 
 SCHEMA = "perfscope.job/1"
 
 
 class JobDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """The account, and the changes of its step time."""
+    """The account with its schema."""
 
     schema: str = SCHEMA
     account: JobAccount
-    changes: tuple[StepChange, ...]
 
 
-def dump(account: JobAccount, changes: tuple[StepChange, ...]) -> bytes:
+def dump(account: JobAccount) -> bytes:
     """UTF-8 JSON, its texts without control characters, secrets and homes."""
-    document = JobDocument(account=account, changes=changes)
+    document = JobDocument(account=account)
     return msgspec.json.format(msgspec.json.encode(sanitize_value(msgspec.to_builtins(document))), indent=1) + b"\n"
 
 

@@ -6,17 +6,15 @@ family, label values with backslash, quote and line feed escaped, ``# EOF`` at t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 
 from perfscope.model.errors import PerfscopeError
-from perfscope.plugins.job.account import JobAccount, StepRow
-from perfscope.plugins.job.changes import StepChange
+from perfscope.plugins.job.account import JobAccount
+from perfscope.plugins.job.steps import RankState
 
 TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-LATEST = 3
-"""Rows of a rank that make its present step time and throughput: half a minute at first."""
 
 
 class _Family(NamedTuple):
@@ -27,10 +25,10 @@ class _Family(NamedTuple):
     samples: tuple[tuple[dict[str, str], float], ...]
 
 
-def openmetrics(account: JobAccount, changes: tuple[StepChange, ...], job: str) -> str:
+def openmetrics(account: JobAccount, job: str) -> str:
     """The exposition of a job; ``job``: value of the label of that name on every sample."""
     lines: list[str] = []
-    for family in _families(account, changes):
+    for family in _families(account):
         if not family.samples:
             continue
         lines += [f"# TYPE {family.name} {family.kind}"]
@@ -43,7 +41,7 @@ def openmetrics(account: JobAccount, changes: tuple[StepChange, ...], job: str) 
     return "\n".join([*lines, "# EOF", ""])
 
 
-def _families(account: JobAccount, changes: tuple[StepChange, ...]) -> Iterator[_Family]:
+def _families(account: JobAccount) -> Iterator[_Family]:
     yield _Family(
         "perfscope_job_time_seconds",
         "gauge",
@@ -70,51 +68,37 @@ def _families(account: JobAccount, changes: tuple[StepChange, ...]) -> Iterator[
         tuple(({"kind": kind}, sum(event.kind == kind for event in account.events)) for kind in kinds),
     )
     yield _Family(
-        "perfscope_job_step_time_changes", "counter", "", "Changes of the step time.", (({}, len(changes)),)
+        "perfscope_job_step_time_changes", "counter", "", "Changes of the step time.", (({}, len(account.changes)),)
     )
     yield from _by_rank(account)
 
 
-def _by_rank(account: JobAccount) -> Iterator[_Family]:
-    latest = {_name(rank): [row for row in rows if row.steps][-LATEST:] for rank, rows in account.series}
-    last = {_name(rank): rows[-1] for rank, rows in account.series if rows}
-    yield _Family(
-        "perfscope_job_step_time_seconds",
-        "gauge",
-        "seconds",
-        "Training time per step of the last rows of a rank.",
-        tuple(({"rank": rank}, value) for rank, rows in latest.items() for value in _step_time(rows)),
-    )
-    yield _Family(
-        "perfscope_job_resident_memory_bytes",
-        "gauge",
+_RANK_GAUGES: tuple[tuple[str, str, str, Callable[[RankState], float | None]], ...] = (
+    ("step_time_seconds", "seconds", "Training time per step.", lambda rank: rank.step_ns and rank.step_ns / 1e9),
+    ("tokens_per_second", "", "Tokens that the program reports.", lambda rank: rank.tokens_per_s),
+    ("loss", "", "Loss that the program last reported.", lambda rank: rank.loss),
+    (
+        "resident_memory_bytes",
         "bytes",
-        "Resident memory of a rank's process.",
-        tuple(({"rank": rank}, float(row.resident)) for rank, row in last.items() if row.resident >= 0),
-    )
-    yield _Family(
-        "perfscope_job_loss",
-        "gauge",
-        "",
-        "Loss that the program last reported.",
-        tuple(({"rank": rank}, row.loss) for rank, row in last.items() if row.loss is not None),
-    )
-    for place, (name, unit, meaning) in enumerate(
-        (
-            ("perfscope_job_gpu_utilization_ratio", "ratio", "Share of the last second in which a kernel ran."),
-            ("perfscope_job_gpu_power_watts", "watts", "Power of the GPU."),
-            ("perfscope_job_gpu_memory_bytes", "bytes", "Bytes that the allocator has given out."),
+        "Resident memory of the process.",
+        lambda rank: rank.resident if rank.resident >= 0 else None,
+    ),
+    ("gpu_utilization_ratio", "ratio", "Time in which a kernel ran.", lambda rank: rank.gpu and rank.gpu[0]),
+    ("gpu_power_watts", "watts", "Power of the GPU.", lambda rank: rank.gpu and rank.gpu[1]),
+    ("gpu_memory_bytes", "bytes", "Bytes given out by the allocator.", lambda rank: rank.gpu and rank.gpu[2]),
+)
+"""Name without its beginning, unit, meaning, value of a rank at its last rows."""
+
+
+def _by_rank(account: JobAccount) -> Iterator[_Family]:
+    for name, unit, meaning, value in _RANK_GAUGES:
+        values = [(rank, value(rank)) for rank in account.ranks]
+        samples = tuple(
+            ({"rank": _name(rank.rank), "host": rank.host}, float(number))
+            for rank, number in values
+            if number is not None
         )
-    ):
-        samples = tuple(({"rank": rank}, float(row.gpu[place])) for rank, row in last.items() if row.gpu is not None)
-        yield _Family(name, "gauge", unit, meaning, samples)
-
-
-def _step_time(rows: Iterable[StepRow]) -> Iterator[float]:
-    rows = list(rows)
-    steps = sum(row.steps for row in rows)
-    if steps:
-        yield sum(row.training_ns for row in rows) / steps / 1e9
+        yield _Family(f"perfscope_job_{name}", "gauge", unit, meaning, samples)
 
 
 def _name(rank: int | None) -> str:

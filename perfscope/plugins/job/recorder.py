@@ -41,8 +41,8 @@ BUDGET = 0.003
 LONGEST_PERIOD_S = 1.6
 WATCHED_SAMPLES = 100
 """Samples between two looks at the cost."""
-ROWS_S = ((3600.0, 10.0), (86_400.0, 30.0), (float("inf"), 60.0))
-"""(Age of the process, time between two rows): a killed process loses at most the last interval. A week is 11,000 rows."""
+ROWS_S = ((60.0, 2.0), (3600.0, 10.0), (86_400.0, 30.0), (float("inf"), 60.0))
+"""(Age of the process, time between two rows): a killed process loses at most the last interval. A week is 12,000 rows."""
 STALLED_S = 120.0
 """Smallest time without a completed step after which the stacks of all threads are written."""
 STALLED_STEPS = 30

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from perfscope.dashboards.report.blocks import Badge, Column, Effect, Report, Section, Table, Text, Value, table, tables
 from perfscope.model.units import format_ns
 from perfscope.plugins.job.account import Attempt, CauseTime, Event, JobAccount
-from perfscope.plugins.job.changes import StepChange
+from perfscope.plugins.job.steps import StepChange
 
 FEW = 10
 _MEANT = {
@@ -19,21 +19,21 @@ _MEANT = {
 """Explanations that are shown only where the cause is."""
 
 
-def report_of(account: JobAccount, changes: tuple[StepChange, ...]) -> Report:
+def report_of(account: JobAccount) -> Report:
     """The account as blocks."""
     return Report(
         headline=_headline(account),
-        facts=tuple(_facts(account, changes)),
-        sections=tuple(_sections(account, changes)),
+        facts=tuple(_facts(account)),
+        sections=tuple(_sections(account)),
     )
 
 
 def _headline(account: JobAccount) -> str:
-    ranks = "one process" if account.ranks == 1 else f"{account.ranks:,} ranks"
+    ranks = "one process" if len(account.ranks) == 1 else f"{len(account.ranks):,} ranks"
     return f"{account.goodput:.1%} of {format_ns(account.wall_ns)} of {ranks} trained what was kept"
 
 
-def _facts(account: JobAccount, changes: tuple[StepChange, ...]) -> Iterator[str]:
+def _facts(account: JobAccount) -> Iterator[str]:
     most = next((cause for cause in account.causes if cause.cause not in ("training steps",)), None)
     if most is not None:
         at = f", most of it at {most.lines[0][0]}" if most.lines else ""
@@ -41,18 +41,19 @@ def _facts(account: JobAccount, changes: tuple[StepChange, ...]) -> Iterator[str
     tokens = f", {account.tokens:,} tokens" if account.tokens else ""
     steps = f"{account.steps:,} steps" if account.steps != 1 else "1 step"
     yield f"{steps}{tokens}; times by samples of the main thread, ten a second"
-    if changes:
-        last = changes[-1]
+    if account.changes:
+        last = max(account.changes, key=lambda change: abs(change.change))
+        at = f", {format_ns(last.line_ns)} of it at {last.line}" if last.line and last.line_ns > 0 else ""
         yield (
-            f"the step time changed by {last.change:+.1%} at {_clock(last.unix_ns)}: "
-            f"{format_ns(last.before_ns)} to {format_ns(last.after_ns)}{_of(last.rank)}"
+            f"the step time changed by {last.change:+.0%} at {_clock(last.unix_ns)}: "
+            f"{format_ns(last.before_ns)} to {format_ns(last.after_ns)}{_of(last.rank)}{at}"
         )
 
 
-def _sections(account: JobAccount, changes: tuple[StepChange, ...]) -> Iterator[Section]:
+def _sections(account: JobAccount) -> Iterator[Section]:
     yield Section(title="Where the time went", blocks=(*tables(_causes(account)), *_meanings(account)))
-    if changes:
-        yield Section(title="Changes of the step time", blocks=tables(_changes(changes)))
+    if account.changes:
+        yield Section(title="Changes of the step time", blocks=tables(_changes(account.changes)))
     notable = [event for event in account.events if event.kind not in ("started", "ended")]
     if notable:
         yield Section(title="Events", summary=_counts(notable), blocks=tables(_events(notable)))
@@ -93,6 +94,8 @@ def _changes(changes: tuple[StepChange, ...]) -> Table:
         Column("a step before", lambda row: round(row.before_ns), "ns"),
         Column("after", lambda row: round(row.after_ns), "ns"),
         Column("change", _effect),
+        Column("line that changed most", lambda row: row.line, "place"),
+        Column("by", lambda row: round(row.line_ns), "signed_ns", drop=2),
     )
     return table(columns, changes, few=FEW)
 
