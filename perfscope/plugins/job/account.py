@@ -188,9 +188,9 @@ def _ranks(runs: Sequence[Path], notes: list[str]) -> dict[int | None, list[Path
             by_rank[rank].append(file)
             if rank is None and steps:
                 stepping.append(file)
-    ranked = {rank: by_rank[rank] for rank in sorted(rank for rank in by_rank if rank is not None)}
-    if ranked:
-        return dict(ranked)
+    ranks = sorted(rank for rank in by_rank if rank is not None)
+    if ranks:
+        return {rank: by_rank[rank] for rank in ranks}
     return {None: stepping} if stepping else dict(by_rank)
 
 

@@ -116,8 +116,7 @@ def _below(outer: _Above, file: str, line: int, function: str) -> _Above:
     nearer = bool(file) and owner <= outer.owner
     return _Above(
         kind=kind_below(outer.kind, own, is_python=bool(file)),
-        evaluates=outer.evaluates
-        or (owner < int(Owner.FRAMEWORK) and not is_test and bool(_EVALUATES.search(function.lower()))),
+        evaluates=outer.evaluates or (may_evaluate and bool(_EVALUATES.search(function.lower()))),
         restores=outer.restores or bool(_RESTORES.search(function)),
         imports=outer.imports or file.startswith(_IMPORTS),
         line=f"{file}:{line}" if nearer else outer.line,

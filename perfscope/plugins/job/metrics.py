@@ -92,13 +92,12 @@ _RANK_GAUGES: tuple[tuple[str, str, str, Callable[[RankState], float | None]], .
 
 def _by_rank(account: JobAccount) -> Iterator[_Family]:
     for name, unit, meaning, value in _RANK_GAUGES:
-        values = [(rank, value(rank)) for rank in account.ranks]
-        samples = tuple(
-            ({"rank": _name(rank.rank), "host": rank.host}, float(number))
-            for rank, number in values
-            if number is not None
-        )
-        yield _Family(f"perfscope_job_{name}", "gauge", unit, meaning, samples)
+        samples = []
+        for rank in account.ranks:
+            number = value(rank)
+            if number is not None:
+                samples.append(({"rank": _name(rank.rank), "host": rank.host}, float(number)))
+        yield _Family(f"perfscope_job_{name}", "gauge", unit, meaning, tuple(samples))
 
 
 def _name(rank: int | None) -> str:

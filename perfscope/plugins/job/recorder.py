@@ -42,7 +42,8 @@ LONGEST_PERIOD_S = 1.6
 WATCHED_SAMPLES = 100
 """Samples between two looks at the cost."""
 ROWS_S = ((60.0, 2.0), (3600.0, 10.0), (86_400.0, 30.0), (float("inf"), 60.0))
-"""(Age of the process, time between two rows): a killed process loses at most the last interval. A week is 12,000 rows."""
+"""(Age of the process, time between two rows): a killed process loses at most the last interval, and a week has 12,000
+rows."""
 STALLED_S = 120.0
 """Smallest time without a completed step after which the stacks of all threads are written."""
 STALLED_STEPS = 30
@@ -104,6 +105,7 @@ class LedgerWatcher:
         self._from_ns = self._last_ns = self._step_seen_ns = now
         info = rank_from_environment(os.environ)
         self._rank = (None, None) if info is None else (info.rank, info.world_size)
+        began_unix_ns = time.time_ns() - age
         head = {
             "schema": SCHEMA,
             "host": socket.gethostname(),
@@ -114,9 +116,9 @@ class LedgerWatcher:
             "program": Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "",
             "began_ns": self._began_ns,
             "from_ns": now,
-            "unix_ns": time.time_ns() - age,
+            "unix_ns": began_unix_ns,
         }
-        name = f"{head['host']}-{head['pid']}-{head['unix_ns'] // 1_000_000_000}{SUFFIX}"
+        name = f"{head['host']}-{head['pid']}-{began_unix_ns // 1_000_000_000}{SUFFIX}"
         try:
             self._folder.mkdir(exist_ok=True)
             self._file = (self._folder / name).open("ab", buffering=0)
@@ -227,11 +229,11 @@ class LedgerWatcher:
         if stalled and not self._stalled and self._stalls < MOST_STALLS:
             self._stalls += 1
             names = {thread.ident: thread.name for thread in threading.enumerate()}
-            stacks = []
+            stacks: list[tuple[str, int]] = []
             for ident in list(sys._current_frames()):
                 stack = self._reader.read(ident) if ident != threading.get_ident() else None
                 if stack is not None:
-                    stacks.append([names.get(ident, "thread"), self._tree.add(stack)])
+                    stacks.append((names.get(ident, "thread"), self._tree.add(stack)))
             self._append({**self._news([node for _, node in stacks]), "stalled": self._step_seen_ns, "stacks": stacks})
         self._stalled = stalled
 

@@ -426,8 +426,10 @@ class Session:
                 self._jax.abandon_in_fork()
             self._stacks.abandon_in_fork(sample=sample)
             self._counting.abandon_in_fork()
-            for observer in (*self._recorders, *self._watchers):
-                observer.abandon_in_fork()
+            for recorder in self._recorders:
+                recorder.abandon_in_fork()
+            for watcher in self._watchers:
+                watcher.abandon_in_fork()
         except Exception:  # noqa: S110 (the child shares the run directory with its parent and must not write there)
             pass
 
