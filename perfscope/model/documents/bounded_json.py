@@ -159,10 +159,10 @@ def schema_of(kind: type[Any], schema: str, *, what: str) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON types, lists of dicts sorted, without defaults."""
+    """The value as JSON types, alternatives sorted, without defaults."""
     if isinstance(value, dict):
-        return {key: _plain(value) for key, value in value.items() if key != "default"}
-    if isinstance(value, list | tuple):
-        items = [_plain(item) for item in value]
-        return sorted(items, key=json.dumps) if all(isinstance(item, dict) for item in items) else items
-    return value
+        plain = {key: _plain(value) for key, value in value.items() if key != "default"}
+        for key in {"anyOf", "oneOf"} & plain.keys():
+            plain[key] = sorted(plain[key], key=json.dumps)
+        return plain
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -79,12 +79,13 @@ def _write(runs: Sequence[Path], files: tuple[str | None, str | None, str | None
     json_file, markdown_file, metrics_file = files
 
     def markdown() -> str:
-        from perfscope.dashboards.report.renderers.markdown import sections_markdown
+        from perfscope.dashboards.report.renderers.markdown import open_section, sections_markdown
         from perfscope.plugins.job.report import report_of
 
         report = report_of(account)
         head = "\n".join(f"- {fact}" for fact in report.facts)
-        return f"**{report.headline}**\n\n{head}\n\n{sections_markdown(report.sections)}\n"
+        first, *others = report.sections
+        return f"**{report.headline}**\n\n{head}\n\n{open_section(first)}\n\n{sections_markdown(others)}\n"
 
     def json() -> str:
         from perfscope.plugins.job.json_document import dump

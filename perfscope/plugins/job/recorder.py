@@ -86,6 +86,10 @@ class LedgerWatcher:
         self._nodes = 0
         """Nodes that were written."""
         self._texts: dict[str, int] = {}
+        self._unwritten: dict[str, list[Any]] = {"texts": [], "nodes": [], "calls": []}
+        """Of lines that the file system refused."""
+        self._torn = False
+        """Whether the last line may be in the file in part."""
         self._called: set[int] = set()
         """Nodes whose callee was written."""
         self._steps = self._step_ns = self._free = self._free_ns = 0
@@ -277,38 +281,43 @@ class LedgerWatcher:
         self._rank = rank if rank[0] is not None else self._rank
 
     def _news(self, leaves: list[int]) -> dict[str, Any]:
-        """Nodes and texts that no line before had."""
-        texts: list[str] = []
+        """Nodes and texts that no line in the file has."""
+        news = self._unwritten
 
         def text(word: str) -> int:
             known = self._texts.get(word)
             if known is None:
                 known = self._texts[word] = len(self._texts)
-                texts.append(word)
+                news["texts"].append(word)
             return known
 
-        nodes = []
         for node in range(self._nodes, len(self._tree)):
             caller, file, line, function = self._tree.position(node)
-            nodes.append([caller, text(file), line, text(function)])
-        self._nodes += len(nodes)
-        calls = []
+            news["nodes"].append([caller, text(file), line, text(function)])
+            self._nodes += 1
         for node in sorted(set(leaves) - self._called - {-1}):
             self._called.add(node)
             callee = self._tree.callee(node)
             if callee is not None:
-                calls.append([node, text(callee)])
-        return {key: value for key, value in (("texts", texts), ("nodes", nodes), ("calls", calls)) if value}
+                news["calls"].append([node, text(callee)])
+        return {key: value for key, value in news.items() if value}
 
     def _append(self, line: dict[str, Any]) -> bool:
         """Write one line; False if the file system refuses it, as a full disk does."""
         if self._file is None:
             return False
         text = json.dumps(line, separators=(",", ":")).encode("utf-8", "replace") + b"\n"
+        text = b"\n" + text if self._torn else text
+        self._torn = True
         try:
-            return bool(self._file.write(text) == len(text))
+            if self._file.write(text) != len(text):
+                return False
         except OSError:
             return False
+        self._torn = False
+        if line.keys() & self._unwritten.keys():
+            self._unwritten = {key: [] for key in self._unwritten}
+        return True
 
 
 def _event(event: Checkpoint) -> list[Any]:
