@@ -111,6 +111,7 @@ class StackTree:
         """The tree with lines for positions; ``leaves``: what ``add`` returned for each sample."""
         texts: dict[str, int] = {}
         frames: dict[tuple[int, int, int, int], int] = {}
+
         def text(word: str) -> int:
             return texts.setdefault(word, len(texts))
 
