@@ -307,7 +307,7 @@ impl<'a> Pickle<'a> {
         }
     }
 
-    /// Write a value as a pickle of its own. `memo`: places of what was written before.
+    /// Write the opcodes of a value. `memo`: places of what was written before.
     fn write(&self, id: Id, depth: usize, memo: &mut HashMap<Id, u32>, out: &mut Vec<u8>) -> Result<(), Stop> {
         if depth == MOST_DEPTH {
             return Err(Stop::Unusual);

@@ -26,7 +26,7 @@ FIRST_CALLS = 2
 """Passes of a line from which it is the loop's: one may be a check before it."""
 
 _ENGINE = "_engine_run_backward"
-"""What ``Tensor.backward``, ``torch.autograd.backward`` and ``torch.autograd.grad`` call, in their module."""
+"""Function that ``Tensor.backward``, ``torch.autograd.backward`` and ``torch.autograd.grad`` call."""
 
 
 class BackwardCalls:
