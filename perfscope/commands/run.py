@@ -221,14 +221,19 @@ def run(
         alone=follow is False,
     )
     target = _target(context)
-    if follow is False and target.module and target.arguments[0] in STARTERS:
-        raise UsageError(f"--no-follow: {target.arguments[0]} starts the program as another process")
-    follow = follow or (target.module and target.arguments[0] in LAUNCHERS)
-    recorded = record(target, options, root=output, name=name, follow=bool(follow), run_id=run_id, wait_s=wait)
+    follows = _follows(target, follow)
+    recorded = record(target, options, root=output, name=name, follow=follows, run_id=run_id, wait_s=wait)
     if recorded.task.number and (recorded.task.key is not None or recorded.task.count is not None):
         return _print_alone(recorded, quiet=quiet)  # the first task speaks for all
     _print_outcome(recorded, configuration, reports=not no_report, quiet=quiet, verbose=verbose)
     return _with_hint(context, recorded.code, quiet=quiet)
+
+
+def _follows(target: Target, asked: bool | None) -> bool:
+    """Whether all processes that the program starts capture."""
+    if asked is False and target.module and target.arguments[0] in STARTERS:
+        raise UsageError(f"--no-follow: {target.arguments[0]} starts the program as another process")
+    return bool(asked or (target.module and target.arguments[0] in LAUNCHERS))
 
 
 def _with_hint(context: click.Context, code: int, *, quiet: bool) -> int:
