@@ -49,7 +49,7 @@ class CaptureOptions:
     recorders: Mapping[str, str] = field(default_factory=dict)
     """Recorders of plug-ins that run in all steps, in place of a profile: key of the recording -> class."""
     watchers: Mapping[str, str] = field(default_factory=dict)
-    """Watchers of plug-ins, which observe the whole process beside a profile: name -> class."""
+    """Watchers of plug-ins, which observe the whole process next to a profile: name -> class."""
     seconds: float | None = None
     """Time after which the program is ended, counted from its start; ``None``: it ends by itself."""
     alone: bool = False

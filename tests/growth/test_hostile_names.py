@@ -18,9 +18,9 @@ from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.ops import kernel_names
 from perfscope.analyzers.ops.kernels import matmul_precision, uses_tensor_cores
 from perfscope.analyzers.readers.torch_log import graph_text
-from perfscope.analyzers.time import frame_kinds, phases, steps
+from perfscope.analyzers.time import phases, steps
 from perfscope.dashboards.report.compare import json as comparison_json
-from perfscope.model.frames import parse_frame, parse_module
+from perfscope.model.frames import kinds, parse_frame, parse_module
 from perfscope.model.trace import SliceKind, Trace
 from perfscope.model.untrusted_text import clean, scrub
 from perfscope.profiler.session import steps as session_steps
@@ -48,7 +48,7 @@ FUNCTIONS: tuple[Callable[[str], object], ...] = (
     keys.without_counters.__wrapped__,
     keys.without_tiles.__wrapped__,
     keys.work_class.__wrapped__,
-    frame_kinds.frame_kind.__wrapped__,
+    kinds.frame_kind.__wrapped__,
     parse_frame.__wrapped__,
     parse_module,
     clean,

@@ -16,7 +16,7 @@ STANDARD_LIBRARY_ONLY = {
     "perfscope/model/documents/counters.py",
     "perfscope/model/documents/run.py",
     "perfscope/model/documents/stacks.py",
-    "perfscope/model/frames.py",
+    "perfscope/model/frames/__init__.py",
     "perfscope/model/jax_log.py",
     "perfscope/model/op_graph.py",
     "perfscope/plugins/numerics/document.py",

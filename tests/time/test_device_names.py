@@ -22,9 +22,9 @@ from perfscope.analyzers.time.fixes import (
     read_fix,
     situation,
 )
-from perfscope.analyzers.time.frame_kinds import FrameKind
 from perfscope.model.compile_log import CodeLine, Compile, CompileLog
 from perfscope.model.documents.causes import CAUSES
+from perfscope.model.frames.kinds import FrameKind
 from tests.build import EVERYTHING, TraceBuilder
 from tests.graphs import GraphBuilder
 

@@ -22,7 +22,6 @@ from perfscope.analyzers.graph import short_name, trace_flow
 from perfscope.analyzers.spans import input_slices, named_slices, nearest_ancestor, op_times
 from perfscope.analyzers.time import (
     CallSite,
-    FrameKind,
     account_windows,
     call_site,
     detail_row,
@@ -30,6 +29,7 @@ from perfscope.analyzers.time import (
     graph_ops_inside,
     kind_of_slice,
 )
+from perfscope.model.frames.kinds import FrameKind
 from perfscope.model.intervals import Int64, covered, union
 from perfscope.model.op_flops import BATCHED_PRODUCTS, PLAIN_PRODUCTS
 from perfscope.model.trace import MISSING, CopyKind, SliceKind, Trace

@@ -9,8 +9,9 @@ from msgspec import Struct
 from perfscope.analyzers.ranks.late_causes import Cause, Why
 from perfscope.analyzers.ranks.rank_work import HostLine, RankWork, ShapedOp
 from perfscope.analyzers.ranks.waits import COMPUTE, LOADER, NOTHING
-from perfscope.analyzers.time import FrameKind, Situation, does
+from perfscope.analyzers.time import Situation, does
 from perfscope.model.finding import Where
+from perfscope.model.frames.kinds import FrameKind
 from perfscope.model.units import format_ns
 
 MOST_SHAPES = 2

@@ -15,7 +15,7 @@ from msgspec import Struct
 from perfscope.analyzers.ranks.rank_work import HostLine, RankWork, ShapedOp, rank_work
 from perfscope.analyzers.ranks.sets import RankSet
 from perfscope.analyzers.ranks.waits import COMPUTE, EARLIER, HOST, LOADER, NOTHING, Late, Straggling
-from perfscope.analyzers.time import FrameKind
+from perfscope.model.frames.kinds import FrameKind
 from perfscope.model.trace import MISSING
 
 LARGER = 1.1

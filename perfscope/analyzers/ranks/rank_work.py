@@ -18,7 +18,6 @@ from perfscope.analyzers.spans import op_times
 from perfscope.analyzers.time import (
     CoreSummary,
     CoreWaits,
-    FrameKind,
     Situation,
     account_windows,
     call_site,
@@ -30,6 +29,7 @@ from perfscope.analyzers.time import (
     steps_at,
     thread_lines,
 )
+from perfscope.model.frames.kinds import FrameKind
 from perfscope.model.intervals import EMPTY, Int64, Intervals
 from perfscope.model.trace import MISSING, Trace
 

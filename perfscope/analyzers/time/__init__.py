@@ -17,7 +17,6 @@ from perfscope.analyzers.time.device_data.device_doubts import DeviceDoubt
 from perfscope.analyzers.time.device_time import DeviceParts, DeviceTime, device_busy, device_times
 from perfscope.analyzers.time.exposure import communication_in_steps, exposed_communication, exposed_until
 from perfscope.analyzers.time.fixes import UNCHECKED, Situation, does, situation
-from perfscope.analyzers.time.frame_kinds import FrameKind, frame_kind
 from perfscope.analyzers.time.host_account import HostAccount, marks_of
 from perfscope.analyzers.time.host_activity import compiles, divide, innermost_spans, loads_code, main_thread
 from perfscope.analyzers.time.host_lines import kind_of_slice
@@ -80,7 +79,6 @@ __all__ = [
     "DeviceDoubt",
     "DeviceParts",
     "DeviceTime",
-    "FrameKind",
     "Generation",
     "GrownName",
     "HostAccount",
@@ -108,7 +106,6 @@ __all__ = [
     "exposed_communication",
     "exposed_until",
     "forward_rows",
-    "frame_kind",
     "framework",
     "graph_op",
     "graph_ops_inside",

@@ -16,12 +16,12 @@ from msgspec import Struct
 
 from perfscope.analyzers.spans import is_compiled
 from perfscope.analyzers.time.calls import Framework, framework
-from perfscope.analyzers.time.frame_kinds import FrameKind, frame_kind
 from perfscope.analyzers.time.model_calls import generation
 from perfscope.analyzers.time.phases import PHASES, host_phases, work_phases
 from perfscope.analyzers.time.samples import stacks
 from perfscope.model.documents.causes import Cause
 from perfscope.model.finding import Where
+from perfscope.model.frames.kinds import FrameKind, frame_kind
 from perfscope.model.trace import MISSING, Trace
 
 ProgramPhase = Literal["training", "evaluation", "generation", "service", "unknown"]

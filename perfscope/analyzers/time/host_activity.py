@@ -25,9 +25,9 @@ from perfscope.analyzers.spans import (
     spans_by_thread,
 )
 from perfscope.analyzers.time.calls import base_name, blocking_calls
-from perfscope.analyzers.time.frame_kinds import ENGINES, FrameKind, frame_kind
 from perfscope.analyzers.time.rank_waits import waits_between_ops, waits_in_calls
 from perfscope.analyzers.time.samples import device_waits, nearest_samples, shown_kinds, stacks, waiting_samples
+from perfscope.model.frames.kinds import ENGINES, FrameKind, frame_kind
 from perfscope.model.intervals import (
     EMPTY,
     Int64,

@@ -17,7 +17,6 @@ from msgspec import Struct
 from perfscope.analyzers.spans import lineage
 from perfscope.analyzers.time.account import StepAccount, step_accounts, time_of_cause
 from perfscope.analyzers.time.calls import framework
-from perfscope.analyzers.time.frame_kinds import ENGINES, FrameKind, frame_kind, kind_below, package_of
 from perfscope.analyzers.time.host_activity import (
     NOT_RECORDED,
     HostActivity,
@@ -43,6 +42,7 @@ from perfscope.analyzers.time.sites import CallSite, call_site
 from perfscope.analyzers.time.steps import step_windows
 from perfscope.model.documents.causes import Cause
 from perfscope.model.frames import Owner, owner_of
+from perfscope.model.frames.kinds import ENGINES, FrameKind, frame_kind, kind_below, package_of
 from perfscope.model.intervals import Int64, Intervals, merge
 from perfscope.model.trace import MISSING, SliceKind, Trace
 

@@ -12,9 +12,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.analyzers.time.frame_kinds import ENGINES, FrameKind
 from perfscope.analyzers.time.samples import SampledPieces, shown_kinds, waiting_samples
 from perfscope.model.collectives import operation_of
+from perfscope.model.frames.kinds import ENGINES, FrameKind
 from perfscope.model.intervals import EMPTY, Intervals, difference, intersection, union
 from perfscope.model.trace import MISSING, SliceKind, Trace
 

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from perfscope.analyzers.time.frame_kinds import COMPUTES, WAITS, FrameKind, frame_kind, kind_below
 from perfscope.analyzers.time.sites import UNKNOWN_SITE, CallSite
 from perfscope.model.documents.stacks import COLLECTING, SWITCH_NS
 from perfscope.model.frames import Owner, is_profilers, owner_of
+from perfscope.model.frames.kinds import COMPUTES, WAITS, FrameKind, frame_kind, kind_below
 from perfscope.model.intervals import Int64, Intervals
 from perfscope.model.trace import MISSING, Trace
 

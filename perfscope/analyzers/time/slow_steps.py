@@ -14,12 +14,12 @@ from itertools import pairwise
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.time.frame_kinds import ENGINES, FrameKind
 from perfscope.analyzers.time.host_activity import HostActivity, main_thread, sample_activities
 from perfscope.analyzers.time.host_lines import step_functions
 from perfscope.analyzers.time.samples import device_waits, free_samples, sampled_site, shown_kinds, stacks
 from perfscope.analyzers.time.whole_run.cores import waits_of_steps
 from perfscope.model.frames import Owner, owner_of
+from perfscope.model.frames.kinds import ENGINES, FrameKind
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, Trace
 

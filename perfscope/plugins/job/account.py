@@ -31,7 +31,7 @@ class CauseTime(Struct, frozen=True, kw_only=True):
     cause: Cause
     ns: int
     share: float
-    """Of the time of all ranks."""
+    """Share of the time of all ranks."""
     lines: tuple[tuple[str, int], ...]
     """(Line of the program, ns), most first."""
 
@@ -62,7 +62,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
     """By itself; else it was killed, or still runs."""
     steps: int
     lost_ns: int
-    """Of its training: not in what the next attempt went on from."""
+    """Part of its training that the next attempt did not continue from."""
 
 
 class JobAccount(Struct, frozen=True, kw_only=True):
@@ -80,7 +80,7 @@ class JobAccount(Struct, frozen=True, kw_only=True):
     steps: int
     """Completed steps of the rank with most; those that were lost and done again count twice."""
     tokens: int
-    """Of all ranks, counted in the same way; 0 if the program reports none."""
+    """Sum over all ranks, counted in the same way; 0 if the program reports no tokens."""
     ranks: tuple[RankState, ...]
     attempts: tuple[Attempt, ...]
     events: tuple[Event, ...]
@@ -89,7 +89,7 @@ class JobAccount(Struct, frozen=True, kw_only=True):
 
 
 class _Sums:
-    """What is kept of the ranks that were read."""
+    """Sums and rows of the ranks that were read."""
 
     def __init__(self) -> None:
         self.totals: Counter[Cause] = Counter()

@@ -7,8 +7,8 @@ from typing import Literal, get_args
 
 from msgspec import Struct
 
-from perfscope.analyzers.time.frame_kinds import FrameKind, frame_kind, kind_below
 from perfscope.model.frames import Owner, owner_of
+from perfscope.model.frames.kinds import FrameKind, frame_kind, kind_below
 from perfscope.plugins.job.document import ProcessLedger, text_at
 from perfscope.plugins.job.recorder import SET_UP, WARM_UP
 
@@ -60,7 +60,7 @@ _BY_KIND: dict[FrameKind, Cause] = {
 
 
 class Place(Struct, frozen=True, kw_only=True):
-    """What a stack is: its cause after the set-up, and the program's own line."""
+    """Properties of a stack: its cause after the set-up, and the line of the program."""
 
     cause: Cause
     kind: FrameKind

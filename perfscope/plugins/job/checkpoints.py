@@ -20,7 +20,7 @@ from perfscope.profiler.patching import Undo, undo_all, wrap
 from perfscope.profiler.source_files import SourceFiles
 
 MOST_PENDING = 1_000
-"""Events kept until the next row; a program that loads a thousand small files in ten seconds is no checkpoint."""
+"""Events kept until the next row; a program that loads more small files than that in ten seconds loads data."""
 
 SAVE, RESTORE = "save", "restore"
 
@@ -146,7 +146,7 @@ class CheckpointLog:
         upload.add_done_callback(stored)
 
     def _line(self, frame: FrameType | None) -> str:
-        """``train.py:88``: the innermost line of the program; empty if there is none."""
+        """``train.py:88``: the innermost line of the program; empty if the stack has no such line."""
         while frame is not None:
             path = frame.f_code.co_filename
             if self._files.is_user(path) and f"{os.sep}perfscope{os.sep}plugins" not in path:

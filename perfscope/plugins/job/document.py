@@ -1,7 +1,7 @@
-"""Reads the ledgers of a run: one file of JSON lines a process, as `recorder.py` appends them.
+"""Reads the ledgers of a run: one file of JSON lines per process, as `recorder.py` appends them.
 
-A file may be cut off anywhere, because its process may be killed or its disk full: lines that are not whole are left
-out, and rows whose times do not fit are too. What was left out is said in ``notes``.
+A file may be cut off anywhere, because its process may be killed or its disk full. Lines that are not whole and rows
+whose times do not fit are left out; ``notes`` count them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from perfscope.model.untrusted_text import NAME_LIMIT, sanitize
 from perfscope.plugins.job.recorder import FOLDER, SCHEMA, SUFFIX
 
 MOST_BYTES = 256 << 20
-"""Of one file: a month of a process has 20 MB."""
+"""Limit for one file: a month of a process has 20 MB."""
 MOST_LINE = 16 << 20
 MOST_FILES = 65_536
 MOST_NODES = 100_000
@@ -138,7 +138,7 @@ def load_ledger(file: Path) -> ProcessLedger:
 
 
 class _Brief(Struct, frozen=True):
-    """Of a row: whose it is, and whether it has steps."""
+    """Part of a row: its rank, and its number of steps."""
 
     rank: Count | None = None
     steps: Count = 0
@@ -148,9 +148,9 @@ _brief = msgspec.json.Decoder(_Brief)
 
 
 def read_rank(file: Path) -> tuple[int | None, bool]:
-    """(Rank, whether it has steps) of a ledger, without reading it whole where its first line says the rank.
+    """(Rank, whether it has steps) of a ledger, without reading it whole where its first line has the rank.
 
-    ``DataError`` if the file is no ledger.
+    ``DataError`` if the file is not a ledger.
     """
     try:
         lines = _lines(file)

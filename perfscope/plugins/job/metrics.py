@@ -128,6 +128,6 @@ def serve(make: Callable[[], str], port: int) -> ThreadingHTTPServer:
             self.wfile.write(content)
 
         def log_message(self, *_: object) -> None:
-            """Nothing: a scrape every few seconds is no news."""
+            """Log nothing: scrapes come every few seconds."""
 
     return ThreadingHTTPServer(("127.0.0.1", port), Handler)

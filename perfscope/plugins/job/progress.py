@@ -1,4 +1,4 @@
-"""What a program says of its own progress: tokens and loss, for the ledger of a job."""
+"""Progress that a program reports itself: tokens and loss, for the ledger of a job."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import NamedTuple
 
 
 class Told(NamedTuple):
-    """What was said so far."""
+    """Reports so far."""
 
     tokens: int = 0
     """Sum over all calls."""
     loss: float | None = None
-    """Of the last call that had one."""
+    """Loss of the last call that had one."""
 
 
 _told = Told()
 
 
 def progress(*, tokens: int = 0, loss: float | None = None) -> None:
-    """Say how many tokens a step trained, and its loss, so that the ledger of ``perfscope run --ledger`` shows them.
+    """Report how many tokens a step trained, and its loss, to the ledger of ``perfscope run --ledger``.
 
     ``tokens``: of this step and process. ``loss``: a number that the program has on the host; a tensor on a device is
     not read here, because the program would wait for it. Without ``--ledger`` the call does nothing of note.
@@ -33,5 +33,5 @@ def progress(*, tokens: int = 0, loss: float | None = None) -> None:
 
 
 def told() -> Told:
-    """What the program said so far."""
+    """Reports of the program so far."""
     return _told

@@ -63,7 +63,7 @@ class RankState(Struct, frozen=True, kw_only=True):
     step_ns: float | None
     """Training time per step of its last rows; ``None`` without steps in them."""
     tokens_per_s: float | None
-    """Of the last rows; ``None`` if the program reports none."""
+    """Throughput in the last rows; ``None`` if the program reports no tokens."""
     loss: float | None
     resident: int
     """Bytes; -1: unknown."""

@@ -59,7 +59,7 @@ class Progress(NamedTuple):
 
 
 class Watcher(Protocol):
-    """Observes the process from the import of the framework to its end, beside a profile.
+    """Observes the process from the import of the framework to its end, next to a profile.
 
     Made with the message of the launch and a function that returns the progress.
     """

@@ -65,18 +65,17 @@ from perfscope.analyzers.spans import (
 )
 from perfscope.analyzers.time import (
     CallSite,
-    FrameKind,
     Situation,
     call_site,
     detail_row,
     device_busy,
-    frame_kind,
     per_step,
     situation,
     whole_ns,
 )
 from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Scope, Where, fit_title
 from perfscope.model.frames import parse_frame
+from perfscope.model.frames.kinds import FrameKind, frame_kind
 from perfscope.model.intervals import covered
 from perfscope.model.severity import severity_of
 from perfscope.model.trace import MISSING, SliceKind, Trace

@@ -54,7 +54,6 @@ from perfscope.analyzers.spans import removed_time, worst_spans
 from perfscope.analyzers.time.account import StepAccount, step_accounts, time_of_cause
 from perfscope.analyzers.time.calls import Framework, framework
 from perfscope.analyzers.time.fixes import does, move, situation
-from perfscope.analyzers.time.frame_kinds import ENGINES, WAITS, FrameKind
 from perfscope.analyzers.time.host_activity import NOT_RECORDED, main_thread
 from perfscope.analyzers.time.host_lines import HALF, HostLine, HostLines, host_lines
 from perfscope.analyzers.time.samples import lock_wait, sampled_site, stacks
@@ -67,6 +66,7 @@ from perfscope.analyzers.time.whole_run.cores import doubtful_causes
 from perfscope.model.documents.causes import Cause
 from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, fit_title
 from perfscope.model.frames import is_profilers
+from perfscope.model.frames.kinds import ENGINES, WAITS, FrameKind
 from perfscope.model.intervals import Intervals, merge
 from perfscope.model.severity import HIGH_SHARE, MEDIUM_SHARE
 from perfscope.model.trace import MISSING, Trace

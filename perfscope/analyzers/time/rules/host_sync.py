@@ -67,7 +67,6 @@ from perfscope.analyzers.spans import named_slices, nearest_ancestor, outermost,
 from perfscope.analyzers.time.account import abstain_if_unrecorded, idle_pieces, step_accounts, worst_device
 from perfscope.analyzers.time.calls import NO_OP, blocking_calls
 from perfscope.analyzers.time.fixes import read_fix, situation
-from perfscope.analyzers.time.frame_kinds import FrameKind, frame_kind, package_of
 from perfscope.analyzers.time.model_calls import answered_calls
 from perfscope.analyzers.time.near_lines import Place, by_place, lines_in_words
 from perfscope.analyzers.time.sites import CallSite, call_site, graph_ops_inside, op_of, steps_at
@@ -82,6 +81,7 @@ from perfscope.model.finding import (
     Where,
     fit_title,
 )
+from perfscope.model.frames.kinds import FrameKind, frame_kind, package_of
 from perfscope.model.intervals import union
 from perfscope.model.severity import MEDIUM_SHARE, Severity
 from perfscope.model.trace import MISSING, Trace

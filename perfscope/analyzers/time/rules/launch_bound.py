@@ -53,13 +53,13 @@ from perfscope.analyzers.time.account import (
 )
 from perfscope.analyzers.time.calls import largest_by_op, launch_delays, ops_of_calls
 from perfscope.analyzers.time.fixes import launch_fix, memory_fix, move, situation
-from perfscope.analyzers.time.frame_kinds import FrameKind
 from perfscope.analyzers.time.host_lines import HALF, HostLine, host_lines
 from perfscope.analyzers.time.sites import call_site, op_of
 from perfscope.analyzers.time.small_calls import SmallCall, small_call
 from perfscope.analyzers.time.steps import step_windows, timed_cost
 from perfscope.analyzers.time.unjitted import single_operations
 from perfscope.model.finding import MOST_ROWS, NOWHERE, AbstainError, Cell, Finding, Scope, Where, fit_title
+from perfscope.model.frames.kinds import FrameKind
 from perfscope.model.intervals import Intervals
 from perfscope.model.trace import MISSING, RECORDED, Trace
 from perfscope.model.units import format_ns

@@ -34,7 +34,6 @@ from collections.abc import Iterator
 
 from perfscope.analyzers.examined import host_records
 from perfscope.analyzers.time.fixes import situation, worker_starts
-from perfscope.analyzers.time.frame_kinds import ENGINES, FrameKind
 from perfscope.analyzers.time.host_lines import UNANIMOUS
 from perfscope.analyzers.time.model_calls import generation
 from perfscope.analyzers.time.samples import sampled_site
@@ -50,6 +49,7 @@ from perfscope.analyzers.time.slow_steps import (
 )
 from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, fit_title
 from perfscope.model.frames import Owner
+from perfscope.model.frames.kinds import ENGINES, FrameKind
 from perfscope.model.severity import severity_of
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns, ordinal

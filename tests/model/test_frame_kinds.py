@@ -8,7 +8,7 @@ import pytest
 
 from perfscope.analyzers.time.calls import Framework
 from perfscope.analyzers.time.fixes import ProgramPhase, Situation, does, move, read_fix
-from perfscope.analyzers.time.frame_kinds import PLACES, FrameKind, frame_kind, kind_below
+from perfscope.model.frames.kinds import PLACES, FrameKind, frame_kind, kind_below
 
 K = FrameKind
 
