@@ -1,8 +1,8 @@
 """Writes the ledger of one process while it runs: where its main thread was, ten times per second, to its end.
 
 A further thread samples the stack of the thread of the steps; the time since the last sample counts for the stack that
-it finds. Sums are appended to a file in the run folder, one line of JSON each, at growing intervals. Causes are assigned
-when the file is read (`causes.py`). Only the standard library is imported: this runs in the user's process.
+it finds. Sums are appended to a file in the run folder, one line of JSON each, at growing intervals. Causes are
+assigned when the file is read (`causes.py`). Only the standard library is imported: this runs in the user's process.
 """
 
 from __future__ import annotations
