@@ -5,7 +5,7 @@ A *disjoint* set is a pair of int64 arrays (starts, ends), sorted, not touching,
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,18 +32,41 @@ EMPTY = Intervals(np.empty(0, np.int64), np.empty(0, np.int64))
 def distinct(values: npt.ArrayLike) -> Int64:
     """Each value once, in order. ``np.unique`` hashes integers, which takes fifty times as long where most differ."""
     if native_library() is not None:
-        from perfscope.native.sweep import distinct as native_distinct
+        from perfscope.native import sweep
 
-        return native_distinct(np.array(values, np.int64))
+        return sweep.distinct(np.array(values, np.int64))
     ordered = np.sort(np.asarray(values, np.int64))
     new = np.ones(len(ordered), bool)
     new[1:] = ordered[1:] != ordered[:-1]
     return ordered[new]
 
 
+_SPARSE = 16
+"""Maximum range of integers per value for which they are counted, not sorted."""
+
+
+def numbered(values: npt.NDArray[np.integer[Any]]) -> tuple[Int64, Int64]:
+    """``np.unique(values, return_inverse=True)`` of integers; dense values are counted, not sorted."""
+    low = int(values.min()) if len(values) else 0
+    span = int(values.max()) - low + 1 if len(values) else 0
+    if span > _SPARSE * len(values) + 1024:
+        return np.unique(values, return_inverse=True)
+    offset = values - low
+    seen = np.zeros(span, bool)
+    seen[offset] = True
+    found = np.flatnonzero(seen)
+    number = np.empty(span, np.int64)
+    number[found] = np.arange(len(found))
+    return found + low, number[offset]
+
+
 def union(starts: npt.ArrayLike, ends: npt.ArrayLike) -> Intervals:
     """Disjoint union of any intervals. Touching ones are joined, empty ones vanish."""
     begin, finish = np.asarray(starts, np.int64), np.asarray(ends, np.int64)
+    if native_library() is not None:
+        from perfscope.native import sweep
+
+        return Intervals(*sweep.union(begin, finish))
     filled = finish > begin
     begin, finish = begin[filled], finish[filled]
     if not len(begin):
@@ -75,6 +98,10 @@ def covered(busy: Intervals, starts: npt.ArrayLike, ends: npt.ArrayLike) -> Int6
     low = int(np.searchsorted(busy.ends, starts.min(), side="right"))
     high = int(np.searchsorted(busy.starts, ends.max(), side="left"))
     busy = Intervals(busy.starts[low:high], busy.ends[low:high])
+    if native_library() is not None:
+        from perfscope.native import sweep
+
+        return sweep.covered(busy, starts, ends)
     return _covered_before(busy, ends) - _covered_before(busy, starts)
 
 
@@ -109,6 +136,10 @@ def intersection(first: Intervals, second: Intervals) -> Intervals:
     """The parts that lie in both sets."""
     if not len(first.starts) or not len(second.starts):
         return EMPTY
+    if native_library() is not None:
+        from perfscope.native import sweep
+
+        return Intervals(*sweep.intersection(first, second))
     lowest = np.searchsorted(second.ends, first.starts, side="right")
     beyond = np.searchsorted(second.starts, first.ends, side="left")
     counts = np.maximum(beyond - lowest, 0)
@@ -123,6 +154,10 @@ def difference(first: Intervals, second: Intervals) -> Intervals:
     """The parts of ``first`` outside ``second``."""
     if not len(first.starts) or not len(second.starts):
         return first
+    if native_library() is not None:
+        from perfscope.native import sweep
+
+        return Intervals(*sweep.difference(first, second))
     low, high = int(first.starts[0]), int(first.ends[-1])
     return intersection(first, complement(second, low, high))
 

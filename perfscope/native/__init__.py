@@ -17,7 +17,7 @@ SWITCH = "PERFSCOPE_NATIVE"
 ADVICE = "install a Rust compiler, then perfscope again"
 """How to get the library."""
 
-_VERSION = 7
+_VERSION = 8
 """Version of the border in ``src/lib.rs``."""
 
 

@@ -47,6 +47,29 @@ STRINGS, THREADS, CATEGORIES = 0, 1, 2
 """Dictionaries of texts."""
 
 
+class _Column:
+    """Memory of a column, released with the last array that uses it."""
+
+    def __init__(
+        self, native: ctypes.CDLL, scan: ctypes.c_void_p, table: int, column: int, kind: np.dtype[np.generic]
+    ) -> None:
+        self._column = None
+        self._native, values, size = native, ctypes.c_size_t(), ctypes.c_size_t()
+        native.perfscope_kineto_take.restype = ctypes.c_void_p
+        self._column = native.perfscope_kineto_take(
+            scan, ctypes.c_size_t(table), ctypes.c_size_t(column), ctypes.byref(values), ctypes.byref(size)
+        )
+        if self._column is None:
+            raise FaultError
+        self.__array_interface__ = {
+            "shape": (size.value,), "typestr": kind.str, "data": (values.value, False), "version": 3
+        }  # fmt: skip
+
+    def __del__(self) -> None:
+        if self._column is not None:
+            self._native.perfscope_kineto_drop(ctypes.c_void_p(self._column))
+
+
 class Scan:
     """Columns of the usual events of one file, and the places of the others. Not for two threads at once."""
 
@@ -59,7 +82,7 @@ class Scan:
         self._bytes: Array | None = np.frombuffer(text, np.uint8)
         self._position = ctypes.c_size_t()
         native.perfscope_kineto_new.restype = ctypes.c_void_p
-        for name in ("scan", "take", "rest", "size"):
+        for name in ("scan", "rest", "size"):
             getattr(native, f"perfscope_kineto_{name}").restype = ctypes.c_int64
         names = "\n".join(groups).encode()
         numbers = np.array(list(groups.values()), np.uint8)
@@ -123,13 +146,9 @@ class Scan:
         columns: dict[str, Array] = {}
         for name in TABLES[table] if rows else ():
             kind = np.int64 if name in _WIDE else np.float32 if name == "occupancy" else np.int32
-            column = np.empty(rows, kind)
-            taken = self._native.perfscope_kineto_take(
-                self._scan, ctypes.c_size_t(number), ctypes.c_size_t(_NUMBERS[name]), pointer(column), count(column)
-            )
-            if taken != rows:
-                raise FaultError(f"{taken} of {rows} values of {table}.{name}")
-            columns[name] = column
+            columns[name] = np.asarray(_Column(self._native, self._scan, number, _NUMBERS[name], np.dtype(kind)))
+            if len(columns[name]) != rows:
+                raise FaultError(f"{len(columns[name])} of {rows} values of {table}.{name}")
         return columns
 
     def _size(self, what: int) -> int:

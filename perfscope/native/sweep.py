@@ -14,15 +14,20 @@ from perfscope.native.arrays import Array, count, pointer
 _NO_MEMORY = -2
 
 
+def _library() -> ctypes.CDLL:
+    native = library()
+    if native is None:
+        raise RuntimeError("the native library is not loaded")
+    return native
+
+
 def parents(thread: Array, start: Array, end: Array) -> Array:
     """Return the row of the innermost span of the same thread that encloses each span, or -1; shape (n,), int32.
 
     ``thread``, ``start`` and ``end`` are by thread, then start, then longest first. ``MemoryError`` if memory runs out,
     ``FaultError`` if the library fails, here and below.
     """
-    native = library()
-    if native is None:
-        raise RuntimeError("the native library is not loaded")
+    native = _library()
     native.perfscope_parents.restype = ctypes.c_int64
     result = np.empty(len(start), np.int32)
     thread = np.ascontiguousarray(thread, np.int32)
@@ -85,21 +90,19 @@ class _LaneColumns(ctypes.Structure):
 
 
 def lane(host: Host, threads: Sequence[Thread], cuts: Array, low: int, high: int, main: int) -> list[Array]:
-    """Return starts (int64), thread, slice and call (int32) of the lane of ``[low, high)`` ns, shapes (m,).
+    """Return bounds (int64, shape (m + 1,)), thread, slice and call (int32, (m,)) of the lane of ``[low, high)`` ns.
 
     The first of ``threads`` is the main thread, if there is any. ``cuts``: sorted times at which a piece ends.
     """
-    native = library()
-    if native is None:
-        raise RuntimeError("the native library is not loaded")
+    native = _library()
     native.perfscope_lane.restype = ctypes.c_int64
-    kinds = (np.int64, np.int64, np.int32, np.uint8, np.int64, np.int64)
+    kinds = (np.int64, np.int64, np.int32, np.bool_, np.int64, np.int64)
     held = Host._make(np.ascontiguousarray(column, kind) for column, kind in zip(host, kinds, strict=True))
     given = (_ThreadRows * len(threads))(
         *(_ThreadRows(one.number, one.first, one.last, pointer(one.calls), len(one.calls)) for one in threads)
     )
     cuts = np.ascontiguousarray(cuts, np.int64)
-    room = 2 * sum(one.last - one.first + len(one.calls) for one in threads) + len(cuts) + 1
+    room = 2 * sum(one.last - one.first + len(one.calls) for one in threads) + len(cuts) + 2
     columns = [np.empty(room, kind) for kind in (np.int64, np.int32, np.int32, np.int32)]
     made = native.perfscope_lane(
         ctypes.byref(
@@ -113,7 +116,8 @@ def lane(host: Host, threads: Sequence[Thread], cuts: Array, low: int, high: int
         raise MemoryError
     if made < 0:
         raise FaultError
-    return [column[:made] for column in columns]
+    columns[0][made] = high
+    return [columns[0][: made + 1], *(column[:made] for column in columns[1:])]
 
 
 def replay(earliest: Array, durations: Array, before: Array, lag: Array) -> Array:
@@ -122,9 +126,7 @@ def replay(earliest: Array, durations: Array, before: Array, lag: Array) -> Arra
     It begins at ``earliest``, and ``lag`` after the end of each node ``before`` it; both have shape (3, nodes), -1 for
     none. A node is after what it waits for.
     """
-    native = library()
-    if native is None:
-        raise RuntimeError("the native library is not loaded")
+    native = _library()
     native.perfscope_replay.restype = ctypes.c_int64
     ends = np.empty(len(earliest), np.int64)
     held = [np.ascontiguousarray(column, np.int64) for column in (earliest, durations, before, lag)]
@@ -133,18 +135,18 @@ def replay(earliest: Array, durations: Array, before: Array, lag: Array) -> Arra
     return ends
 
 
-def nearest(parents: Array, wanted: Array) -> Array:
-    """Return the innermost wanted span around each span, itself included, or -1; shape (n,), int32.
+def enclosing(parents: Array, wanted: Array, *, outermost: bool) -> Array:
+    """Return the innermost or outermost wanted span around each span, itself included, or -1; shape (n,), int32.
 
     ``parents``: rows before their children's, -1 for none.
     """
-    native = library()
-    if native is None:
-        raise RuntimeError("the native library is not loaded")
-    native.perfscope_nearest.restype = ctypes.c_int64
+    native = _library()
+    native.perfscope_enclosing.restype = ctypes.c_int64
     result = np.empty(len(parents), np.int32)
-    parents, wanted = np.ascontiguousarray(parents, np.int32), np.ascontiguousarray(wanted, np.uint8)
-    if native.perfscope_nearest(pointer(parents), pointer(wanted), count(result), pointer(result)) < 0:
+    parents, wanted = np.ascontiguousarray(parents, np.int32), np.ascontiguousarray(wanted, np.bool_)
+    if native.perfscope_enclosing(
+        pointer(parents), pointer(wanted), count(result), ctypes.c_int64(outermost), pointer(result)
+    ):
         raise FaultError
     return result
 
@@ -161,9 +163,7 @@ def innermost(spans: Sequence[Array], thread: Array, start: Array, end: Array) -
 
     ``spans``: thread, start, end and parent of spans in nesting order, shapes (n,).
     """
-    native = library()
-    if native is None:
-        raise RuntimeError("the native library is not loaded")
+    native = _library()
     native.perfscope_innermost.restype = ctypes.c_int64
     types = (np.int32, np.int64, np.int64, np.int32)
     held = [np.ascontiguousarray(column, of) for column, of in zip(spans, types, strict=True)]
@@ -178,11 +178,98 @@ def innermost(spans: Sequence[Array], thread: Array, start: Array, end: Array) -
     return result
 
 
+def path(before: Array, lag: Array, ends: Array, alone: Array, last: int) -> tuple[Array, Array]:
+    """Return (nodes from ``last`` backwards, each after the one that it waited for last; lag after each).
+
+    ``before``, ``lag``: as in ``replay``; ``alone``: time from which on each node may have begun by itself.
+    """
+    native = _library()
+    native.perfscope_path.restype = ctypes.c_int64
+    held = [np.ascontiguousarray(column, np.int64) for column in (before, lag, ends, alone)]
+    nodes, lags = np.empty(len(ends), np.int64), np.empty(len(ends), np.int64)
+    found = native.perfscope_path(
+        *map(pointer, held), count(nodes), ctypes.c_size_t(last), pointer(nodes), pointer(lags)
+    )
+    if found < 0:
+        raise FaultError
+    return nodes[:found].copy(), lags[:found].copy()
+
+
+def time_by_slice(bounds: Array, slices: Array, starts: Array, ends: Array, rows: int) -> tuple[Array, Array]:
+    """Return the time, ns, and the number of pieces of a lane in intervals by slice; the first is for no slice, -1.
+
+    ``bounds``: begin of each piece and end of the last, int64; ``slices``: of each piece, int32, below ``rows``.
+    """
+    native = _library()
+    native.perfscope_time_by_slice.restype = ctypes.c_int64
+    bounds, slices = np.ascontiguousarray(bounds, np.int64), np.ascontiguousarray(slices, np.int32)
+    asked = [np.ascontiguousarray(column, np.int64) for column in (starts, ends)]
+    time, pieces = np.zeros(rows + 1, np.int64), np.zeros(rows + 1, np.int64)
+    done = native.perfscope_time_by_slice(
+        pointer(bounds), pointer(slices), count(slices), ctypes.byref(_Intervals(*map(pointer, asked), len(starts))),
+        pointer(time), pointer(pieces), count(time),
+    )  # fmt: skip
+    if done < 0:
+        raise FaultError
+    return time, pieces
+
+
+class _Intervals(ctypes.Structure):
+    _fields_ = [*((name, ctypes.c_void_p) for name in ("starts", "ends")), ("count", ctypes.c_size_t)]
+
+
+Pair = tuple[Array, Array]
+"""Starts and ends of intervals, int64, shapes (n,)."""
+
+
+def union(starts: Array, ends: Array) -> Pair:
+    """Return the disjoint union of any intervals."""
+    return _intervals(0, (starts, ends), (starts[:0], ends[:0]))
+
+
+def intersection(first: Pair, second: Pair) -> Pair:
+    """Return the parts in both disjoint sets."""
+    return _intervals(1, first, second)
+
+
+def difference(first: Pair, second: Pair) -> Pair:
+    """Return the parts of a disjoint set that are not in the other."""
+    return _intervals(2, first, second)
+
+
+def _intervals(what: int, first: Pair, second: Pair) -> Pair:
+    native = _library()
+    native.perfscope_intervals.restype = ctypes.c_int64
+    held = [[np.ascontiguousarray(column, np.int64) for column in pair] for pair in (first, second)]
+    room = sum(len(pair[0]) for pair in held)
+    starts, ends = np.empty(room, np.int64), np.empty(room, np.int64)
+    given = [_Intervals(*map(pointer, pair), len(pair[0])) for pair in (*held, (starts, ends))]
+    made = native.perfscope_intervals(ctypes.c_int64(what), *map(ctypes.byref, given))
+    if made == _NO_MEMORY:
+        raise MemoryError
+    if made < 0:
+        raise FaultError
+    return starts[:made], ends[:made]
+
+
+def covered(busy: Pair, starts: Array, ends: Array) -> Array:
+    """Return how much of each interval is in a disjoint set, ns; shape (n,), int64."""
+    native = _library()
+    native.perfscope_covered.restype = ctypes.c_int64
+    held = [[np.ascontiguousarray(column, np.int64) for column in pair] for pair in (busy, (starts, ends))]
+    given = [_Intervals(*map(pointer, pair), len(pair[0])) for pair in held]
+    result = np.empty(len(starts), np.int64)
+    done = native.perfscope_covered(*map(ctypes.byref, given), pointer(result))
+    if done == _NO_MEMORY:
+        raise MemoryError
+    if done < 0:
+        raise FaultError
+    return result
+
+
 def distinct(values: Array) -> Array:
     """Return each value once, in order; shape (k,), int64. ``values``: an array of int64, which is overwritten."""
-    native = library()
-    if native is None:
-        raise RuntimeError("the native library is not loaded")
+    native = _library()
     native.perfscope_distinct.restype = ctypes.c_int64
     kept = native.perfscope_distinct(pointer(values), count(values))
     if kept < 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfscope.analyzers.critical_path import dependency_graph, lane, replay, unchanged
+from perfscope.analyzers.critical_path import (
+    critical_path,
+    dependency_graph,
+    lane,
+    path_rows,
+    replay,
+    unchanged,
+)
+from perfscope.analyzers.critical_path.replay import replayed_path
 from perfscope.analyzers.readers import columns
 from perfscope.analyzers.readers.kineto import reader
 from perfscope.analyzers.readers.xspace import spans
-from perfscope.analyzers.spans import nearest_ancestor
+from perfscope.analyzers.spans import nearest_ancestor, outermost_ancestor
 from perfscope.model import intervals
+from perfscope.model.intervals import Int64
 from perfscope.model.trace import SliceKind, Trace
 from perfscope.native import sweep
 from perfscope.native.xspace import Spans
@@ -159,14 +169,17 @@ def test_replay(ops: list[Op], seed: int) -> None:
 
 
 @needs_library
+@pytest.mark.parametrize("ancestor", [nearest_ancestor, outermost_ancestor])
 @given(SPANS, st.integers(0, 2**16))
-def test_nearest_ancestor(drawn: list[tuple[int, int, int]], seed: int) -> None:
+def test_ancestors(
+    ancestor: Callable[[Trace, Int64, np.ndarray], Int64], drawn: list[tuple[int, int, int]], seed: int
+) -> None:
     trace = host_of([(SliceKind.OP, thread, start + 20, length) for thread, start, length in drawn])
     size, numbers = len(drawn), np.random.default_rng(seed)
     wanted, rows = numbers.random(size) < 0.3, numbers.integers(-1, size, 50) if size else np.full(3, -1)
     with without_library():
-        plain = nearest_ancestor(trace, rows, wanted)
-    found = nearest_ancestor(trace, rows, wanted)
+        plain = ancestor(trace, rows, wanted)
+    found = ancestor(trace, rows, wanted)
     assert (found.dtype, found.tolist()) == (plain.dtype, plain.tolist())
 
 
@@ -180,3 +193,49 @@ def test_distinct(values: list[int]) -> None:
         plain = intervals.distinct(array)
     assert (found.dtype, found.tolist()) == (plain.dtype, plain.tolist()) == (np.int64, sorted(set(values)))
     assert array.tolist() == values
+
+
+def set_of(drawn: list[tuple[int, int, int]]) -> intervals.Intervals:
+    numbers = np.array(drawn, np.int64).reshape(-1, 3)
+    return intervals.union(numbers[:, 1], numbers[:, 1] + numbers[:, 2])
+
+
+@needs_library
+@given(SPANS, SPANS)
+def test_sets_of_intervals(first: list[tuple[int, int, int]], second: list[tuple[int, int, int]]) -> None:
+    with without_library():
+        one, other = set_of(first), set_of(second)
+        plain = [one, intervals.intersection(one, other), intervals.difference(one, other)]
+    found = [set_of(first), intervals.intersection(one, other), intervals.difference(one, other)]
+    assert [[column.tolist() for column in each] for each in found] == [
+        [column.tolist() for column in each] for each in plain
+    ]
+
+
+@needs_library
+@given(SPANS, SPANS)
+def test_covered(busy: list[tuple[int, int, int]], asked: list[tuple[int, int, int]]) -> None:
+    starts, lengths = np.array(asked, np.int64).reshape(-1, 3)[:, 1:].T
+    with without_library():
+        held = set_of(busy)
+        plain = intervals.covered(held, starts, starts + lengths)
+    found = intervals.covered(held, starts, starts + lengths)
+    assert (found.dtype, found.tolist()) == (plain.dtype, plain.tolist())
+
+
+@needs_library
+@given(OPS, st.sampled_from([0, 20]), st.integers(0, 2**16))
+def test_paths(ops: list[Op], stall: int, seed: int) -> None:
+    trace = run(ops, stall=stall)[0]
+    with without_library():
+        path, plain_rows = critical_path(trace), path_rows(trace)
+    assert path is not None
+    change, drawn, last = unchanged(path.graph), np.random.default_rng(seed), int(path.graph.finish[0])
+    change.lag[:] += drawn.integers(-9_000, 9_000, change.lag.shape)
+    change.before[:, drawn.random(len(path.graph)) < 0.2] = -1
+    ends = replay(path.graph, change)
+    with without_library():
+        plain = replayed_path(path.graph, change, ends, last)
+    found = replayed_path(path.graph, change, ends, last)
+    assert [column.tolist() for column in found] == [column.tolist() for column in plain]
+    assert path_rows(trace) == plain_rows

@@ -375,10 +375,15 @@ def _assembled(
 
 
 def _long_pieces(graph: Graph) -> LongPieces:
-    nodes = np.flatnonzero(graph.on_host & (graph.ends - graph.starts >= POLLED_NS))
-    pieces = graph.host_pieces(graph.starts[nodes], graph.ends[nodes])
-    chosen = pieces.ends - pieces.starts >= POLLED_NS
-    return LongPieces(nodes[pieces.interval[chosen]], pieces.starts[chosen], pieces.ends[chosen])
+    piece = np.flatnonzero(np.diff(graph.lane.bounds) >= POLLED_NS)
+    begun = np.flatnonzero(graph.kind == NodeKind.HOST)
+    returned = np.flatnonzero(graph.kind == NodeKind.RETURN)
+    node = begun[np.searchsorted(graph.starts[begun], graph.lane.starts[piece], side="right") - 1]
+    node = np.concatenate((node, returned))
+    starts = np.concatenate((graph.lane.starts[piece], graph.starts[returned]))
+    ends = np.minimum(np.concatenate((graph.lane.ends[piece], graph.ends[returned])), graph.ends[node])
+    chosen = ends - starts >= POLLED_NS
+    return LongPieces(node[chosen], starts[chosen], ends[chosen])
 
 
 def _work_dependencies(work: _Work, host: dict[str, Int64], launching: Int64) -> tuple[Int64, Int64, Int64]:
@@ -458,13 +463,15 @@ def _finishing(trace: Trace, windows: Windows, lane: Lane, work: _Work, host: di
         return last_host
     calls, hosts = trace.rows["calls"]["start_ns"], len(host["starts"])
     launched = np.where(work.call == MISSING, work.starts, calls[np.maximum(work.call, 0)] if len(calls) else 0)
-    by_end = np.argsort(work.ends, kind="stable")
+    by_end, reach = np.argsort(work.ends, kind="stable"), np.maximum.accumulate(work.ends)
+    ends = work.ends[by_end]
     idle = (lane.slice[piece] == MISSING) & (lane.call[piece] == MISSING) | (work.call == MISSING).all()
     result = last_host.copy()
     for window, end in enumerate(windows.ends.tolist()):
         following = int(np.searchsorted(work.starts, end))
-        running = np.flatnonzero(work.ends[:following] >= end)
-        last = int(np.searchsorted(work.ends[by_end], end, side="right")) - 1
+        first = int(np.searchsorted(reach, end))  # earlier works have all ended
+        running = first + np.flatnonzero(work.ends[first:following] >= end)
+        last = int(np.searchsorted(ends, end, side="right")) - 1
         if len(running):
             result[window] = running[-1] + hosts
         elif following < len(work) and launched[following] < end:

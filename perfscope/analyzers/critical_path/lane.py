@@ -85,13 +85,13 @@ def _swept_lane(trace: Trace, threads: list[int], low: int, high: int, cuts: Int
     slices, calls = trace.rows["slices"], trace.rows["calls"]
     works = nearest_ancestor(trace, np.arange(len(slices)), slices["kind"] == SliceKind.OP) != MISSING
     host = sweep.Host(slices["start_ns"], slices["end_ns"], slices["parent"], works, calls["start_ns"], calls["end_ns"])
-    bounds = np.searchsorted(slices["thread"], [[thread, thread + 1] for thread in threads]).reshape(-1, 2)
+    ranges = np.searchsorted(slices["thread"], [[thread, thread + 1] for thread in threads]).reshape(-1, 2)
     rows = [
         sweep.Thread(thread, first, last, outermost_calls(trace, thread))
-        for thread, (first, last) in zip(threads, bounds.tolist(), strict=True)
+        for thread, (first, last) in zip(threads, ranges.tolist(), strict=True)
     ]
-    starts, thread, inside, call = sweep.lane(host, rows, distinct(cuts), low, high, threads[0] if threads else MISSING)
-    return Lane(bounds=np.append(starts, high), thread=thread, slice=inside, call=call)
+    bounds, thread, inside, call = sweep.lane(host, rows, distinct(cuts), low, high, threads[0] if threads else MISSING)
+    return Lane(bounds=bounds, thread=thread, slice=inside, call=call)
 
 
 def helper_threads(trace: Trace) -> list[int]:

@@ -63,9 +63,14 @@ class CriticalPath(Struct, frozen=True, kw_only=True):
         """Number of parts."""
         return len(self.starts)
 
+    @property
+    def host_own(self) -> Int64:
+        """Indices of the parts that are own time of host nodes."""
+        return np.flatnonzero(self.graph.on_host[self.node] & (self.gap == MISSING))
+
     def host_pieces(self) -> HostPieces:
         """Return the pieces of the host's own time; ``interval`` is an index of the path."""
-        own = np.flatnonzero(self.graph.on_host[self.node] & (self.gap == MISSING))
+        own = self.host_own
         found = self.graph.host_pieces(self.starts[own], self.ends[own])
         return found._replace(interval=own[found.interval])
 

@@ -57,23 +57,20 @@ def replayed_path(graph: Graph, change: Change, ends: Int64, last: int) -> tuple
 
     ``ends``: ends of the replay. The path stops at a node whose dependencies are not recorded.
     """
-    arrives = np.where(change.before == MISSING, _NEVER, ends[change.before] + change.lag)
+    alone = np.where(graph.binds == MISSING, graph.starts, 2 * _NEVER)
+    if native_library() is not None:
+        from perfscope.native import sweep
+
+        return sweep.path(change.before, change.lag, ends, alone, last)
+    arrives = np.where(change.before == MISSING, 2 * _NEVER, ends[change.before] + change.lag)
     latest, every = np.argmax(arrives, axis=0), np.arange(len(graph))
-    begins = (graph.binds == MISSING) & (arrives[latest, every] <= graph.starts)
-    nodes = chain(np.where(begins, MISSING, change.before[latest, every]), last)
-    return nodes, np.append(change.lag[latest[nodes[:-1]], nodes[:-1]], 0)
-
-
-def chain(earlier: Int64, node: int) -> Int64:
-    """Return ``node`` and everything that its begin depended on, the latest first.
-
-    ``earlier``: per node, the node that it waited for; ``MISSING`` if unknown.
-    """
-    found, before = [], earlier.data
+    before = np.where(arrives[latest, every] <= alone, MISSING, change.before[latest, every]).tolist()
+    found, node = [], last
     while node != MISSING:
         found.append(node)
         node = before[node]
-    return np.array(found, np.int64)
+    nodes = np.array(found, np.int64)
+    return nodes, np.append(change.lag[latest[nodes[:-1]], nodes[:-1]], 0)
 
 
 def replayed_ns(graph: Graph, change: Change) -> int:

@@ -16,6 +16,7 @@ from perfscope.analyzers.spans import nearest_ancestor
 from perfscope.analyzers.time import call_site
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, SliceKind, Trace
+from perfscope.native import library as native_library
 
 MOST_ROWS = 30
 """Maximum number of rows kept per trace."""
@@ -105,13 +106,24 @@ def _by_row(rows: Int64, lengths: Int64, size: int, pieces: Int64 | None = None)
 def _host_time(trace: Trace, path: CriticalPath) -> _Time:
     """Return the time by row of ``slices``: the op around the innermost span, or that span outside all ops."""
     slices = trace.rows["slices"]
-    pieces, size = path.host_pieces(), len(slices)
+    size = len(slices)
     waits = path.graph.on_host[path.node] & (path.gap != MISSING) & (path.gap != UNKNOWN_GAP)
-    own = _by_row(path.graph.lane.slice[pieces.piece], pieces.ends - pieces.starts, size)
+    own = _by_slice(path, size)
     waited = _by_row(path.rows()[waits], (path.ends - path.starts)[waits], size)
     ops = nearest_ancestor(trace, np.arange(size), slices["kind"] == SliceKind.OP)
     owner = np.append(MISSING, np.where(ops == MISSING, np.arange(size), ops))
     return _by_row(owner, own.total_ns + waited.total_ns, size, own.pieces + waited.pieces)
+
+
+def _by_slice(path: CriticalPath, size: int) -> _Time:
+    """Return the host's own time by the innermost span."""
+    if native_library() is not None:
+        from perfscope.native import sweep
+
+        own, lane = path.host_own, path.graph.lane
+        return _Time(*sweep.time_by_slice(lane.bounds, lane.slice, path.starts[own], path.ends[own], size))
+    pieces = path.host_pieces()
+    return _by_row(path.graph.lane.slice[pieces.piece], pieces.ends - pieces.starts, size)
 
 
 def _by_name(trace: Trace, where: str, time: _Time, names: np.ndarray, ops: np.ndarray) -> list[PathRow]:

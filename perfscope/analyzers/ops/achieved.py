@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -347,30 +347,31 @@ def _unknown(size: int) -> Costs:
 def costed_calls(trace: Trace) -> dict[tuple[int, int], tuple[OpCost, list[int]]]:
     """Map (row of ``slices``, device) of a call to its cost and its kernels (rows of ``kernels``)."""
     kernels = trace.rows["kernels"]
-    by_op: dict[int, list[int]] = defaultdict(list)
     launched = np.flatnonzero((kernels["op"] != MISSING) & ~kernels["communication"])
-    for row, op in zip(launched.tolist(), kernels["op"][launched].tolist(), strict=True):
-        by_op[op].append(row)
-    devices = kernels["device"].data
+    launched = launched[np.argsort(kernels["op"][launched], kind="stable")]
+    sorted_ops, names, devices = kernels["op"][launched], kernels["name"][launched], kernels["device"].data
+    first = np.flatnonzero(np.diff(sorted_ops, prepend=MISSING))
+    first = first[np.argsort(launched[first])]  # in the order of their first kernels
+    ops = sorted_ops[first]
+    begins = dict(zip(ops.tolist(), first.tolist(), strict=True))
+    after = dict(zip(ops.tolist(), np.searchsorted(sorted_ops, ops, side="right").tolist(), strict=True))
     calls: dict[tuple[int, int], tuple[OpCost, list[int]]] = {}
-    names = kernels["name"].data
-    costs = op_costs(trace, {op: [names[row] for row in rows] for op, rows in by_op.items()})
-    for op, rows in by_op.items():
+    costs = op_costs(trace, ops, lambda op: names[begins[op] : after[op]].tolist())
+    for op in ops.tolist():
         if op in costs:
             owner, cost = costs[op]
-            for row in rows:
+            for row in launched[begins[op] : after[op]].tolist():
                 calls.setdefault((owner, devices[row]), (cost, []))[1].append(row)
     return calls
 
 
-def op_costs(trace: Trace, kernels: Mapping[int, Sequence[int]]) -> dict[int, tuple[int, OpCost]]:
-    """Map each op that launched kernels (codes of their names) to the innermost op with a cost, and that cost.
+def op_costs(trace: Trace, ops: Int64, kernels: Callable[[int], Sequence[int]]) -> dict[int, tuple[int, OpCost]]:
+    """Map each op that launched ``kernels`` (codes of their names) to the innermost op with a cost, and that cost.
 
     Above the launching op, only products, convolutions and attention are considered.
     """
     slices, known, shapes = trace.rows["slices"], slice_costs(trace), _Shapes(trace)
     result: dict[int, tuple[int, OpCost]] = {}
-    ops = np.fromiter(kernels, np.int64, len(kernels))
     current = ops
     for above in range(MOST_ABOVE):
         is_op = current != MISSING
@@ -380,7 +381,7 @@ def op_costs(trace: Trace, kernels: Mapping[int, Sequence[int]]) -> dict[int, tu
         may = open_ if known else slices["shapes"][current] != MISSING
         for index in np.flatnonzero(may).tolist():
             op, owner = int(ops[index]), int(current[index])
-            cost = known.get(owner) if known else shapes.cost(owner, kernels[op])
+            cost = known.get(owner) if known else shapes.cost(owner, kernels(op))
             if cost is not None and (known or not above or cost.kind != "memory"):
                 result[op] = (owner, cost)
                 open_[index] = False

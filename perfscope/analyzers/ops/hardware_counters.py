@@ -129,7 +129,7 @@ def counted_calls(trace: Trace) -> tuple[CountedCall, ...]:
     for op, name in zip(ops, names, strict=True):
         if op != MISSING:
             kernels_of[op].append(name)
-    costs = op_costs(trace, kernels_of)
+    costs = op_costs(trace, np.fromiter(kernels_of, np.int64, len(kernels_of)), kernels_of.__getitem__)
     members: dict[int, list[int]] = defaultdict(list)
     for index, op in enumerate(ops):
         owner = costs[op][0] if op in costs else op

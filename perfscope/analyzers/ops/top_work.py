@@ -28,7 +28,7 @@ from perfscope.analyzers.ops.achieved import (
 from perfscope.analyzers.ops.kernel_names import short_kernel_name
 from perfscope.analyzers.spans import op_times
 from perfscope.analyzers.time import UNKNOWN_SITE, CallSite, call_site, device_doubts, warm_windows
-from perfscope.model.intervals import Int64, Intervals, covered, union
+from perfscope.model.intervals import Int64, Intervals, covered, numbered, union
 from perfscope.model.trace import MISSING, Trace
 
 MOST_ROWS = 50
@@ -96,7 +96,7 @@ def top_work(trace: Trace) -> TopWork | None:
     parts = [_device_work(trace, name, length) for name, length in tables.items()]
     work = _Work(*(np.concatenate(columns, axis=-1) for columns in zip(*parts, strict=True)))
     codes = np.concatenate([trace.rows[name]["name"][np.flatnonzero(length)] for name, length in tables.items()])
-    names, index = np.unique(codes, return_inverse=True)
+    names, index = numbered(codes)
     texts = [short_kernel_name(trace.text(code)) for code in names.tolist()]
     used = utilization(trace, tables["kernels"], windows.whole_ns)
     devices = {device for name, length in tables.items() for device in trace.rows[name]["device"][length > 0].tolist()}
@@ -117,12 +117,11 @@ class _Work(NamedTuple):
 
     def summed(self, group: Int64, count: int) -> _Work:
         """Return one row per group, summed in the order of the rows."""
-        order = np.lexsort((-self.total, group))
-        ordered = group[order]
-        first = np.ones(len(order), bool)
-        first[1:] = ordered[1:] != ordered[:-1]
         op, total, calls = np.full(count, MISSING, np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64)
-        op[ordered[first]] = self.op[order[first]]
+        most = np.zeros(count, np.int64)
+        np.maximum.at(most, group, self.total)
+        largest = np.flatnonzero(self.total == most[group])[::-1]
+        op[group[largest]] = self.op[largest]  # of equal ones the first stays
         np.add.at(total, group, self.total)
         np.add.at(calls, group, self.calls)
         return _Work(op, total, calls, np.stack([np.bincount(group, row, count) for row in self.cost]))
@@ -156,7 +155,9 @@ def _of_ops(trace: Trace, work: _Work, kernels: Sequence[str], kernel: Int64) ->
 
     ``kernel``: index in ``kernels`` of each row.
     """
-    _, first, index = np.unique(work.op, return_index=True, return_inverse=True)
+    ops, index = numbered(work.op)
+    first = np.empty(len(ops), np.int64)
+    first[index[::-1]] = np.arange(len(index))[::-1]
     order = np.argsort(first)
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))
@@ -165,8 +166,8 @@ def _of_ops(trace: Trace, work: _Work, kernels: Sequence[str], kernel: Int64) ->
     codes = np.full(len(order), MISSING, np.int64)
     known = np.flatnonzero(of_op.op != MISSING)
     codes[known] = names[of_op.op[known]]
-    distinct, op_name = np.unique(codes, return_inverse=True)
-    texts = list(map(trace.text, distinct.tolist()))
+    different, op_name = numbered(codes)
+    texts = list(map(trace.text, different.tolist()))
     placed = known[np.argsort(-of_op.total[known], kind="stable")[:MOST_PLACED]]
     sites = [call_site(trace, op) for op in of_op.op[placed].tolist()]
     site = np.zeros(len(order), np.int64)

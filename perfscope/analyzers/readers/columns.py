@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from perfscope.model.intervals import numbered
 from perfscope.model.trace import Rows, SliceKind
 from perfscope.model.trace.columns import MISSING, Array
 from perfscope.native import library as native_library
@@ -100,21 +101,6 @@ def reorder(columns: Columns, order: Array) -> None:
         columns[name] = columns[name][order]
 
 
-def distinct(values: Array) -> tuple[Array, Array]:
-    """Return ``np.unique(values, return_inverse=True)`` of integers; dense values are counted, not sorted."""
-    low = int(values.min()) if len(values) else 0
-    span = int(values.max()) - low + 1 if len(values) else 0
-    if span > _SPARSE * len(values) + 1024:
-        return np.unique(values, return_inverse=True)
-    offset = values - low
-    seen = np.zeros(span, bool)
-    seen[offset] = True
-    found = np.flatnonzero(seen)
-    number = np.empty(span, np.int64)
-    number[found] = np.arange(len(found))
-    return found + low, number[offset]
-
-
 def distinct_rows(*columns: Array) -> tuple[list[Array], Array]:
     """Return the columns and the inverse, (n,), of ``np.unique(np.stack(columns, 1), axis=0, return_inverse=True)``.
 
@@ -122,11 +108,11 @@ def distinct_rows(*columns: Array) -> tuple[list[Array], Array]:
     """
     code = np.zeros(len(columns[0]), np.int64)
     for column in columns:
-        values, number = distinct(column)
+        values, number = numbered(column)
         if len(values) and len(code) and int(code.max()) >= LARGEST // len(values):
-            code = distinct(code)[1]
+            code = numbered(code)[1]
         code = code * len(values) + number
-    numbers, inverse = distinct(code)
+    numbers, inverse = numbered(code)
     first = np.empty(len(numbers), np.int64)
     first[inverse] = np.arange(len(code))
     return [column[first] for column in columns], inverse

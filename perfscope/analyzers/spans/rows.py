@@ -22,8 +22,9 @@ _LOADER_PREFIXES = ("enumerate(DataLoader)#", "enumerate(DataPipe)#")
 
 def named_slices(trace: Trace, matches: Callable[[str], object]) -> npt.NDArray[np.bool_]:
     """Mask of the rows of ``slices`` for which ``matches(name)`` holds; each text of the trace is tested once."""
-    codes = [code for code, text in enumerate(trace.strings) if matches(text)]
-    return np.isin(trace.rows["slices"]["name"], codes)
+    chosen = np.fromiter(map(bool, map(matches, trace.strings)), bool, len(trace.strings))
+    names = trace.rows["slices"]["name"]
+    return chosen[names] if chosen.any() else np.zeros(len(names), bool)
 
 
 def slice_name(trace: Trace, row: int) -> str:
@@ -51,9 +52,8 @@ def allocator_spans(trace: Trace) -> dict[int, Intervals]:
 
 def _named(trace: Trace, matches: Callable[[str], bool]) -> npt.NDArray[np.int64]:
     slices = trace.rows["slices"]
-    kinds = np.isin(slices["kind"], [SliceKind.OP, SliceKind.ANNOTATION])
-    codes = [code for code in np.unique(slices["name"][kinds]) if matches(trace.text(int(code)))]
-    return np.flatnonzero(kinds & np.isin(slices["name"], codes))
+    rows = np.flatnonzero(named_slices(trace, matches))
+    return rows[np.isin(slices["kind"][rows], [SliceKind.OP, SliceKind.ANNOTATION])]
 
 
 def union_of(table: Rows, chosen: np.ndarray) -> Intervals:
@@ -112,14 +112,18 @@ def nearest_ancestor(trace: Trace, rows: npt.ArrayLike, wanted: npt.NDArray[np.b
     """
     found = np.array(rows, np.int64)
     if native_library() is not None:
-        from perfscope.native import sweep
-
-        nearest = sweep.nearest(trace.rows["slices"]["parent"], wanted)
-        return np.asarray(np.append(nearest, MISSING)[found], np.int64)
+        return _enclosing(trace, found, wanted, outermost=False)
     deep = _climb_until(trace, found, lambda hit, _: wanted[hit], MOST_CLIMBS)
     if len(deep):
         found[deep] = _nearest_of_all(trace, wanted)[found[deep]]
     return found
+
+
+def _enclosing(trace: Trace, rows: Int64, wanted: npt.NDArray[np.bool_], *, outermost: bool) -> Int64:
+    from perfscope.native import sweep
+
+    of_all = sweep.enclosing(trace.rows["slices"]["parent"], wanted, outermost=outermost)
+    return np.asarray(np.append(of_all, np.int32(MISSING))[rows], np.int64)
 
 
 MOST_CLIMBS = 64
@@ -141,6 +145,8 @@ def _nearest_of_all(trace: Trace, wanted: npt.NDArray[np.bool_]) -> Int64:
 
 def outermost_ancestor(trace: Trace, rows: npt.ArrayLike, wanted: npt.NDArray[np.bool_]) -> Int64:
     """Return the same as ``nearest_ancestor``, but the outermost span."""
+    if native_library() is not None:
+        return _enclosing(trace, np.asarray(rows, np.int64), wanted, outermost=True)
     outer = nearest_ancestor(trace, rows, wanted)
     parents = trace.rows["slices"]["parent"]
     while True:

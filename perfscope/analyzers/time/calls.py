@@ -16,7 +16,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from perfscope.analyzers.spans import lineage, nearest_ancestor, rows_by_device
-from perfscope.model.intervals import Int64
+from perfscope.model.intervals import Int64, numbered
 from perfscope.model.trace import MISSING, CallKind, CopyKind, HostMemory, SliceKind, Trace
 
 Framework = Literal["torch", "jax", "none"]
@@ -148,8 +148,11 @@ def _pageable_copies(trace: Trace) -> npt.NDArray[np.int64]:
 
 def _codes(trace: Trace, matches: _NameTest) -> npt.NDArray[np.int64]:
     """Return the codes of the matching call names; each distinct name is tested once."""
-    used = np.unique(trace.rows["calls"]["name"])
-    return np.array([code for code in used if matches(base_name(trace.text(int(code))))], np.int64)
+    return np.array([code for code in trace.fact(_names) if matches(base_name(trace.text(code)))], np.int64)
+
+
+def _names(trace: Trace) -> tuple[int, ...]:
+    return tuple(np.unique(trace.rows["calls"]["name"]).tolist())
 
 
 # Innermost ops of runtime calls on the host, and values summed by op. Vectorised.
@@ -171,7 +174,7 @@ def largest_by_op(
     amounts = np.asarray(values, np.int64)
     names = trace.rows["slices"]["name"]
     codes = np.where(ops == MISSING, MISSING, names[np.maximum(ops, 0)]) if len(names) else ops
-    distinct, index = np.unique(codes, return_inverse=True)
+    distinct, index = numbered(codes)
     total, largest = np.zeros(len(distinct), np.int64), np.zeros(len(distinct), np.int64)
     np.add.at(total, index, amounts)
     np.maximum.at(largest, index, amounts)

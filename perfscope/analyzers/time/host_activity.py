@@ -35,8 +35,10 @@ from perfscope.model.intervals import (
     complement,
     covered,
     difference,
+    distinct,
     intersection,
     merge,
+    numbered,
     union,
 )
 from perfscope.model.trace import MISSING, CallKind, SliceKind, Trace
@@ -274,7 +276,7 @@ def _ops_that_launch(trace: Trace, launching: Int64) -> Int64:
     """Return the outermost ops around launching calls that take less than ``STALL_NS``: rows of ``slices``."""
     slices, calls = trace.rows["slices"], trace.rows["calls"]
     is_op = slices["kind"] == SliceKind.OP
-    ops = np.unique(outermost_ancestor(trace, calls["parent"][launching], is_op))
+    ops = distinct(outermost_ancestor(trace, calls["parent"][launching], is_op))
     ops = ops[ops != MISSING]
     return np.asarray(ops[slices["end_ns"][ops] - slices["start_ns"][ops] < STALL_NS], np.int64)
 
@@ -358,11 +360,14 @@ def _recorded_work(
     callers = nearest_ancestor(trace, other, slices["kind"] == SliceKind.OP)
     callers[callers != MISSING] = slices["name"][callers[callers != MISSING]]
     keys = codes * (len(trace.strings) + 1) + callers  # both are at least -1
-    _, first, group = np.unique(keys, return_index=True, return_inverse=True)
-    totals, counts = np.zeros(len(first), np.int64), np.bincount(group)
+    different, group = numbered(keys)
+    totals, counts, most = np.zeros(len(different), np.int64), np.bincount(group), np.zeros(len(different), np.int64)
     np.add.at(totals, group, inside)
-    ordered = np.lexsort((-inside, group))
-    longest = ordered[np.cumsum(counts) - counts]
+    np.maximum.at(most, group, inside)
+    first, longest = np.empty_like(totals), np.empty_like(totals)
+    first[group[::-1]] = np.arange(len(group))[::-1]  # of equal ones the first stays
+    hits = np.flatnonzero(inside == most[group])[::-1]
+    longest[group[hits]] = hits
     for item in np.argsort(first).tolist():
         piece = int(longest[item])
         code, caller = int(codes[piece]), trace.text(int(callers[piece]))

@@ -82,19 +82,16 @@ pub fn string(text: &[u8], mut at: usize) -> Result<(usize, Contents), Bad> {
 }
 
 /// Return the position after the digits that begin at `at`; there is at least one.
+#[inline(always)]
 fn digits(text: &[u8], at: usize) -> Result<usize, Bad> {
-    let mut end = at;
-    while end < text.len() && text[end].is_ascii_digit() {
-        end += 1;
-    }
-    if end == at {
-        Err(Bad)
-    } else {
-        Ok(end)
+    match text.get(at..).ok_or(Bad)?.iter().take_while(|byte| byte.is_ascii_digit()).count() {
+        0 => Err(Bad),
+        count => Ok(at + count),
     }
 }
 
 /// Return the position after the number at `at`.
+#[inline(always)]
 fn number(text: &[u8], mut at: usize) -> Result<usize, Bad> {
     if text.get(at) == Some(&b'-') {
         at += 1;

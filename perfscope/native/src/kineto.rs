@@ -103,6 +103,13 @@ const MISSING: i64 = -1;
 const LARGEST_NS: i64 = 1 << 62;
 const LONGEST_NS: i64 = 1 << 53;
 
+/// A column that was moved out of its table.
+pub enum Column {
+    Wide(Vec<i64>),
+    Narrow(Vec<i32>),
+    Real(Vec<f32>),
+}
+
 /// Rows of one table, column by column.
 struct Table {
     wide: Vec<Vec<i64>>,
@@ -222,6 +229,8 @@ pub struct Scan {
     groups: Vec<Group>,
     /// Known categories in lower case, with their groups.
     known: Vec<(Vec<u8>, Group)>,
+    /// Process and thread of the last event that had usual ones, and the code of the thread, or -1.
+    last: (Vec<u8>, Vec<u8>, i32),
     /// Number of events so far, of either kind.
     pub events: i64,
     /// Three numbers for each event that is left to the reader in Python: first byte, byte after it, and its place.
@@ -237,6 +246,7 @@ impl Scan {
             categories: Pool::default(),
             groups: Vec::new(),
             known,
+            last: (Vec::new(), Vec::new(), MISSING as i32),
             events: 0,
             rest: Vec::new(),
         }
@@ -246,16 +256,16 @@ impl Scan {
         self.tables[table].rows
     }
 
-    pub fn wide(&mut self, table: usize, column: usize) -> Vec<i64> {
-        std::mem::take(&mut self.tables[table].wide[column])
-    }
-
-    pub fn narrow(&mut self, table: usize, column: usize) -> Vec<i32> {
-        std::mem::take(&mut self.tables[table].narrow[column])
-    }
-
-    pub fn occupancy(&mut self) -> Vec<f32> {
-        std::mem::take(&mut self.tables[Group::Kernel as usize].occupancy)
+    /// Move a column out: of 64 bits, then of 32 bits, then the occupancy.
+    pub fn take(&mut self, table: usize, column: usize) -> Column {
+        let table = &mut self.tables[table];
+        if column < wide::COUNT {
+            Column::Wide(std::mem::take(&mut table.wide[column]))
+        } else if column < wide::COUNT + narrow::COUNT {
+            Column::Narrow(std::mem::take(&mut table.narrow[column - wide::COUNT]))
+        } else {
+            Column::Real(std::mem::take(&mut table.occupancy))
+        }
     }
 
     /// Read events of `text` that begin in `from..soft_end`; the text ends with the last event.
@@ -328,7 +338,7 @@ impl Scan {
             }
         }
         let next = following(text, end)?;
-        if parts.unusual {
+        if parts.unusual || !self.knows_identity(text, &parts)? {
             return Err(Stop::Rest);
         }
         let read_late = group.is_none();
@@ -454,7 +464,7 @@ impl Scan {
             if row.wide[wide::BYTES] == NO_SIZE || parts.args == 0 {
                 return Err(Stop::Rest);
             }
-            row.narrow[narrow::THREAD] = self.thread(text, parts)?;
+            row.narrow[narrow::THREAD] = self.thread()?;
             return Ok(self.tables[group as usize].push(group as usize, &row)?);
         }
         let length = nanoseconds(cut(text, parts.duration)).filter(|length| *length < LONGEST_NS).ok_or(Stop::Rest)?;
@@ -481,7 +491,7 @@ impl Scan {
                 }
             }
         } else {
-            row.narrow[narrow::THREAD] = self.thread(text, parts)?;
+            row.narrow[narrow::THREAD] = self.thread()?;
             if matches!(group, Group::Slice | Group::Python) {
                 row.narrow[narrow::CATEGORY] = self.categories.code(cut(text, parts.category))?;
             }
@@ -491,10 +501,32 @@ impl Scan {
         Ok(self.tables[table].push(table, &row)?)
     }
 
-    /// Return the code of the event's process and thread.
+    /// Return whether process and thread, if the event has them, have a usual form; note them in `last`.
     #[inline(always)]
-    fn thread(&mut self, text: &[u8], parts: &Parts) -> Result<i32, Stop> {
+    fn knows_identity(&mut self, text: &[u8], parts: &Parts) -> Result<bool, Stop> {
         let (process, thread) = (cut(text, parts.process), cut(text, parts.thread));
+        if process == self.last.0 && thread == self.last.1 {
+            return Ok(true);
+        }
+        if ![process, thread].iter().all(|written| written.is_empty() || usual_identity(written)) {
+            return Ok(false);
+        }
+        for (kept, written) in [(&mut self.last.0, process), (&mut self.last.1, thread)] {
+            kept.clear();
+            kept.try_reserve(written.len())?;
+            kept.extend_from_slice(written);
+        }
+        self.last.2 = MISSING as i32;
+        Ok(true)
+    }
+
+    /// Return the code of the process and thread in `last`.
+    #[inline(always)]
+    fn thread(&mut self) -> Result<i32, Stop> {
+        if self.last.2 >= 0 {
+            return Ok(self.last.2);
+        }
+        let (process, thread) = (&self.last.0, &self.last.1);
         let mut both = [0; 128];
         let length = process.len() + thread.len() + 1;
         if process.is_empty() || thread.is_empty() || length > both.len() {
@@ -503,7 +535,8 @@ impl Scan {
         both[..process.len()].copy_from_slice(process);
         both[process.len()] = b',';
         both[process.len() + 1..length].copy_from_slice(thread);
-        Ok(self.threads.code(&both[..length])?)
+        self.last.2 = self.threads.code(&both[..length])?;
+        Ok(self.last.2)
     }
 }
 
@@ -545,12 +578,10 @@ impl Parts {
             }
             b"pid" => {
                 self.once(32);
-                self.unusual |= !usual_identity(&text[begin..end]);
                 self.process = (begin, end);
             }
             b"tid" => {
                 self.once(64);
-                self.unusual |= !usual_identity(&text[begin..end]);
                 self.thread = (begin, end);
             }
             b"args" => {
@@ -768,6 +799,13 @@ mod tests {
         scan
     }
 
+    fn wide(scan: &mut Scan, table: usize, column: usize) -> Vec<i64> {
+        match scan.take(table, column) {
+            Column::Wide(values) => values,
+            _ => Vec::new(),
+        }
+    }
+
     #[test]
     fn a_usual_event_is_a_row() {
         let mut scan = scan(
@@ -777,9 +815,12 @@ mod tests {
                "stream": "stream 9", "est. achieved occupancy %": 12.5}, "cat": "Kernel", "ph": "X"}"#,
         );
         assert_eq!((scan.rows(0), scan.rows(2), scan.rest.len()), (1, 1, 0));
-        assert_eq!((scan.wide(0, wide::START), scan.wide(0, wide::END)), (vec![10_500], vec![12_750]));
-        assert_eq!((scan.wide(2, wide::BLOCKS), scan.wide(2, wide::STREAM)), (vec![6], vec![9]));
-        assert_eq!((scan.narrow(2, narrow::THREADS_PER_BLOCK), scan.occupancy()), (vec![32], vec![12.5]));
+        assert_eq!((wide(&mut scan, 0, wide::START), wide(&mut scan, 0, wide::END)), (vec![10_500], vec![12_750]));
+        assert_eq!((wide(&mut scan, 2, wide::BLOCKS), wide(&mut scan, 2, wide::STREAM)), (vec![6], vec![9]));
+        let threads = scan.take(2, wide::COUNT + narrow::THREADS_PER_BLOCK);
+        let occupancy = scan.take(2, wide::COUNT + narrow::COUNT);
+        assert!(matches!(threads, Column::Narrow(values) if values == [32]));
+        assert!(matches!(occupancy, Column::Real(values) if values == [12.5]));
     }
 
     #[test]

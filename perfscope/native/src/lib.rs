@@ -12,7 +12,7 @@ mod snapshot;
 mod sweep;
 mod xspace;
 
-use kineto::{narrow, wide, Group, Outcome, Scan, TABLES};
+use kineto::{Column, Group, Outcome, Scan, TABLES};
 use pool::Pool;
 use snapshot::Part;
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -20,7 +20,7 @@ use std::slice;
 use xspace::{ById, Events, Line, Sparse, Stop, Wanted};
 
 /// Version of this border; Python refuses a library of another one.
-const VERSION: i64 = 7;
+const VERSION: i64 = 8;
 
 const READ: i64 = 0;
 const BAD: i64 = 1;
@@ -127,25 +127,34 @@ pub unsafe extern "C" fn perfscope_kineto_size(scan: *const Scan, what: usize) -
     }
 }
 
-/// Move a column to an array of `room` values; return their number. Columns: 0 to 14 of 64 bits, then 8 of 32 bits,
-/// then the occupancy.
+/// Move a column out of a scan, and write where its values begin and how many these are; null after a failure. Columns: 0
+/// to 14 of 64 bits, then 8 of 32 bits, then the occupancy.
 ///
 /// # Safety
-/// `scan` is from `perfscope_kineto_new` and in no other call; `out` has `room` values of the column's type.
+/// `scan` is from `perfscope_kineto_new` and in no other call; `values` and `count` hold one number each.
 #[no_mangle]
 pub unsafe extern "C" fn perfscope_kineto_take(
-    scan: *mut Scan, table: usize, column: usize, out: *mut u8, room: usize,
-) -> i64 {
+    scan: *mut Scan, table: usize, column: usize, values: *mut usize, count: *mut usize,
+) -> *mut Column {
+    let mut taken = std::ptr::null_mut();
     guarded(|| {
-        let scan = &mut *scan;
-        if column < wide::COUNT {
-            copy(&scan.wide(table, column), out.cast(), room)
-        } else if column < wide::COUNT + narrow::COUNT {
-            copy(&scan.narrow(table, column - wide::COUNT), out.cast(), room)
-        } else {
-            copy(&scan.occupancy(), out.cast(), room)
-        }
-    })
+        let column = (*scan).take(table, column);
+        (*values, *count) = match &column {
+            Column::Wide(values) => (values.as_ptr() as usize, values.len()),
+            Column::Narrow(values) => (values.as_ptr() as usize, values.len()),
+            Column::Real(values) => (values.as_ptr() as usize, values.len()),
+        };
+        taken = Box::into_raw(Box::new(column));
+        READ
+    });
+    taken
+}
+
+/// # Safety
+/// `column` is from `perfscope_kineto_take`; neither it nor its values are used afterwards.
+#[no_mangle]
+pub unsafe extern "C" fn perfscope_kineto_drop(column: *mut Column) {
+    drop(Box::from_raw(column));
 }
 
 /// Copy the list of events that are left to Python.
@@ -582,15 +591,121 @@ pub unsafe extern "C" fn perfscope_replay(
     })
 }
 
-/// Write the innermost wanted span around each span, itself included, or -1.
+/// Write the innermost or outermost wanted span around each span, itself included, or -1.
 ///
 /// # Safety
 /// `parents`, `wanted` and `out` have `count` values.
 #[no_mangle]
-pub unsafe extern "C" fn perfscope_nearest(parents: *const i32, wanted: *const u8, count: usize, out: *mut i32) -> i64 {
+pub unsafe extern "C" fn perfscope_enclosing(
+    parents: *const i32, wanted: *const u8, count: usize, outermost: i64, out: *mut i32,
+) -> i64 {
     guarded(|| {
         let (parents, wanted) = (slice::from_raw_parts(parents, count), slice::from_raw_parts(wanted, count));
-        sweep::nearest(parents, wanted, slice::from_raw_parts_mut(out, count));
+        sweep::enclosing(parents, wanted, outermost != 0, slice::from_raw_parts_mut(out, count));
+        READ
+    })
+}
+
+/// Intervals, as Python passes them.
+#[repr(C)]
+pub struct Intervals {
+    starts: *mut i64,
+    ends: *mut i64,
+    count: usize,
+}
+
+impl Intervals {
+    unsafe fn spans(&self) -> sweep::Spans<'_> {
+        sweep::Spans {
+            starts: slice::from_raw_parts(self.starts, self.count),
+            ends: slice::from_raw_parts(self.ends, self.count),
+        }
+    }
+
+    unsafe fn joined(&self) -> sweep::Joined<'_> {
+        sweep::Joined {
+            starts: slice::from_raw_parts_mut(self.starts, self.count),
+            ends: slice::from_raw_parts_mut(self.ends, self.count),
+            count: 0,
+        }
+    }
+}
+
+/// Write to `out`, and return the number of, intervals: 0 the union of `first`, 1 its parts in `second`, 2 those that
+/// are not. -2 if no memory is left.
+///
+/// # Safety
+/// The arrays have their `count`; those of `out` have as many numbers as the others together.
+#[no_mangle]
+pub unsafe extern "C" fn perfscope_intervals(
+    what: i64, first: *const Intervals, second: *const Intervals, out: *const Intervals,
+) -> i64 {
+    guarded(|| {
+        let mut joined = (*out).joined();
+        if what == 0 {
+            if sweep::union((*first).spans(), &mut joined).is_err() {
+                return NO_MEMORY;
+            }
+        } else {
+            sweep::parts((*first).spans(), (*second).spans(), what == 1, &mut joined);
+        }
+        joined.count as i64
+    })
+}
+
+/// Write how much of each `asked` interval is in `busy`, or return -1, or -2 if no memory is left.
+///
+/// # Safety
+/// The arrays have their `count`, `out` that of `asked`.
+#[no_mangle]
+pub unsafe extern "C" fn perfscope_covered(busy: *const Intervals, asked: *const Intervals, out: *mut i64) -> i64 {
+    guarded(|| {
+        let asked = &*asked;
+        match sweep::covered((*busy).spans(), asked.spans(), slice::from_raw_parts_mut(out, asked.count)) {
+            Ok(()) => READ,
+            Err(_) => NO_MEMORY,
+        }
+    })
+}
+
+/// Write the path through a graph of `count` nodes from `last` backwards and return how many nodes it has.
+///
+/// # Safety
+/// `before` and `lag` have three times `count` numbers, all other arrays `count`.
+#[no_mangle]
+pub unsafe extern "C" fn perfscope_path(
+    before: *const i64, lag: *const i64, ends: *const i64, alone: *const i64, count: usize, last: usize,
+    nodes: *mut i64, lags: *mut i64,
+) -> i64 {
+    guarded(|| {
+        let waits = sweep::Waits {
+            before: slice::from_raw_parts(before, 3 * count),
+            lag: slice::from_raw_parts(lag, 3 * count),
+            ends: slice::from_raw_parts(ends, count),
+            alone: slice::from_raw_parts(alone, count),
+        };
+        let (nodes, lags) = (slice::from_raw_parts_mut(nodes, count), slice::from_raw_parts_mut(lags, count));
+        sweep::path(&waits, last, nodes, lags) as i64
+    })
+}
+
+/// Add the time and pieces of a lane of `count` pieces in the `asked` intervals by slice, or return -1.
+///
+/// # Safety
+/// `bounds` has one number more than `slices`, which has `count`; `time` and `pieces` have `rows` numbers.
+#[no_mangle]
+pub unsafe extern "C" fn perfscope_time_by_slice(
+    bounds: *const i64, slices: *const i32, count: usize, asked: *const Intervals, time: *mut i64, pieces: *mut i64,
+    rows: usize,
+) -> i64 {
+    guarded(|| {
+        sweep::time_by_slice(
+            slice::from_raw_parts(bounds, count + 1),
+            slice::from_raw_parts(slices, count),
+            (*asked).spans(),
+            slice::from_raw_parts_mut(time, rows),
+            slice::from_raw_parts_mut(pieces, rows),
+        );
         READ
     })
 }

@@ -49,24 +49,115 @@ pub fn innermost(spans: &Nested, thread: &[i32], start: &[i64], end: &[i64], out
             high = low + spans.thread[low..].partition_point(|other| *other == thread[place]);
             at = low;
         }
-        // `at` is the number of spans up to the last that begins by then; mostly it is near the one before.
-        let (mut from, mut to) = (low, at);
-        if at == low || spans.start[at - 1] <= start[place] {
-            let mut step = 1;
-            while at + step <= high && spans.start[at + step - 1] <= start[place] {
-                at += step;
-                step *= 2;
-            }
-            from = at;
-            to = high.min(at + step);
-        }
-        at = from + spans.start[from..to].partition_point(|other| *other <= start[place]);
+        at = low + until(&spans.start[low..high], at - low, start[place]);
         let mut row = if at > low { at as i32 - 1 } else { MISSING };
         while row != MISSING && spans.end[row as usize] < end[place] {
             row = spans.parent[row as usize];
         }
         out[place] = row;
     }
+}
+
+/// Return the number of sorted `values` up to `time`; it is searched for from `near` on, where mostly it is.
+fn until(values: &[i64], near: usize, time: i64) -> usize {
+    let (mut from, mut to) = (0, near);
+    if near == 0 || values[near - 1] <= time {
+        from = near;
+        let mut step = 1;
+        while from + step <= values.len() && values[from + step - 1] <= time {
+            from += step;
+            step *= 2;
+        }
+        to = values.len().min(from + step);
+    }
+    from + values[from..to].partition_point(|value| *value <= time)
+}
+
+/// Half-open intervals: sorted, disjoint, none empty, but for the ones that `union` joins.
+#[derive(Clone, Copy)]
+pub struct Spans<'a> {
+    pub starts: &'a [i64],
+    pub ends: &'a [i64],
+}
+
+/// Intervals that are written in order; those that touch are joined.
+pub struct Joined<'a> {
+    pub starts: &'a mut [i64],
+    pub ends: &'a mut [i64],
+    pub count: usize,
+}
+
+impl Joined<'_> {
+    #[inline(always)]
+    fn push(&mut self, start: i64, end: i64) {
+        if start >= end {
+        } else if self.count > 0 && start <= self.ends[self.count - 1] {
+            self.ends[self.count - 1] = end.max(self.ends[self.count - 1]);
+        } else {
+            self.starts[self.count] = start;
+            self.ends[self.count] = end;
+            self.count += 1;
+        }
+    }
+}
+
+/// Write the union of any intervals.
+pub fn union(spans: Spans, out: &mut Joined) -> Result<(), TryReserveError> {
+    let all = || spans.starts.iter().copied().zip(spans.ends.iter().copied());
+    if spans.starts.windows(2).all(|pair| pair[0] <= pair[1]) {
+        all().for_each(|(start, end)| out.push(start, end));
+        return Ok(());
+    }
+    let mut pairs: Vec<(i64, i64)> = Vec::new();
+    pairs.try_reserve_exact(spans.starts.len())?;
+    pairs.extend(all());
+    pairs.sort_by_key(|pair| pair.0);
+    pairs.iter().for_each(|(start, end)| out.push(*start, *end));
+    Ok(())
+}
+
+/// Write the parts of `first` that are in `second`, or those that are not.
+pub fn parts(first: Spans, second: Spans, inside: bool, out: &mut Joined) {
+    let mut other = 0;
+    for (mut start, end) in first.starts.iter().copied().zip(first.ends.iter().copied()) {
+        while other < second.starts.len() && second.ends[other] <= start {
+            other += 1;
+        }
+        let mut at = other;
+        while at < second.starts.len() && second.starts[at] < end {
+            if inside {
+                out.push(start.max(second.starts[at]), end.min(second.ends[at]));
+            } else {
+                out.push(start, second.starts[at]);
+                start = start.max(second.ends[at]);
+            }
+            at += 1;
+        }
+        if !inside {
+            out.push(start, end);
+        }
+    }
+}
+
+/// Write how much of each `asked` interval is in `busy`.
+pub fn covered(busy: Spans, asked: Spans, out: &mut [i64]) -> Result<(), TryReserveError> {
+    let mut before: Vec<i64> = Vec::new();
+    before.try_reserve_exact(busy.starts.len() + 1)?;
+    before.push(0);
+    for (start, end) in busy.starts.iter().zip(busy.ends) {
+        before.push(before[before.len() - 1] + end - start);
+    }
+    let total = |at: usize, time: i64| match at {
+        0 => 0,
+        _ => before[at] - (busy.ends[at - 1] - time).max(0),
+    };
+    let mut at = 0;
+    for place in 0..out.len() {
+        at = until(busy.starts, at, asked.starts[place]);
+        let after = until(busy.starts, at, asked.ends[place]);
+        out[place] = total(after, asked.ends[place]) - total(at, asked.starts[place]);
+    }
+    Ok(())
 }
 
 /// Sort `values` and keep each of them once, at the front; return how many these are.
@@ -216,15 +307,64 @@ pub fn replay(earliest: &[i64], durations: &[i64], before: &[i64], lag: &[i64], 
     }
 }
 
-/// Replace each row by itself if it is wanted, else by what its parent was replaced by, or -1. A parent is before its
+/// Nodes of a graph that is replayed: what each waited for and the lags, three of each, in rows.
+pub struct Waits<'a> {
+    pub before: &'a [i64],
+    pub lag: &'a [i64],
+    pub ends: &'a [i64],
+    /// Time from which on a node may begin by itself; the smallest number for never.
+    pub alone: &'a [i64],
+}
+
+/// Write the nodes from `last` backwards, each after the one that it waited for last, and the lag after each; return
+/// how many these are. The path ends at a node that began by itself.
+pub fn path(waits: &Waits, last: usize, nodes: &mut [i64], lags: &mut [i64]) -> usize {
+    let (size, mut node, mut count) = (waits.ends.len(), last, 0);
+    loop {
+        nodes[count] = node as i64;
+        lags[count] = 0;
+        count += 1;
+        let mut latest: Option<(i64, usize)> = None;
+        for at in (node..waits.before.len()).step_by(size) {
+            if waits.before[at] >= 0 {
+                let arrives = waits.ends[waits.before[at] as usize] + waits.lag[at];
+                if latest.map_or(true, |(time, _)| arrives > time) {
+                    latest = Some((arrives, at));
+                }
+            }
+        }
+        match latest {
+            Some((arrives, at)) if arrives > waits.alone[node] => {
+                lags[count - 1] = waits.lag[at];
+                node = waits.before[at] as usize;
+            }
+            _ => return count,
+        }
+    }
+}
+
+/// Add the time and number of pieces of a lane in each of the `asked` intervals by row of their slice, that of no slice
+/// first. `bounds`: the begin of each piece, then the end of the last one.
+pub fn time_by_slice(bounds: &[i64], slices: &[i32], asked: Spans, time: &mut [i64], pieces: &mut [i64]) {
+    let mut at = 0;
+    for (start, end) in asked.starts.iter().copied().zip(asked.ends.iter().copied()) {
+        at = until(bounds, at, start).max(1) - 1;
+        while at < slices.len() && bounds[at] < end {
+            let row = (slices[at] + 1) as usize;
+            time[row] += end.min(bounds[at + 1]) - start.max(bounds[at]);
+            pieces[row] += 1;
+            at += 1;
+        }
+    }
+}
+
+/// Write the innermost or outermost wanted span around each span, itself included, or -1. A parent is before its
 /// children.
-pub fn nearest(parents: &[i32], wanted: &[u8], out: &mut [i32]) {
+pub fn enclosing(parents: &[i32], wanted: &[u8], outermost: bool, out: &mut [i32]) {
     for row in 0..out.len() {
-        out[row] = match parents[row] {
-            _ if wanted[row] != 0 => row as i32,
-            parent if parent < 0 => MISSING,
-            parent => out[parent as usize],
-        };
+        let above = if parents[row] < 0 { MISSING } else { out[parents[row] as usize] };
+        let is_itself = wanted[row] != 0 && !(outermost && above != MISSING);
+        out[row] = if is_itself { row as i32 } else { above };
     }
 }
 

@@ -158,8 +158,9 @@ class Shard:
                 reorder(columns, order)
                 place = place[order]
             if "thread" in columns:
-                codes, rows = np.unique(columns["thread"], return_index=True)
-                first[codes] = np.minimum(first[codes], place[rows])
+                here = np.full(len(first), LARGEST_ID, np.int64)
+                here[columns["thread"][::-1]] = place[::-1]  # the first of equal ones stays
+                first = np.minimum(first, here)
         self._number_threads(np.argsort(first, kind="stable"), found)
         return found
 

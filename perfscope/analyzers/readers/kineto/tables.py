@@ -26,6 +26,7 @@ from perfscope.analyzers.readers.kineto.device_marks import marked_steps, with_m
 from perfscope.analyzers.readers.kineto.document import DeviceProperties, Head
 from perfscope.analyzers.readers.kineto.process_groups import peers_of_spans
 from perfscope.analyzers.readers.kineto.shard import Shard
+from perfscope.model.intervals import numbered
 from perfscope.model.trace import CallKind, CopyKind, MemoryAction, SliceKind, TraceBuilder
 from perfscope.model.trace.columns import MISSING, Array
 
@@ -74,7 +75,7 @@ class Tables:
                 continue
             for name in _TEXT:
                 if name in columns and known is not None:
-                    columns[name] = np.where(columns[name] == MISSING, MISSING, known[columns[name]]).astype(np.int32)
+                    columns[name] = known[columns[name]]
             if "thread" in columns:
                 columns["thread"] = threads[columns["thread"]]
             if self._base_ns:
@@ -85,11 +86,11 @@ class Tables:
         return join_columns(parts) if parts else {}
 
     def _pool(self, shard: Shard) -> Array | None:
-        """Return the codes of the shard's strings in the trace's pool; ``None`` if they agree."""
+        """Return the codes of the shard's strings in the trace's pool, then ``MISSING``; ``None`` if they agree."""
         if not self.strings:
             self._builder.add_strings(list(shard.strings))
             return None
-        return np.array([self.code(text) for text in shard.strings] or [0], np.int32)
+        return np.array([*map(self.code, shard.strings), MISSING], np.int32)
 
     def _thread(self, thread: tuple[Any, Any]) -> int:
         threads = self._builder.threads
@@ -154,7 +155,7 @@ class Tables:
 
     def _devices(self, merged: dict[str, Columns], head: Head) -> None:
         seen = [merged[name]["device"] for name in ("kernel", "copy", "sync") if merged[name]]
-        ordinals = np.unique(np.concatenate(seen)) if seen else np.empty(0, np.int64)
+        ordinals = numbered(np.concatenate(seen))[0] if seen else np.empty(0, np.int64)
         known = {device.id: device for device in head.devices}
         # ROCm numbers devices in the node, their properties in the process; equal devices represent each other.
         kinds = {(device.product, device.cores, device.memory) for device in head.devices}

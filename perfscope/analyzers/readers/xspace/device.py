@@ -18,7 +18,6 @@ from perfscope.analyzers.readers.columns import (
     ColumnBuffer,
     Columns,
     Lookup,
-    distinct,
     nesting_order,
     of_names,
     parents,
@@ -26,6 +25,7 @@ from perfscope.analyzers.readers.columns import (
 )
 from perfscope.analyzers.readers.xspace import names
 from perfscope.analyzers.readers.xspace.planes import Line, Plane, signed
+from perfscope.model.intervals import numbered
 from perfscope.model.trace import TABLES, CallKind, CopyKind, HostMemory, Rows, TraceBuilder
 from perfscope.model.trace.columns import MISSING, Array
 
@@ -235,7 +235,7 @@ class Devices:
         if not work or not len(work["device"]):
             return Rows(TABLES["kernels"], {})
         blank = np.full(len(work["device"]), MISSING, np.int64)
-        codes, index = distinct(work.get("size", blank))
+        codes, index = numbered(work.get("size", blank))
         launch = [
             names.launch_size(self._pool.strings[code]) if code != MISSING else (None, None, None)
             for code in codes.tolist()
@@ -266,7 +266,7 @@ class Devices:
         elsewhere = called & (own == MISSING)
         if call_details is not None:
             detail[elsewhere] = call_details[call[elsewhere]]
-        codes, index = distinct(detail)
+        codes, index = numbered(detail)
         details = [
             names.copy_details(self._pool.strings[code]) if code != MISSING else (None, int(HostMemory.UNKNOWN))
             for code in codes.tolist()

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct, field
 
-from perfscope.analyzers.readers.columns import distinct
+from perfscope.model.intervals import numbered
 from perfscope.model.trace.columns import MISSING, Array
 from perfscope.model.wire import Data
 
@@ -245,7 +245,7 @@ def _read_stats(block: _Block, owner: Array, first: Array, last: Array, columns:
     texts = kind == _TEXT
     _check_texts(block, value[texts], length[texts])
     known = np.zeros(len(owner), bool)
-    for stat in distinct(key)[0].tolist():
+    for stat in numbered(key)[0].tolist():
         name = wanted.numbers.get(stat) or wanted.texts.get(stat)
         if name is None:
             continue
@@ -283,7 +283,7 @@ def _codes(block: _Block, kind: Array, value: Array, length: Array, wanted: Want
     result = np.empty(len(kind), np.int64)
     written = kind == _TEXT
     refers = np.where(kind == _REFERENCE, value, 0)[~written]
-    codes, inverse = distinct(refers)
+    codes, inverse = numbered(refers)
     result[~written] = np.array([wanted.refers(number) for number in codes.tolist()], np.int64)[inverse]
     for row in np.flatnonzero(written).tolist():
         result[row] = wanted.code(block.text[value[row] : value[row] + length[row]].decode())

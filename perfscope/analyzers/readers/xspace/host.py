@@ -12,7 +12,6 @@ from perfscope.analyzers.readers.columns import (
     ColumnBuffer,
     Columns,
     Lookup,
-    distinct,
     of_names,
     reorder,
     span_around,
@@ -21,6 +20,7 @@ from perfscope.analyzers.readers.kineto.categories import call_kind
 from perfscope.analyzers.readers.xspace import names
 from perfscope.analyzers.readers.xspace.planes import Line, Plane
 from perfscope.analyzers.readers.xspace.spans import DROPPED, PERHAPS, nest
+from perfscope.model.intervals import numbered
 from perfscope.model.trace import TABLES, MemoryAction, Rows, SliceKind, TraceBuilder
 from perfscope.model.trace.columns import MISSING, Array
 from perfscope.native.xspace import Spans
@@ -38,7 +38,7 @@ _KEY = re.compile(r"(?P<what>.+?) RendezvousKey\{.*?global_devices=\[(?P<devices
 
 def events(line: Line, thread: int, freed: Array, chosen: Array, strings: Sequence[str]) -> Columns:
     """Return the columns of table ``memory`` for the chosen events of a line, with positive sizes and ``freed``."""
-    codes, allocator = distinct(line.number_of("allocator_name", chosen))
+    codes, allocator = numbered(line.number_of("allocator_name", chosen))
     texts = ["" if code == MISSING else strings[code] for code in codes.tolist()]
     on_device = [bool(text) and not any(side in text.lower() for side in ("host", "cpu")) for text in texts]
     ordinals = [

@@ -17,10 +17,10 @@ import numpy as np
 from msgspec import Struct
 
 from perfscope.analyzers.hlo import decode
-from perfscope.analyzers.readers.columns import distinct
 from perfscope.analyzers.readers.xspace.events import Columns, UnusualError, Wanted, read_events, split
 from perfscope.analyzers.readers.xspace.names import ACCELERATOR
 from perfscope.model.errors import DataError
+from perfscope.model.intervals import numbered
 from perfscope.model.trace.columns import MISSING, Array
 from perfscope.model.wire import Data, Field, WireError, fields, packed
 from perfscope.native import library as native_library
@@ -287,7 +287,7 @@ def _plain_line(data: Data, start: int, end: int, plane: Plane, wanted: Wanted, 
 
 def line_of(number: int, name: str, timestamp_ns: int, columns: Columns) -> Line:
     """Return the line that begins at ``timestamp_ns``, from columns of all its events."""
-    ids, place = distinct(columns.metadata)
+    ids, place = numbered(columns.metadata)
     offset, duration = columns.offset_ps, columns.duration_ps
     given = {name: (np.flatnonzero(column != MISSING), column) for name, column in columns.stats.items()}
     doubles = np.flatnonzero(~np.isnan(columns.values))

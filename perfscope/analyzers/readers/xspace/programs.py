@@ -11,10 +11,11 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from perfscope.analyzers.hlo import MAX_GROUP_IDS, MAX_PROTO_BYTES, HloModule
-from perfscope.analyzers.readers.columns import distinct, distinct_rows
+from perfscope.analyzers.readers.columns import distinct_rows
 from perfscope.analyzers.readers.xspace import names
 from perfscope.analyzers.readers.xspace.planes import Line, Plane, numbers, parts, signed
 from perfscope.model.errors import DataError
+from perfscope.model.intervals import numbered
 from perfscope.model.trace import MISSING, Rows
 from perfscope.model.trace.columns import Array
 from perfscope.model.wire import Field
@@ -55,7 +56,7 @@ class Placement:
     def add(self, plane: Plane, line: Line) -> None:
         """Add the launches on one line of the host."""
         _, own = line.stats.get("num_addressable_devices", _NONE)
-        self._own.update(number for number in distinct(own)[0].tolist() if number > 0)
+        self._own.update(number for number in numbered(own)[0].tolist() if number > 0)
         rows, device = line.stats.get("global_device_id", _NONE)
         for event, number in zip(
             *(part.tolist() for part in distinct_rows(line.ids[line.place[rows]], device)[0]), strict=True
