@@ -5,6 +5,7 @@
 # make test-core, make test-plugins    the two jobs of make test, which run side by side; NAME=numerics is one plug-in
 # make test-slow         the tests that take longer: launches in turns, many ranks, compilers, whole corpora
 # make fuzz             mutated files of every reader; FUZZ_INPUTS=N of each (2000), failures are kept in fuzz-failures/
+# make fuzz-native       the same for the scanners of the native library, built with AddressSanitizer (gcc's libasan)
 # make docs              write the generated pages, and the documentation as a site that opens offline (build/site)
 # make bench             read large recordings with perfscope and its peers in turn, and perfscope's commands against bare programs, at a
 #                        small size (FULL=1: hours); results by machine and version are kept in benchmarks/results, the tables in docs/speed.md
@@ -27,6 +28,7 @@ WORKERS ?= 2
 PLUGIN_WORKERS ?= 1
 SLOW_WORKERS ?= 2
 FUZZ_INPUTS ?= 2000
+HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 QUIET := --quiet
 OLDEST := $(VENV)/oldest-jax
 OLDEST_JAX := $(shell sed -n 's/^jax = \["jax>=\([0-9.]*\)"\]$$/\1/p' pyproject.toml)
@@ -34,7 +36,7 @@ OLDEST_JAX := $(shell sed -n 's/^jax = \["jax>=\([0-9.]*\)"\]$$/\1/p' pyproject.
 # One thread a process: the workers share the cores, and two runs of the demo take the same path.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo bench test test-core test-plugins test-slow fuzz test-oldest-jax test-field test-gpu accuracy calibration lint docs clean
+.PHONY: demo bench test test-core test-plugins test-slow fuzz fuzz-native test-oldest-jax test-field test-gpu accuracy calibration lint docs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-demo
@@ -57,6 +59,12 @@ test-slow: $(VENV)/.installed-test
 
 fuzz: $(VENV)/.installed-test
 	$(BIN)/python -m tests.fuzz --inputs $(FUZZ_INPUTS)
+
+fuzz-native: $(VENV)/.installed-test
+	RUSTC_BOOTSTRAP=1 RUSTFLAGS='-Zsanitizer=address -Cpanic=abort -Cdebug-assertions' \
+		cargo build --release --manifest-path perfscope/native/Cargo.toml --target $(HOST) --target-dir build/native
+	LD_PRELOAD=$$(gcc -print-file-name=libasan.so) PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 \
+		$(BIN)/python -m tests.native.fuzz build/native/$(HOST)/release/libperfscope_native.so --inputs $(FUZZ_INPUTS)
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
