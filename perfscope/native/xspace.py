@@ -74,27 +74,43 @@ def frame(data: bytes | memoryview | mmap.mmap, start: int, end: int) -> Frame |
     return Frame(bytes(data[start : start + first]) + bytes(data[start + after : end]), first, events)
 
 
+class Room(NamedTuple):
+    """Columns for the events of lines; those of one line follow those of the line before."""
+
+    place: Array
+    start_ns: Array
+    end_ns: Array
+    offset_ps: Array
+    duration_ps: Array
+
+    @classmethod
+    def of(cls, events: int, *, exact: bool) -> Room:
+        """Return room for ``events``; ``exact``: with the times in ps."""
+        rooms = (events, events, events if exact else 0, events if exact else 0)
+        return cls(np.empty(events, np.int32), *(np.empty(room, np.int64) for room in rooms))
+
+    def part(self, low: int, high: int) -> Room:
+        """Return the room of the events ``[low, high)``."""
+        return Room(*(column[low:high] for column in self))
+
+
 def read_events(
     data: bytes | memoryview | mmap.mmap, start: int, end: int, frame: Frame, timestamp_ns: int,
-    numbers: Sequence[int], texts: Sequence[int], *, exact: bool,
+    numbers: Sequence[int], texts: Sequence[int], room: Room,
 ) -> NativeEvents | None:  # fmt: skip
     """Return the events of the line at bytes ``start`` to ``end``; ``None`` if their form is not the usual one.
 
     ``numbers`` and ``texts``: metadata ids of the stats that are read as such, in the order of ``NativeEvents.stats``.
-    ``exact``: with the times in ps. ``MemoryError`` if memory runs out.
+    Their columns are those of ``room``. ``MemoryError`` if memory runs out.
     """
     native = _library()
-    rooms = (frame.events, frame.events if exact else 0)
-    columns: list[Array] = [
-        np.empty(frame.events, np.int32),
-        *(np.empty(room, np.int64) for room in rooms for _ in range(2)),
-    ]
+    sizes = (len(room.place), len(room.offset_ps))
     ids = np.array([*numbers, *texts], np.int64)
     kinds = np.array([0] * len(numbers) + [1] * len(texts), np.uint8)
     content, status = np.frombuffer(data, np.uint8), ctypes.c_int64()
     address = native.perfscope_xspace_read(
         pointer(content, start), ctypes.c_size_t(end - start), ctypes.c_size_t(frame.first),
-        ctypes.c_int64(timestamp_ns), ctypes.byref(_EventColumns(*map(pointer, columns), *rooms)),
+        ctypes.c_int64(timestamp_ns), ctypes.byref(_EventColumns(*map(pointer, room), *sizes)),
         pointer(ids), pointer(kinds), count(ids), ctypes.byref(status),
     )  # fmt: skip
     del content  # So that the file can be closed.
@@ -104,7 +120,7 @@ def read_events(
         return None
     line = ctypes.c_void_p(address)
     try:
-        return _taken(native, line, columns, len(ids))
+        return _taken(native, line, room, len(ids))
     finally:
         native.perfscope_xspace_free(line)
 
@@ -119,7 +135,7 @@ def _library() -> ctypes.CDLL:
     return native
 
 
-def _taken(native: ctypes.CDLL, line: ctypes.c_void_p, columns: list[Array], wanted: int) -> NativeEvents:
+def _taken(native: ctypes.CDLL, line: ctypes.c_void_p, room: Room, wanted: int) -> NativeEvents:
     def size(what: int) -> int:
         return int(native.perfscope_xspace_size(line, ctypes.c_size_t(what)))
 
@@ -129,18 +145,17 @@ def _taken(native: ctypes.CDLL, line: ctypes.c_void_p, columns: list[Array], wan
         native.perfscope_xspace_take(line, ctypes.c_size_t(what), pointer(rows), pointer(values), count(values))
         return rows, values
 
-    place, start_ns, end_ns, offset_ps, duration_ps = columns
     texts = cut_texts(
         size(_TEXTS), size(_TEXT_BYTES), lambda joined, ends: native.perfscope_xspace_texts(line, joined, ends)
     )
     rows, doubles = take(_DOUBLES)
     return NativeEvents(
         ids=take(_METADATA)[1],
-        place=place,
-        start_ns=start_ns,
-        end_ns=end_ns,
-        offset_ps=offset_ps,
-        duration_ps=duration_ps,
+        place=room.place,
+        start_ns=room.start_ns,
+        end_ns=room.end_ns,
+        offset_ps=room.offset_ps,
+        duration_ps=room.duration_ps,
         occurrences=take(_OCCURRENCES),
         doubles=(rows, doubles.view(np.float64)),
         stats=[take(_STATS + stat) for stat in range(wanted)],
@@ -170,51 +185,58 @@ class Spans(NamedTuple):
 class _SpanPart(ctypes.Structure):
     _fields_ = [
         ("thread", ctypes.c_int64),
-        ("first", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("start", "end", "kind", "place")),
         ("count", ctypes.c_size_t),
+        ("first", ctypes.c_int64),
         ("names", ctypes.c_void_p),
         ("jitted", ctypes.c_void_p),
         ("name_count", ctypes.c_size_t),
     ]
 
 
-class _SpanTable(ctypes.Structure):
+class _SpanColumns(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("start", "end", "name", "thread", "parent", "kind")),
-        ("room", ctypes.c_size_t),
-        ("rows", ctypes.c_void_p),
-        ("row_count", ctypes.c_size_t),
+        *((name, ctypes.c_void_p) for name in ("start", "end", "kind", "name", "thread", "parent", "rows")),
+        ("count", ctypes.c_size_t),
     ]
 
 
-def nest(parts: Sequence[Spans], firsts: Sequence[int], room: int, events: int) -> tuple[dict[str, Array], Array]:
+def nest(parts: Sequence[Spans], firsts: Sequence[int]) -> tuple[dict[str, Array], Array]:
     """Return the table of spans, and the row of each event of parts that want it.
 
-    ``parts`` are by thread; ``firsts``: number of each part's first event among all ``events``. ``room``: number of
-    events that are spans. ``MemoryError`` if memory runs out, ``FaultError`` if the library fails.
+    ``parts`` are by thread; ``firsts``: number of each part's first event in the rows. Parts of one ``Room`` are
+    overwritten. ``MemoryError`` if memory runs out, ``FaultError`` if the library fails.
     """
     native = _library()
-    types = {"start_ns": np.int64, "end_ns": np.int64, "name": np.int32, "thread": np.int32, "parent": np.int32,
-             "kind": np.uint8}  # fmt: skip
-    table = {name: np.empty(room, of) for name, of in types.items()}
-    rows = np.empty(events, np.int32)
+    start, end, kind, name = (
+        _joined([getattr(part, column) for part in parts]) for column in ("start_ns", "end_ns", "kind", "place")
+    )
+    thread, parent, rows = (np.empty(len(start), np.int32) for _ in range(3))
     given = (_SpanPart * len(parts))(
         *(
             _SpanPart(
-                part.thread, first if part.wanted else -1,
-                *(pointer(column) for column in (part.start_ns, part.end_ns, part.kind, part.place)), len(part.kind),
+                part.thread, len(part.kind), first if part.wanted else -1,
                 pointer(part.names), pointer(part.jitted), len(part.names),
             )
             for part, first in zip(parts, firsts, strict=True)
         )
     )  # fmt: skip
-    made = native.perfscope_nest(
-        given, ctypes.c_size_t(len(parts)),
-        ctypes.byref(_SpanTable(*map(pointer, table.values()), room, pointer(rows), events)),
-    )  # fmt: skip
+    columns = _SpanColumns(*map(pointer, (start, end, kind, name, thread, parent, rows)), len(start))
+    made = native.perfscope_nest(given, ctypes.c_size_t(len(parts)), ctypes.byref(columns))
     if made == -_MEMORY:
         raise MemoryError
     if made < 0:
         raise FaultError
+    table = {"start_ns": start, "end_ns": end, "name": name, "thread": thread, "parent": parent, "kind": kind}
     return {name: column[:made] for name, column in table.items()}, rows
+
+
+def _joined(pieces: Sequence[Array]) -> Array:
+    """Return the values of all pieces; without a copy if each follows the one before in one array."""
+    whole = pieces[0].base
+    if isinstance(whole, np.ndarray) and all(piece.base is whole for piece in pieces):
+        at = [piece.ctypes.data for piece in pieces]
+        ends = [begin + piece.nbytes for begin, piece in zip(at, pieces, strict=True)]
+        if at[1:] == ends[:-1]:
+            low = (at[0] - whole.ctypes.data) // whole.itemsize
+            return whole[low : low + sum(map(len, pieces))]
+    return np.concatenate(pieces)

@@ -424,66 +424,58 @@ pub unsafe extern "C" fn perfscope_innermost(
     })
 }
 
-/// Events of a line that are spans, as Python passes them.
+/// Events of a line, as Python passes them.
 #[repr(C)]
 pub struct SpanPart {
     thread: i64,
+    count: usize,
     /// Number of the part's first event in the rows, or -1.
     first: i64,
-    start: *const i64,
-    end: *const i64,
-    kind: *const u8,
-    place: *const i32,
-    count: usize,
     names: *const i32,
     jitted: *const u8,
     name_count: usize,
 }
 
-/// Arrays of a table of spans, as Python passes them.
+/// Columns of events that become a table of spans, as Python passes them.
 #[repr(C)]
-pub struct SpanTable {
+pub struct SpanColumns {
     start: *mut i64,
     end: *mut i64,
+    kind: *mut u8,
     name: *mut i32,
     thread: *mut i32,
     parent: *mut i32,
-    kind: *mut u8,
-    room: usize,
     rows: *mut i32,
-    row_count: usize,
+    count: usize,
 }
 
-/// Write the spans of all parts, which are by thread, to `table`; return their number, or -2 if no memory is left.
+/// Make the table of spans in place from the events of all parts, which are by thread; return the number of its rows, or
+/// -2 if no memory is left.
 ///
 /// # Safety
-/// `parts` has `part_count` entries, whose arrays have their `count` or `name_count`; the arrays of `table` have `room` or
-/// `row_count` values.
+/// `parts` has `part_count` entries, whose arrays have `name_count` values; all `columns` have their `count`.
 #[no_mangle]
-pub unsafe extern "C" fn perfscope_nest(parts: *const SpanPart, part_count: usize, table: *const SpanTable) -> i64 {
+pub unsafe extern "C" fn perfscope_nest(parts: *const SpanPart, part_count: usize, columns: *const SpanColumns) -> i64 {
     guarded(|| {
         let given = slice::from_raw_parts(parts, part_count).iter().map(|part| nest::Part {
             thread: part.thread as i32,
-            start: slice::from_raw_parts(part.start, part.count),
-            end: slice::from_raw_parts(part.end, part.count),
-            kind: slice::from_raw_parts(part.kind, part.count),
-            place: slice::from_raw_parts(part.place, part.count),
+            count: part.count,
             names: slice::from_raw_parts(part.names, part.name_count),
             jitted: slice::from_raw_parts(part.jitted, part.name_count),
             first: usize::try_from(part.first).ok(),
         });
-        let table = &*table;
-        let mut made = nest::Table {
-            start: slice::from_raw_parts_mut(table.start, table.room),
-            end: slice::from_raw_parts_mut(table.end, table.room),
-            name: slice::from_raw_parts_mut(table.name, table.room),
-            thread: slice::from_raw_parts_mut(table.thread, table.room),
-            parent: slice::from_raw_parts_mut(table.parent, table.room),
-            kind: slice::from_raw_parts_mut(table.kind, table.room),
-            rows: slice::from_raw_parts_mut(table.rows, table.row_count),
+        let columns = &*columns;
+        let mut made = nest::Columns {
+            start: slice::from_raw_parts_mut(columns.start, columns.count),
+            end: slice::from_raw_parts_mut(columns.end, columns.count),
+            kind: slice::from_raw_parts_mut(columns.kind, columns.count),
+            name: slice::from_raw_parts_mut(columns.name, columns.count),
+            thread: slice::from_raw_parts_mut(columns.thread, columns.count),
+            parent: slice::from_raw_parts_mut(columns.parent, columns.count),
+            rows: slice::from_raw_parts_mut(columns.rows, columns.count),
         };
         match nest::nest(&given.collect::<Vec<_>>(), &mut made) {
-            Ok(count) => count.map_or(FAULT, |count| count as i64),
+            Ok(count) => count as i64,
             Err(_) => -MEMORY,
         }
     })

@@ -15,30 +15,28 @@ pub const PERHAPS: u8 = 255;
 /// Not a span of the table.
 pub const DROPPED: u8 = 254;
 
-/// Events of a line.
+/// Events of a line. They follow those of the part before in the columns.
 #[derive(Clone, Copy)]
 pub struct Part<'a> {
     pub thread: i32,
-    pub start: &'a [i64],
-    pub end: &'a [i64],
-    pub kind: &'a [u8],
-    /// Place of the name in `names` and `jitted`.
-    pub place: &'a [i32],
+    pub count: usize,
+    /// Codes of the names, by place.
     pub names: &'a [i32],
-    /// 1 for the call of a jitted function, which profilers write twice.
+    /// 1 for the name of a call of a jitted function, which profilers write twice.
     pub jitted: &'a [u8],
     /// Number of the part's first event in `rows`, if those are wanted.
     pub first: Option<usize>,
 }
 
-/// The table of spans.
-pub struct Table<'a> {
+/// Columns of events, which become the table of spans.
+pub struct Columns<'a> {
     pub start: &'a mut [i64],
     pub end: &'a mut [i64],
+    pub kind: &'a mut [u8],
+    /// Place of the name, then its code.
     pub name: &'a mut [i32],
     pub thread: &'a mut [i32],
     pub parent: &'a mut [i32],
-    pub kind: &'a mut [u8],
     /// Row of each event of the parts with `first`, -1 for one that is not in the table.
     pub rows: &'a mut [i32],
 }
@@ -47,8 +45,40 @@ pub struct Table<'a> {
 struct Span {
     start: i64,
     end: i64,
+    place: i32,
     part: u32,
+    /// Number of the event in the part.
     event: u32,
+    kind: u8,
+}
+
+impl Span {
+    fn order(&self) -> (i64, Reverse<i64>) {
+        (self.start, Reverse(self.end))
+    }
+}
+
+impl Columns<'_> {
+    #[inline(always)]
+    fn span(&self, at: usize, part: usize, event: usize) -> Span {
+        Span {
+            start: self.start[at],
+            end: self.end[at],
+            place: self.name[at],
+            part: part as u32,
+            event: event as u32,
+            kind: self.kind[at],
+        }
+    }
+
+    /// Return whether the spans of `[low, high)` are in nesting order.
+    fn in_order(&self, low: usize, high: usize) -> bool {
+        let mut last = (i64::MIN, Reverse(i64::MAX));
+        (low..high).filter(|at| self.kind[*at] != DROPPED).all(|at| {
+            let before = std::mem::replace(&mut last, self.span(at, 0, 0).order());
+            before <= last
+        })
+    }
 }
 
 /// An open span. Times are doubled; readers refuse times that would not fit.
@@ -58,115 +88,153 @@ struct Open {
     inside: bool,
 }
 
-/// Write the spans of all parts, which are by thread; return their number, `None` if the table is too short.
-pub fn nest(parts: &[Part], table: &mut Table) -> Result<Option<usize>, TryReserveError> {
+/// Make the table in place from the events of all parts, which are by thread; return the number of its rows.
+pub fn nest(parts: &[Part], columns: &mut Columns) -> Result<usize, TryReserveError> {
     let (mut spans, mut open) = (Vec::new(), Vec::new());
-    let (mut count, mut from) = (0, 0);
+    let (mut count, mut from, mut low) = (0, 0, 0);
     while from < parts.len() {
         let thread = parts[from].thread;
-        let to = from + parts[from..].iter().take_while(|part| part.thread == thread).count();
-        spans.clear();
+        let group = parts[from..].iter().take_while(|part| part.thread == thread).count();
+        let group = &parts[from..from + group];
         let mut is_program = false;
-        for (number, part) in parts[from..to].iter().enumerate() {
-            spans.try_reserve(part.kind.len())?;
-            for (event, kind) in part.kind.iter().enumerate().filter(|(_, kind)| **kind != DROPPED) {
-                let (start, end) = (part.start[event], part.end[event]);
-                spans.push(Span { start, end, part: number as u32, event: event as u32 });
-                is_program |= matches!(*kind, PYTHON | ANNOTATION) || part.jitted[part.place[event] as usize] != 0;
+        let mut high = low;
+        for part in group {
+            for at in high..high + part.count {
+                let kind = columns.kind[at];
+                let jitted = kind != DROPPED && part.jitted[columns.name[at] as usize] != 0;
+                is_program |= matches!(kind, PYTHON | ANNOTATION) || jitted;
             }
             if let Some(first) = part.first {
-                table.rows[first..first + part.kind.len()].fill(MISSING);
+                columns.rows[first..first + part.count].fill(MISSING);
+            }
+            high += part.count;
+        }
+        open.clear();
+        let mut sweep = Sweep { parts: group, is_program, open: &mut open };
+        // What is written is never ahead of what is read.
+        if group.len() == 1 && columns.in_order(low, high) {
+            for at in low..high {
+                count = sweep.add(columns.span(at, 0, at - low), count, columns)?;
+            }
+        } else {
+            spans.clear();
+            let mut at = low;
+            for (number, part) in group.iter().enumerate() {
+                spans.try_reserve(part.count)?;
+                spans.extend((0..part.count).map(|event| columns.span(at + event, number, event)));
+                at += part.count;
+            }
+            spans.sort_by_key(Span::order);
+            for span in &spans {
+                count = sweep.add(*span, count, columns)?;
             }
         }
-        spans.sort_by_key(|span| (span.start, Reverse(span.end)));
-        if table.start.len() - count < spans.len() {
-            return Ok(None);
-        }
-        count = sweep(&parts[from..to], &spans, is_program, count, &mut open, table)?;
-        from = to;
-    }
-    Ok(Some(count))
-}
-
-/// Write the spans of a thread from row `count` on; return the row after them.
-///
-/// An empty span at t is open between t and t + 1/2, so times are doubled. Open spans enclose each other.
-fn sweep(
-    parts: &[Part], spans: &[Span], is_program: bool, mut count: usize, open: &mut Vec<Open>, table: &mut Table,
-) -> Result<usize, TryReserveError> {
-    open.clear();
-    for span in spans {
-        let (part, event) = (&parts[span.part as usize], span.event as usize);
-        let begin = span.start as i64 * 2;
-        let closes = (span.end as i64 * 2).max(begin + 1);
-        while matches!(open.last(), Some(last) if last.closes < closes || last.closes <= begin) {
-            open.pop();
-        }
-        let (parent, inside) = open.last().map_or((MISSING, !is_program), |last| (last.row, last.inside));
-        let place = part.place[event] as usize;
-        let name = part.names[place];
-        if part.jitted[place] != 0 && parent != MISSING && table.name[parent as usize] == name {
-            continue;
-        }
-        let kind = part.kind[event];
-        let inside = inside || kind == OTHER || kind == OP;
-        table.start[count] = span.start;
-        table.end[count] = span.end;
-        table.name[count] = name;
-        table.thread[count] = part.thread;
-        table.parent[count] = parent;
-        table.kind[count] = match kind {
-            PERHAPS if inside => OTHER,
-            PERHAPS => ANNOTATION,
-            _ => kind,
-        };
-        if let Some(first) = part.first {
-            table.rows[first + event] = count as i32;
-        }
-        open.try_reserve(1)?;
-        open.push(Open { row: count as i32, closes, inside });
-        count += 1;
+        (from, low) = (from + group.len(), high);
     }
     Ok(count)
+}
+
+/// The sweep over the spans of a thread, in order.
+struct Sweep<'a> {
+    parts: &'a [Part<'a>],
+    /// Whether the thread runs the user's program.
+    is_program: bool,
+    /// Each encloses those after it.
+    open: &'a mut Vec<Open>,
+}
+
+impl Sweep<'_> {
+    /// Write a span to row `count`, unless it is dropped; return the next row.
+    ///
+    /// An empty span at t is open between t and t + 1/2.
+    #[inline(always)]
+    fn add(&mut self, span: Span, count: usize, columns: &mut Columns) -> Result<usize, TryReserveError> {
+        if span.kind == DROPPED {
+            return Ok(count);
+        }
+        let (begin, part) = (span.start * 2, &self.parts[span.part as usize]);
+        let closes = (span.end * 2).max(begin + 1);
+        while matches!(self.open.last(), Some(last) if last.closes < closes || last.closes <= begin) {
+            self.open.pop();
+        }
+        let (parent, inside) = self.open.last().map_or((MISSING, !self.is_program), |last| (last.row, last.inside));
+        let name = part.names[span.place as usize];
+        if part.jitted[span.place as usize] != 0 && parent != MISSING && columns.name[parent as usize] == name {
+            return Ok(count);
+        }
+        let inside = inside || span.kind == OTHER || span.kind == OP;
+        columns.start[count] = span.start;
+        columns.end[count] = span.end;
+        columns.name[count] = name;
+        columns.thread[count] = part.thread;
+        columns.parent[count] = parent;
+        columns.kind[count] = match span.kind {
+            PERHAPS if inside => OTHER,
+            PERHAPS => ANNOTATION,
+            kind => kind,
+        };
+        if let Some(first) = part.first {
+            columns.rows[first + span.event as usize] = count as i32;
+        }
+        self.open.try_reserve(1)?;
+        self.open.push(Open { row: count as i32, closes, inside });
+        Ok(count + 1)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn spans_are_nested_in_order_and_named_once() {
-        // A function of Python calls a jitted function, which is written twice, and that calls a span without a known
-        // kind; then the runtime calls one, and a mark is left out.
-        let start = [2, 1, 0, 3, 20, 21, 4];
-        let end = [8, 9, 10, 4, 30, 22, 4];
-        let kind = [OTHER, OTHER, PYTHON, PERHAPS, OTHER, PERHAPS, DROPPED];
-        let place = [1, 1, 0, 2, 3, 2, 2];
+    fn nested(events: &[(i64, i64, u8, i32)]) -> [Vec<i64>; 7] {
+        let of = |column: fn(&(i64, i64, u8, i32)) -> i64| events.iter().map(column).collect::<Vec<_>>();
+        let (mut start, mut end) = (of(|event| event.0), of(|event| event.1));
+        let mut kind: Vec<u8> = events.iter().map(|event| event.2).collect();
+        let mut name: Vec<i32> = events.iter().map(|event| event.3).collect();
+        let (mut thread, mut parent, mut rows) = (name.clone(), name.clone(), name.clone());
         let part = Part {
             thread: 7,
-            start: &start,
-            end: &end,
-            kind: &kind,
-            place: &place,
+            count: events.len(),
             names: &[10, 11, 12, 13],
             jitted: &[0, 1, 0, 0],
             first: Some(0),
         };
-        let (mut starts, mut ends) = ([0; 6], [0; 6]);
-        let (mut name, mut thread, mut parent, mut kinds, mut rows) = ([0; 6], [0; 6], [0; 6], [0; 6], [9; 7]);
-        let mut table = Table {
-            start: &mut starts,
-            end: &mut ends,
+        let mut columns = Columns {
+            start: &mut start,
+            end: &mut end,
+            kind: &mut kind,
             name: &mut name,
             thread: &mut thread,
             parent: &mut parent,
-            kind: &mut kinds,
             rows: &mut rows,
         };
-        assert!(matches!(nest(&[part], &mut table), Ok(Some(5))));
-        assert_eq!((starts, ends), ([0, 1, 3, 20, 21, 0], [10, 9, 4, 30, 22, 0]));
-        assert_eq!((name, parent), ([10, 11, 12, 13, 12, 0], [-1, 0, 1, -1, 3, 0]));
-        assert_eq!(kinds, [PYTHON, OTHER, OTHER, OTHER, OTHER, 0]);
-        assert_eq!((rows, thread[4]), ([-1, 1, 0, 2, 3, 4, -1], 7));
+        let count = nest(&[part], &mut columns).unwrap_or(0);
+        let numbers = |column: &[i32]| column.iter().map(|value| *value as i64).collect::<Vec<_>>();
+        let kinds: Vec<i64> = kind[..count].iter().map(|kind| *kind as i64).collect();
+        let [name, thread, parent] = [name, thread, parent].map(|column| numbers(&column[..count]));
+        [start[..count].to_vec(), end[..count].to_vec(), name, thread, parent, kinds, numbers(&rows)]
+    }
+
+    #[test]
+    fn spans_are_nested_in_order_and_named_once() {
+        // A function of Python calls a jitted function, which is written twice, and that calls a span without a known
+        // kind; then the runtime calls one, and a mark is left out.
+        let mut events = vec![
+            (0, 10, PYTHON, 0),
+            (1, 9, OTHER, 1),
+            (2, 8, OTHER, 1),
+            (3, 4, PERHAPS, 2),
+            (4, 4, DROPPED, 2),
+            (20, 30, OTHER, 3),
+            (21, 22, PERHAPS, 2),
+        ];
+        let [start, end, name, thread, parent, kind, rows] = nested(&events);
+        assert_eq!((start, end), (vec![0, 1, 3, 20, 21], vec![10, 9, 4, 30, 22]));
+        assert_eq!((name, thread, parent), (vec![10, 11, 12, 13, 12], vec![7; 5], vec![-1, 0, 1, -1, 3]));
+        assert_eq!(kind, [PYTHON, OTHER, OTHER, OTHER, OTHER].map(|kind| kind as i64));
+        assert_eq!(rows, [0, 1, -1, 2, -1, 3, 4]);
+        let in_order = nested(&events);
+        events.reverse();
+        assert_eq!(nested(&events)[..6], in_order[..6]);
     }
 }

@@ -100,6 +100,8 @@ def with_sizes(columns: Columns) -> tuple[Columns, int]:
             total[memory] = allocated
     columns["bytes"] = np.where(freed, -size, size)
     columns["action"] = np.where(freed, MemoryAction.FREE, MemoryAction.ALLOCATE)
+    if not unknown.any():
+        return columns, 0
     return {name: values[~unknown] for name, values in columns.items()}, int(unknown.sum())
 
 
@@ -132,7 +134,7 @@ class Host:
         )
 
     def add(self, plane: Plane, line: Line) -> None:
-        """Add one line of a host plane, which is one thread."""
+        """Add one line of a host plane, which is one thread. Its columns are overwritten."""
         if not len(line):
             return
         process = str(plane.stats.get("process_id", "")) or "host"
@@ -147,13 +149,13 @@ class Host:
         ends = _named(line, line.with_stat("_c"), known.end)
         # On TPUs a deallocation has the block but not its size.
         memory = _named(line, _either(line, "allocation_bytes", "addr"), known.memory)
-        awaits, end = self._await_spans(line, known.waits)
+        awaits = self._join_waits(line, known.waits)
         self._pool.marks["end marks of instructions"] += len(ends)
         self._pool.marks["second marks of waits"] += len(awaits)
         for rows in (calls, ends, memory, awaits):
             kind[rows] = DROPPED
         wanted = bool(len(line.with_stat("hlo_op")) or known.meeting.any())
-        spans = Spans(thread, line.start_ns, end, kind, line.place, known.codes, known.jitted, wanted)
+        spans = Spans(thread, line.start_ns, line.end_ns, kind, line.place, known.codes, known.jitted, wanted)
         self._append(self._ends, {"id": line.number_of("_c", ends), "time_ns": line.start_ns[ends]})
         self._append(self._calls, {**_of(spans, calls), "correlation": line.number_of("correlation_id", calls),
                                    "details": line.number_of("memcpy_details", calls)})  # fmt: skip
@@ -193,19 +195,18 @@ class Host:
             table.append(columns)
 
     @staticmethod
-    def _await_spans(line: Line, waits: Array) -> tuple[Array, Array]:
-        """Return second marks, and the end of each event. Marks of one id are a wait that ends with the second mark."""
+    def _join_waits(line: Line, waits: Array) -> Array:
+        """Return second marks. Marks of one id are a wait: the first one then ends with the second."""
         second = _named(line, line.with_stat("_c"), waits)
         if not len(second):
-            return second, line.end_ns
+            return second
         first = _named(line, line.with_stat("_p"), waits)
         partner = Lookup(line.number_of("_c", second), np.arange(len(second)))(line.number_of("_p", first))
         first, partner = first[partner != MISSING], second[partner[partner != MISSING]]
         later = line.start_ns[partner] >= line.start_ns[first]
         first, partner = first[later], partner[later]
-        end = line.end_ns.copy()
-        end[first] = line.end_ns[partner]
-        return np.unique(partner), end
+        line.end_ns[first] = line.end_ns[partner]
+        return np.unique(partner)
 
     def _add_work(self, line: Line, spans: Spans, meeting: Array) -> None:
         """Add instructions, steps and rendezvous."""

@@ -24,6 +24,7 @@ from perfscope.model.intervals import numbered
 from perfscope.model.trace.columns import MISSING, Array
 from perfscope.model.wire import Data, Field, WireError, fields, packed
 from perfscope.native import library as native_library
+from perfscope.native.xspace import NativeEvents
 
 _PLANES, _ERRORS, _WARNINGS, _HOSTNAMES = 1, 2, 3, 4
 
@@ -216,30 +217,40 @@ def _stats(stats: Any, names: Mapping[int, str]) -> dict[str, int | float | str 
 
 def read_lines(data: Data, plane: Plane, code: Any, shown: str) -> Iterator[Line]:
     """Yield the plane's lines as columns. ``code``: text -> its code in the string pool."""
-    wanted = _wanted(plane.stat_names, code)
-    names = [*wanted.numbers.values(), *wanted.texts.values()]
-    is_native = native_library() is not None and len(set(names)) == len(names)  # Not with two ids of one name.
     for start, end in plane.lines:
         if end - start > MAX_LINE_BYTES:
             raise DataError(f"{shown}: a line of {end - start:,} bytes: refused")
-        line = _native_line(data, start, end, plane, wanted, shown) if is_native else None
+    wanted = _wanted(plane.stat_names, code)
+    names = [*wanted.numbers.values(), *wanted.texts.values()]
+    if native_library() is not None and len(set(names)) == len(names):  # Not with two ids of one name.
+        yield from _native_lines(data, plane, wanted, shown)
+    else:
+        for start, end in plane.lines:
+            yield _plain_line(data, start, end, plane, wanted, shown)
+
+
+def _native_lines(data: Data, plane: Plane, wanted: Wanted, shown: str) -> Iterator[Line]:
+    from perfscope.native import xspace as native
+
+    frames = [native.frame(data, start, end) for start, end in plane.lines]
+    room = native.Room.of(
+        sum(frame.events for frame in frames if frame is not None), exact=ACCELERATOR.match(plane.name) is not None
+    )
+    at = 0
+    for (start, end), frame in zip(plane.lines, frames, strict=True):
+        line = None
+        if frame is not None:
+            own = decode("xspace.XLine", frame.own, shown)
+            part = room.part(at, at + frame.events)
+            events = native.read_events(
+                data, start, end, frame, own.timestamp_ns, list(wanted.numbers), list(wanted.texts), part
+            )
+            at += frame.events
+            line = None if events is None else _of_native(own, events, wanted)
         yield line or _plain_line(data, start, end, plane, wanted, shown)
 
 
-def _native_line(data: Data, start: int, end: int, plane: Plane, wanted: Wanted, shown: str) -> Line | None:
-    """Return a line; ``None`` for an unusual form or impossible times."""
-    from perfscope.native import xspace as native
-
-    found = native.frame(data, start, end)
-    if found is None:
-        return None
-    own = decode("xspace.XLine", found.own, shown)
-    exact = ACCELERATOR.match(plane.name) is not None
-    events = native.read_events(
-        data, start, end, found, own.timestamp_ns, list(wanted.numbers), list(wanted.texts), exact=exact
-    )
-    if events is None:
-        return None
+def _of_native(own: Any, events: NativeEvents, wanted: Wanted) -> Line:
     referred = [wanted.refers(number) for number in reversed(events.references)]
     codes = np.array([*map(wanted.code, events.texts), *referred], np.int64)  # -1 is the first reference.
     stats = {}

@@ -27,18 +27,17 @@ def nest(parts: Sequence[Spans]) -> tuple[Columns, Array, int]:
     """Return table ``slices`` of all parts, the row of each event, and the number of spans that were written twice.
 
     A call of a jitted function directly in one of the same name is left out: profilers write it twice. Rows are int32
-    (``MISSING``: left out), in the order of ``parts`` and their events, and valid for parts that want them.
+    (``MISSING``: left out), in the order of ``parts`` and their events, and valid for parts that want them. The arrays
+    of ``parts`` may be overwritten.
     """
     sizes = [len(part.kind) for part in parts]
     firsts = [0, *accumulate(sizes)]
     by_thread = sorted(range(len(parts)), key=lambda place: parts[place].thread)
     spans = sum(int(np.count_nonzero(part.kind != DROPPED)) for part in parts)
-    if native_library() is not None:
+    if native_library() is not None and parts:
         from perfscope.native.xspace import nest as native_nest
 
-        columns, rows = native_nest(
-            [parts[place] for place in by_thread], [firsts[place] for place in by_thread], spans, sum(sizes)
-        )
+        columns, rows = native_nest([parts[place] for place in by_thread], [firsts[place] for place in by_thread])
         return columns, rows, spans - len(columns["kind"])
     chosen = [np.flatnonzero(part.kind != DROPPED) for part in parts]
     both = list(zip(parts, chosen, strict=True))
