@@ -54,9 +54,14 @@ def nest(parts: Sequence[Spans]) -> tuple[Columns, Array, int]:
     parent = parents(columns["thread"], columns["start_ns"], columns["end_ns"])
     twice = np.isin(columns["name"], jitted) & (parent != MISSING)
     twice &= columns["name"][np.maximum(parent, 0)] == columns["name"]
+    above = np.where(twice, parent, np.arange(len(parent)))
+    while not np.array_equal(further := above[above], above):  # Twice as many levels per round.
+        above = further
     for key in columns:
         columns[key] = columns[key][~twice]
-    columns["parent"] = parents(columns["thread"], columns["start_ns"], columns["end_ns"])
+    number = np.cumsum(~twice) - 1
+    parent = parent[~twice]
+    columns["parent"] = np.where(parent == MISSING, MISSING, number[above[np.maximum(parent, 0)]]).astype(np.int32)
     columns["kind"] = _annotations(columns, jitted)
     rows = np.full(sum(sizes), MISSING, np.int32)
     rows[columns["event"]] = np.arange(len(columns["event"]))
