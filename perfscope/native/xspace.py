@@ -74,43 +74,32 @@ def frame(data: bytes | memoryview | mmap.mmap, start: int, end: int) -> Frame |
     return Frame(bytes(data[start : start + first]) + bytes(data[start + after : end]), first, events)
 
 
-class Room(NamedTuple):
-    """Columns for the events of lines; those of one line follow those of the line before."""
+def room(events: int, *, exact: bool) -> list[Array]:
+    """Return columns for the events of lines, one after the other: place, start and end (ns), offset and duration (ps).
 
-    place: Array
-    start_ns: Array
-    end_ns: Array
-    offset_ps: Array
-    duration_ps: Array
-
-    @classmethod
-    def of(cls, events: int, *, exact: bool) -> Room:
-        """Return room for ``events``; ``exact``: with the times in ps."""
-        rooms = (events, events, events if exact else 0, events if exact else 0)
-        return cls(np.empty(events, np.int32), *(np.empty(room, np.int64) for room in rooms))
-
-    def part(self, low: int, high: int) -> Room:
-        """Return the room of the events ``[low, high)``."""
-        return Room(*(column[low:high] for column in self))
+    They are those of ``NativeEvents``. ``exact``: with the last two.
+    """
+    sizes = (events, events, events if exact else 0, events if exact else 0)
+    return [np.empty(events, np.int32), *(np.empty(size, np.int64) for size in sizes)]
 
 
 def read_events(
     data: bytes | memoryview | mmap.mmap, start: int, end: int, frame: Frame, timestamp_ns: int,
-    numbers: Sequence[int], texts: Sequence[int], room: Room,
+    numbers: Sequence[int], texts: Sequence[int], columns: Sequence[Array],
 ) -> NativeEvents | None:  # fmt: skip
     """Return the events of the line at bytes ``start`` to ``end``; ``None`` if their form is not the usual one.
 
     ``numbers`` and ``texts``: metadata ids of the stats that are read as such, in the order of ``NativeEvents.stats``.
-    Their columns are those of ``room``. ``MemoryError`` if memory runs out.
+    ``columns``: part of a ``room``. ``MemoryError`` if memory runs out.
     """
     native = _library()
-    sizes = (len(room.place), len(room.offset_ps))
+    sizes = (len(columns[0]), len(columns[-1]))
     ids = np.array([*numbers, *texts], np.int64)
     kinds = np.array([0] * len(numbers) + [1] * len(texts), np.uint8)
     content, status = np.frombuffer(data, np.uint8), ctypes.c_int64()
     address = native.perfscope_xspace_read(
         pointer(content, start), ctypes.c_size_t(end - start), ctypes.c_size_t(frame.first),
-        ctypes.c_int64(timestamp_ns), ctypes.byref(_EventColumns(*map(pointer, room), *sizes)),
+        ctypes.c_int64(timestamp_ns), ctypes.byref(_EventColumns(*map(pointer, columns), *sizes)),
         pointer(ids), pointer(kinds), count(ids), ctypes.byref(status),
     )  # fmt: skip
     del content  # So that the file can be closed.
@@ -120,7 +109,7 @@ def read_events(
         return None
     line = ctypes.c_void_p(address)
     try:
-        return _taken(native, line, room, len(ids))
+        return _taken(native, line, columns, len(ids))
     finally:
         native.perfscope_xspace_free(line)
 
@@ -135,7 +124,7 @@ def _library() -> ctypes.CDLL:
     return native
 
 
-def _taken(native: ctypes.CDLL, line: ctypes.c_void_p, room: Room, wanted: int) -> NativeEvents:
+def _taken(native: ctypes.CDLL, line: ctypes.c_void_p, columns: Sequence[Array], wanted: int) -> NativeEvents:
     def size(what: int) -> int:
         return int(native.perfscope_xspace_size(line, ctypes.c_size_t(what)))
 
@@ -145,17 +134,18 @@ def _taken(native: ctypes.CDLL, line: ctypes.c_void_p, room: Room, wanted: int) 
         native.perfscope_xspace_take(line, ctypes.c_size_t(what), pointer(rows), pointer(values), count(values))
         return rows, values
 
+    place, start_ns, end_ns, offset_ps, duration_ps = columns
     texts = cut_texts(
         size(_TEXTS), size(_TEXT_BYTES), lambda joined, ends: native.perfscope_xspace_texts(line, joined, ends)
     )
     rows, doubles = take(_DOUBLES)
     return NativeEvents(
         ids=take(_METADATA)[1],
-        place=room.place,
-        start_ns=room.start_ns,
-        end_ns=room.end_ns,
-        offset_ps=room.offset_ps,
-        duration_ps=room.duration_ps,
+        place=place,
+        start_ns=start_ns,
+        end_ns=end_ns,
+        offset_ps=offset_ps,
+        duration_ps=duration_ps,
         occurrences=take(_OCCURRENCES),
         doubles=(rows, doubles.view(np.float64)),
         stats=[take(_STATS + stat) for stat in range(wanted)],
@@ -203,7 +193,7 @@ class _SpanColumns(ctypes.Structure):
 def nest(parts: Sequence[Spans], firsts: Sequence[int]) -> tuple[dict[str, Array], Array]:
     """Return the table of spans, and the row of each event of parts that want it.
 
-    ``parts`` are by thread; ``firsts``: number of each part's first event in the rows. Parts of one ``Room`` are
+    ``parts`` are by thread; ``firsts``: number of each part's first event in the rows. Parts of one ``room`` are
     overwritten. ``MemoryError`` if memory runs out, ``FaultError`` if the library fails.
     """
     native = _library()

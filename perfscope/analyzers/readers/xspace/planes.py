@@ -233,7 +233,7 @@ def _native_lines(data: Data, plane: Plane, wanted: Wanted, shown: str) -> Itera
     from perfscope.native import xspace as native
 
     frames = [native.frame(data, start, end) for start, end in plane.lines]
-    room = native.Room.of(
+    room = native.room(
         sum(frame.events for frame in frames if frame is not None), exact=ACCELERATOR.match(plane.name) is not None
     )
     at = 0
@@ -241,7 +241,7 @@ def _native_lines(data: Data, plane: Plane, wanted: Wanted, shown: str) -> Itera
         line = None
         if frame is not None:
             own = decode("xspace.XLine", frame.own, shown)
-            part = room.part(at, at + frame.events)
+            part = [column[at : at + frame.events] for column in room]
             events = native.read_events(
                 data, start, end, frame, own.timestamp_ns, list(wanted.numbers), list(wanted.texts), part
             )
