@@ -74,6 +74,9 @@ class Plugin(NamedTuple):
     name: str
     commands: Mapping[str, str] = _NOTHING
     """Verb -> click command; ``compare VERB``: a form of `perfscope compare`."""
+    comparers: Mapping[str, str] = _NOTHING
+    """Name -> module with ``accepts(base, head)`` and ``compare(base, head, outputs, notes)``, for `perfscope compare`
+    of sides of different kinds."""
     tasks: Mapping[str, str] = _NOTHING
     """Verb -> heading in the help (`perfscope.commands.TASKS`, or a new one)."""
     options: Mapping[str, tuple[str, ...]] = _NOTHING

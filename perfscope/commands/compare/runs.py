@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -37,6 +37,8 @@ def runs(
     or memory snapshots: two of one kind. Counts, bytes and findings are compared exactly. The time of one
     launch on each side is likely worse or better where two measurements of it agree, else not judged.
 
+    A model in PyTorch and the same model in JAX are compared layer by layer (`compare port`).
+
     A folder with several runs is a set of launches: the variation within a set is separated from the change. The
     time of sets that ran in turns, six pairs or more, may fail a build.
 
@@ -64,11 +66,26 @@ def runs(
     part = [f"only a part of each side was compared: {', '.join(chosen)}"] if chosen else []
     loaded = load_selected(named.base, selection), load_selected(named.head, selection)
     spare(_files(*loaded), outputs.files().values())
+    other = _comparer(*loaded)
+    if other is not None:
+        done: int = other.compare(*loaded, outputs, (*named.notes, *part))
+        return done
     comparison = compare_loaded(*loaded)
     comparison = replace(comparison, notes=(*named.notes, *part, *comparison.notes))
     gates = own_gates(comparison, outputs.fail_on)
     document = json.document(comparison, failed=comparison.gates(gates), gates=gates)
     return finish(document, outputs, unsettled=bool(comparison.inconclusive))
+
+
+def _comparer(base: Loaded, head: Loaded) -> Any:
+    """The module of a plug-in that compares sides of different kinds; ``None`` for sides of one kind."""
+    from perfscope.analyzers.compare import kind_of
+    from perfscope.model.plugins import load, named
+
+    if {kind_of(trace) for trace in base.traces} & {kind_of(trace) for trace in head.traces}:
+        return None
+    modules = (load(home) for home in named("comparers").values())
+    return next((module for module in modules if module.accepts(base, head)), None)
 
 
 def _as_written(base: str | None, head: str | None) -> Sides:

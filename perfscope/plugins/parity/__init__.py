@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
-from perfscope.model.plugins import Plugin
+from typing import TYPE_CHECKING, Any
+
+from perfscope.model.plugins import Plugin, load
+
+if TYPE_CHECKING:
+    from perfscope.plugins.parity.names import Name as Name
+    from perfscope.plugins.parity.names import likeness as likeness
+    from perfscope.plugins.parity.names import parse_name as parse_name
+
+_HERE = "perfscope.plugins.parity"
 
 PLUGIN = Plugin(
     name="parity",
-    commands={"parity": "perfscope.plugins.parity.command:parity"},
+    commands={"parity": f"{_HERE}.command:parity"},
     tasks={"parity": "Compare"},
 )
+
+_FOR_OTHERS = {
+    "Name": f"{_HERE}.names:Name",
+    "likeness": f"{_HERE}.names:likeness",
+    "parse_name": f"{_HERE}.names:parse_name",
+}
+"""Names that other plug-ins use."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FOR_OTHERS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return load(_FOR_OTHERS[name])

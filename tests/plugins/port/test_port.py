@@ -1,0 +1,208 @@
+"""The ledger of a model in PyTorch and JAX, both really run: sums, pairs, and differences that are planted."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from perfscope.model.errors import DataError
+from perfscope.plugins.port.differences import differences
+from perfscope.plugins.port.document import AMOUNTS, Difference, Ledger, checked, load
+from perfscope.plugins.port.document import dump as dumped
+from perfscope.plugins.port.jax_step import jax_step
+from perfscope.plugins.port.ledger import ledger_of, place
+from perfscope.plugins.port.pieces import Program
+from perfscope.plugins.port.sections import folded, render_markdown, render_text
+from perfscope.plugins.port.torch_step import torch_step
+from tests.plugins.port.traces import jax_trace, torch_trace
+
+pytestmark = pytest.mark.torch
+torch = pytest.importorskip("torch")
+jax = pytest.importorskip("jax")
+
+HERE = Path(__file__).parent
+MANY = 10
+"""Layers of a program that is long if it is unrolled."""
+
+
+@functools.cache
+def of_torch(change: str, layers: int, narrow: bool) -> Program:
+    from tests.plugins.port.torch_model import step_of
+
+    step = step_of(change, layers=layers, dtype=torch.bfloat16 if narrow else torch.float32)
+    made = torch_step(torch_trace(step))
+    assert made is not None
+    return made
+
+
+@functools.cache
+def of_jax(change: str, layers: int, narrow: bool) -> Program:
+    from tests.plugins.port.jax_model import step_of
+
+    made = jax_step(
+        jax_trace(*step_of(change, layers=layers, dtype=jax.numpy.bfloat16 if narrow else jax.numpy.float32))
+    )
+    assert made is not None
+    return made
+
+
+def compared(
+    in_torch: str = "", in_jax: str = "", *, layers: int = 2, narrow: bool = False
+) -> tuple[Ledger, tuple[Difference, ...]]:
+    """The ledger of the model with a change on a side."""
+    both = place(of_torch(in_torch, layers, narrow), of_jax(in_jax, layers, narrow))
+    return ledger_of(both), differences(both)
+
+
+def line_of(file: str, mark: str) -> int:
+    """The line of a model that is marked as a change."""
+    lines = (HERE / file).read_text().splitlines()
+    (number,) = [number for number, text in enumerate(lines, 1) if text.endswith(f"# planted: {mark}")]
+    return number
+
+
+def test_equal_models_have_no_difference_and_equal_products() -> None:
+    ledger, found = compared()
+    assert found == ()
+    assert ledger.unpaired == ()
+    assert ledger.a.layers == ledger.b.layers == 21
+    for row in ledger.rows:
+        assert (row.a.flops if row.a else 0) == (row.b.flops if row.b else 0), row
+    layers = dict.fromkeys(row.layer for row in folded(ledger.rows))
+    assert list(layers)[:4] == [
+        "embed_tokens", "layers.*.input_layernorm", "layers.*.self_attn.q_proj", "layers.*.self_attn.k_proj",
+    ]  # fmt: skip
+    attention = [row for row in folded(ledger.rows) if row.layer == "layers.*.self_attn (activations)"]
+    assert [(row.phase, row.a.flops if row.a else 0) for row in attention] == [
+        ("forward", 8388608),
+        ("backward", 16777216),
+    ]
+
+
+@pytest.mark.parametrize("side", ["a", "b"])
+@pytest.mark.parametrize("amount", [name for name in AMOUNTS if name != "time_ns"])
+def test_rows_add_up_to_the_step(side: str, amount: str) -> None:
+    ledger, _ = compared("checkpoint", "")
+    whole = getattr(getattr(ledger, side).total, amount)
+    assert whole == sum(getattr(part, amount) for row in ledger.rows if (part := getattr(row, side)) is not None)
+    assert whole > 0 or (side, amount) == ("b", "recompute_flops")
+
+
+def test_a_ledger_whose_rows_do_not_add_up_is_refused(tmp_path: Path) -> None:
+    ledger, _ = compared()
+    wrong = msgspec.structs.replace(ledger, rows=ledger.rows[1:])
+    with pytest.raises(DataError, match="do not add up"):
+        checked(wrong)
+    file = tmp_path / "port.json"
+    file.write_bytes(dumped(wrong))
+    with pytest.raises(DataError, match="do not add up"):
+        load(file)
+    file.write_bytes(dumped(ledger))
+    assert load(file) == ledger
+
+
+PLANTED = {
+    "copy": ("a", "copy", "copy", "", False),
+    "heads repeated": ("a", "heads repeated", "repeat", "", False),
+    "wider products": ("a", "wider products", "wide", "", True),
+    "second forward": ("a", "second forward", "checkpoint", "", False),
+    "second forward in JAX": ("b", "second forward", "", "checkpoint", False),
+    "host sync": ("a", "host sync", "item", "", False),
+    "host dispatch": ("a", "host dispatch", "loop", "", False),
+    "constant": ("b", "constant baked in", "", "constant", False),
+    "donation": ("b", "buffer not donated", "", "keep", False),
+}
+NO_OWN_LINE = {"second forward in JAX", "host dispatch", "donation"}
+"""They are shown at another line: of the largest op that runs again, of the optimizer, of the update."""
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_difference_is_the_first_row(name: str) -> None:
+    side, kind, in_torch, in_jax, narrow = PLANTED[name]
+    _, found = compared(in_torch, in_jax, narrow=narrow)
+    first = found[0]
+    assert (first.side, first.kind) == (side, kind)
+    files = ("torch_model.py", "jax_model.py") if side == "a" else ("jax_model.py", "torch_model.py")
+    assert first.file is not None
+    assert first.other_file is not None
+    assert (Path(first.file).name, Path(first.other_file).name) == files
+    assert first.other_line is not None
+    if name not in NO_OWN_LINE:
+        assert first.line == line_of(files[0], in_torch or in_jax)
+    assert not [one for one in found if one.kind == kind and one.side != side]
+
+
+def test_attention_written_out_on_one_side() -> None:
+    _, found = compared("fused", "")
+    assert [(one.side, one.kind) for one in found] == [("b", "attention written out")]
+    assert found[0].layers == ("layers.0.self_attn (activations)", "layers.1.self_attn (activations)")
+    assert Path(found[0].other_file or "").name == "torch_model.py"
+
+
+def test_an_unrolled_loop_is_the_only_difference() -> None:
+    _, found = compared("", "unroll", layers=MANY)
+    assert [(one.side, one.kind) for one in found] == [("b", "loop unrolled")]
+    assert found[0].line is not None
+    assert found[0].other_line is not None
+    assert compared("", "", layers=MANY)[1] == ()
+
+
+def test_layers_of_another_size_are_named_with_the_reason() -> None:
+    ledger, _ = compared()
+    both = place(of_torch("", 2, False), of_jax("", MANY, False))
+    more = ledger_of(both)
+    assert {one.side for one in more.unpaired} == {"b"}
+    assert len(more.unpaired) == (MANY - 2) * 9
+    assert all("elements" in one.reason for one in more.unpaired)
+    assert len(more.rows) > len(ledger.rows)
+
+
+def test_a_side_without_weights_is_refused() -> None:
+    program = of_torch("", 2, False)
+    bare = msgspec.structs.replace(program, weights=(), pieces=tuple(
+        msgspec.structs.replace(piece, weights=()) for piece in program.pieces
+    ))  # fmt: skip
+    with pytest.raises(DataError, match="no layers"):
+        place(bare, of_jax("", 2, False))
+
+
+def test_text_and_markdown() -> None:
+    ledger, found = compared("fused", "keep")
+    shown = msgspec.structs.replace(ledger, differences=found)
+    text = render_text(shown, width=150)
+    assert "attention written out" in text
+    assert "buffer not donated" in text
+    assert "layers.*.self_attn (activations)" in text
+    comment = render_markdown(shown)
+    assert comment.startswith("### perfscope: ")
+    assert "attention written out" in comment.partition("<details>")[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "in_torch", "in_jax"),
+    [
+        ("attention", "naive", "naive"),
+        ("transformer", "sdpa", "blocked"),
+        ("moe", "index_add", "scatter"),
+        ("ssm", "parallel", "associative"),
+    ],
+)
+def test_twins_pair_layer_by_layer(name: str, in_torch: str, in_jax: str) -> None:
+    from tests.plugins.port.twins import jax_twin, torch_twin
+
+    programs = torch_step(torch_trace(torch_twin(name, in_torch))), jax_step(jax_trace(*jax_twin(name, in_jax)))
+    assert programs[0] is not None
+    assert programs[1] is not None
+    both = place(*programs)
+    ledger = ledger_of(both)  # raises if a sum is not exact
+    assert ledger.unpaired == ()
+    left = [row for row in ledger.rows if row.layer == "outside of layers"]
+    assert sum(side.flops for row in left for side in (row.a, row.b) if side is not None) == 0
+    linear = [row for row in ledger.rows if "activations" not in row.layer and row.phase == "forward"]
+    if name != "moe":
+        assert all(row.a and row.b and row.a.flops == row.b.flops for row in linear if row.layer != "outside of layers")
+    if name == "attention":
+        assert differences(both) == ()
