@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from msgspec import Struct
-
 from perfscope.plugins.port.document import Difference
 from perfscope.plugins.port.labels import Layer
 from perfscope.plugins.port.ledger import Both, Key, Placed, kind_name, time_outside
@@ -37,19 +35,12 @@ _LEAST_UPDATES = 2
 """Launches of the optimizer per weight from which it updates weights one by one; a fused one has a few in all."""
 
 
-class Doing(Struct, frozen=True, kw_only=True):
-    """Work of one kind on one side, at one line."""
+class Doing(Fact, frozen=True, kw_only=True):
+    """Work of one kind on one side, at one line, in one row."""
 
-    kind: str
     key: Key | None
     """Its row; ``None``: of the whole step."""
-    bytes: int = 0
     flops: int = 0
-    count: int = 0
-    time_ns: int | None = None
-    file: str | None = None
-    line: int | None = None
-    detail: str = ""
 
 
 def differences(both: Both) -> tuple[Difference, ...]:

@@ -25,7 +25,7 @@ from perfscope.analyzers.hlo import (
     primitive,
     scope_of,
 )
-from perfscope.analyzers.programs.donation import donation_of, updates
+from perfscope.analyzers.programs import donation_of, updates
 from perfscope.model.trace import Trace
 from perfscope.plugins.port.instruction_times import times_of
 from perfscope.plugins.port.pieces import Fact, Held, Kind, Phase, Piece, Program, Weight

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 from perfscope.analyzers.graph import Flow, op_program, score_groups, short_name, trace_flow
 from perfscope.analyzers.ops import op_times, region_bytes
-from perfscope.analyzers.plans import plan_works, step_ns
-from perfscope.analyzers.plans.time import op_ranges
+from perfscope.analyzers.plans import op_ranges, plan_works, step_ns
 from perfscope.model.finding import AbstainError
 from perfscope.model.op_flops import PRODUCTS
 from perfscope.model.op_graph import GraphOp, OpGraph
