@@ -203,8 +203,22 @@ def _doings(placed: Placed, rest: int) -> Iterator[Doing]:
                 yield _doing(PRECISION, piece, share.key, 0, share.of(piece.flops), time, share.turns)
     for fact in program.facts:
         yield from _of_fact(placed, fact)
+    yield from _gathers(placed)
     yield from _updates(placed)
     yield from _unrolled(placed)
+
+
+def _gathers(placed: Placed) -> Iterator[Doing]:
+    """Collectives that bring the parts of a weight together once more in the same step."""
+    seen: set[int] = set()
+    for piece, shares in zip(placed.program.pieces, placed.shares, strict=True):
+        if piece.kind != "collective" or not piece.carries:
+            continue
+        again = seen & set(piece.weights)
+        seen.update(piece.weights)
+        for share in shares if again else ():
+            time = None if piece.time_ns is None else share.of(piece.time_ns)
+            yield _doing(GATHER, piece, share.key, share.of(piece.bytes), 0, time, share.turns)
 
 
 def _updates(placed: Placed) -> Iterator[Doing]:

@@ -143,7 +143,7 @@ class _Reader:
         self._holders.append(computation.name)
         if any(one.opcode in ("gather", "scatter") for one in _inside(self.module, instruction)):
             self._gathers.add(number)
-        carries = bool(weights) and kind in ("move", "cast")
+        carries = bool(weights) and (kind in ("move", "cast") or instruction.opcode.startswith("all-gather"))
         carries = carries and all(self.pieces[one].carries or not self.pieces[one].data for one in reads)
         self.pieces.append(
             Piece(
@@ -256,6 +256,11 @@ class _Reader:
             else replace(held, stacked=1)
             for old, held in ((old, self.weights[old]) for old in used)
         ]
+        for piece in self.pieces:
+            if piece.kind == "collective" and piece.carries and len(piece.weights) == 1:  # the whole of a sharded one
+                new = numbers.get(piece.weights[0])
+                if new is not None and piece.size > self.weights[new].elements:
+                    self.weights[new] = replace(self.weights[new], elements=piece.size)
         for number, piece in enumerate(self.pieces):
             kept = tuple(dict.fromkeys(new for old in piece.weights if (new := numbers.get(old)) is not None))
             updates = piece.phase == "optimizer"

@@ -181,7 +181,7 @@ def _joined(
     free_b = [number for number in range(len(b)) if number not in taken]
     used: set[int] = set()
     for number in free_a:
-        run = _run(a[number].elements, free_b, b, taken)
+        run = _run(a[number], free_b, b, taken)
         if run:
             found.append(((number,), run))
             taken.update(run)
@@ -189,7 +189,7 @@ def _joined(
     free_a = [number for number in free_a if number not in used]
     spent: set[int] = set()
     for other in [one for one in free_b if one not in taken]:
-        run = _run(b[other].elements, free_a, a, spent)
+        run = _run(b[other], free_a, a, spent)
         if run:
             found.append((run, (other,)))
             spent.update(run)
@@ -197,16 +197,23 @@ def _joined(
     return found
 
 
-def _run(elements: int, free: Sequence[int], ones: Sequence[One], taken: set[int]) -> tuple[int, ...]:
-    """Consecutive free layers that have so many elements together."""
+def _run(whole: One, free: Sequence[int], ones: Sequence[One], taken: set[int]) -> tuple[int, ...]:
+    """Consecutive free layers of one part of the model that have the size of a layer together."""
     numbers = [number for number in free if number not in taken]
     for start in range(len(numbers)):
         total = 0
         for end in range(start, min(start + MOST_JOINED, len(numbers))):
-            total += ones[numbers[end]].elements
-            if total == elements and end > start:
+            part = ones[numbers[end]]
+            total += part.elements
+            if part.parsed.indices != whole.parsed.indices or _parent(part) != _parent(ones[numbers[start]]):
+                break
+            if total == whole.elements and end > start:
                 return tuple(numbers[start : end + 1])
     return ()
+
+
+def _parent(one: One) -> str:
+    return one.name.rpartition(".")[0]
 
 
 def _common(names: Sequence[str]) -> str:

@@ -91,11 +91,9 @@ class _Reader:
             phase = "forward"
         weights = self._used(op, reads) if phase != "optimizer" else ()
         kind = self._kind(op, name)
-        carries = (
-            bool(weights)
-            and kind in ("move", "cast")
-            and all(self.pieces[one].carries or not self.pieces[one].data for one in reads)
-        )
+        whole = kind in ("move", "cast") or (kind == "collective" and "all_gather" in name)
+        inputs = [self.pieces[one] for one in reads]
+        carries = bool(weights) and whole and all(one.carries or not one.data for one in inputs)
         number = len(self.pieces)
         if op.phase == "forward" and op.sequence is not None:
             self._forward.setdefault(op.sequence, number)
