@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from perfscope.plugins.port.document import Difference
 from perfscope.plugins.port.labels import Layer
 from perfscope.plugins.port.ledger import Both, Key, Placed, kind_name, time_outside
@@ -76,28 +78,31 @@ def _outside_of_ops(both: Both, slower: str) -> Iterator[Difference]:
 
 def _of_side(both: Both, side: str, slower: str) -> Iterator[Difference]:
     mine, other = (both.a, both.b) if side == "a" else (both.b, both.a)
-    ours, theirs = _by_row(_doings(mine, len(both.pairs))), _by_row(_doings(other, len(both.pairs)))
-    excess: dict[tuple[str, str | None, int | None], list[tuple[Doing, int]]] = defaultdict(list)
+    products = [piece for piece in (*both.a.program.pieces, *both.b.program.pieces) if piece.flops]
+    narrowest = min((WIDTHS[piece.dtype] for piece in products if piece.dtype in WIDTHS), default=8)
+    ours, theirs = (
+        _by_row(_doings(mine, len(both.pairs), narrowest)),
+        _by_row(_doings(other, len(both.pairs), narrowest)),
+    )
+    excess: dict[tuple[str, str | None, int | None], list[Doing]] = defaultdict(list)
     lone = {number for number, pair in enumerate(both.pairs) if not (pair.a and pair.b)}
     for (kind, key), doings in ours.items():
         if key is not None and key[0] in lone:
             continue  # a layer without a partner is listed as such
         against = theirs.get((kind, key), [])
         if _exceeds(kind, doings, against):
-            spared = sum(one.bytes for one in against)
-            for one in doings:
+            for one in _net(kind, doings, against):
                 place = (None, None) if kind in _ONE_ROW else (one.file, one.line)
-                excess[kind, *place].append((one, spared))
-                spared = max(0, spared - one.bytes)
+                excess[kind, *place].append(one)
     gap = abs((mine.program.step_ns or 0) - (other.program.step_ns or 0)) if slower == side else 0
     for (kind, file, line), parts in excess.items():
         made = _difference(side, kind, parts, mine, both)
         if made.share < LEAST_SHARE and kind not in (SYNC, GATHER):
             continue
         if kind in _ONE_ROW:
-            largest = max((one for one, _ in parts), key=lambda one: (one.flops, one.bytes))
+            largest = max(parts, key=lambda one: (one.flops, one.bytes))
             file, line = largest.file, largest.line
-        place = _other_line(other, kind, [one.key for one, _ in parts])
+        place = _other_line(other, kind, [one.key for one in parts])
         explains = bool(gap and made.time_ns is not None and made.time_ns >= EXPLAINS * gap)
         yield Difference(
             **{name: getattr(made, name) for name in made.__struct_fields__ if name not in _SET},
@@ -123,11 +128,26 @@ def _exceeds(kind: str, mine: list[Doing], theirs: list[Doing]) -> bool:
     return sum(one.bytes for one in mine) > CLEARLY * sum(one.bytes for one in theirs)
 
 
-def _difference(side: str, kind: str, parts: list[tuple[Doing, int]], placed: Placed, both: Both) -> Difference:
-    """One difference of the work at one line; the bytes that the other side moves too are not counted."""
+def _net(kind: str, mine: list[Doing], theirs: list[Doing]) -> Iterator[Doing]:
+    """The work without the part that the other side does, too: of moved bytes in order, of FLOPs in proportion."""
+    left = {"bytes": sum(one.bytes for one in theirs), "flops": sum(one.flops for one in theirs)}
+    by_flops = kind in (REMAT, PRECISION, MORE)
+    total = sum(one.flops for one in mine)
+    for one in mine:
+        if by_flops:
+            part = 1 - left["flops"] / total if total else 1.0
+        else:
+            part = max(0, one.bytes - left["bytes"]) / one.bytes if one.bytes else 1.0
+            left["bytes"] = max(0, left["bytes"] - one.bytes)
+        if part:
+            time = None if one.time_ns is None else round(one.time_ns * part)
+            yield replace(one, bytes=round(one.bytes * part), flops=round(one.flops * part), time_ns=time)
+
+
+def _difference(side: str, kind: str, doings: list[Doing], placed: Placed, both: Both) -> Difference:
+    """One difference of the work at one line."""
     program = placed.program
-    doings = [one for one, _ in parts]
-    moved = sum(max(0, one.bytes - spared) for one, spared in parts)
+    moved = sum(one.bytes for one in doings)
     flops = sum(one.flops for one in doings)
     count = sum(one.count for one in doings)
     times = [one.time_ns for one in doings if one.time_ns is not None]
@@ -178,13 +198,10 @@ def _by_row(doings: Iterator[Doing]) -> dict[tuple[str, tuple[int, bool] | None]
     return result
 
 
-def _doings(placed: Placed, rest: int) -> Iterator[Doing]:
-    """All work of a side that may be a difference."""
+def _doings(placed: Placed, rest: int, narrowest: int) -> Iterator[Doing]:
+    """All work of a side that may be a difference. ``narrowest``: bytes of the narrowest type of products."""
     program = placed.program
     written = {number for fact in program.facts if fact.kind == "attention" for number in fact.pieces}
-    narrowest = min(
-        (WIDTHS[piece.dtype] for piece in program.pieces if piece.flops and piece.dtype in WIDTHS), default=8
-    )
     for number, (piece, shares) in enumerate(zip(program.pieces, placed.shares, strict=True)):
         kind = _kind(piece)
         for share in shares:
