@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -206,3 +208,34 @@ def test_twins_pair_layer_by_layer(name: str, in_torch: str, in_jax: str) -> Non
         assert all(row.a and row.b and row.a.flops == row.b.flops for row in linear if row.layer != "outside of layers")
     if name == "attention":
         assert differences(both) == ()
+
+
+def test_a_weight_that_is_gathered_again() -> None:
+    program = of_jax("", 2, False)
+    number = next(one for one, piece in enumerate(program.pieces) if piece.phase == "forward" and piece.weights)
+    piece = program.pieces[number]
+    gather = msgspec.structs.replace(
+        piece, kind="collective", op="all_gather", carries=True, flops=0, line=7, file="a.py"
+    )
+    twice = msgspec.structs.replace(program, pieces=(*program.pieces, gather, gather))
+    once = msgspec.structs.replace(program, pieces=(*program.pieces, gather))
+    found = differences(place(once, twice))
+    assert [(one.side, one.kind, one.count, one.line) for one in found] == [("b", "weight gathered again", 1, 7)]
+    assert differences(place(once, once)) == ()
+
+
+@pytest.mark.slow
+def test_runs_of_both_frameworks(tmp_path: Path) -> None:
+    """Times are measured; the loader checks that they add up to the step."""
+    for name in ("attention", "jax.attention"):
+        words = ["-m", "perfscope", "run", "-q", "--no-report", "-o", str(tmp_path), "--run-id", name]
+        program = ["-m", f"perfscope.workloads.{name}", "--size", "tiny", "--steps", "10"]
+        subprocess.run([sys.executable, *words, *program], check=True, capture_output=True)
+    file = tmp_path / "port.json"
+    sides = [str(tmp_path / name) for name in ("attention", "jax.attention")]
+    subprocess.run([sys.executable, "-m", "perfscope", "compare", *sides, "--json", str(file)], check=True)
+    ledger = load(file)
+    assert [side.basis for side in (ledger.a, ledger.b)] == ["measured", "measured"]
+    assert [side.total.time_ns == side.step_ns for side in (ledger.a, ledger.b)] == [True, True]
+    assert ledger.unpaired == ()
+    assert ledger.a.total.flops == ledger.b.total.flops
