@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
@@ -24,6 +25,8 @@ class One(Struct, frozen=True, kw_only=True):
     name: str
     parsed: Name
     elements: int
+    multiplies: bool
+    """Its weights are factors of products."""
     position: float
     """0 to 1: its place in the order of the forward pass."""
 
@@ -107,6 +110,7 @@ def singles(layers: Sequence[Layer]) -> list[One]:
             name=_numbered(layers[number], turn),
             parsed=parse_name(_numbered(layers[number], turn)),
             elements=layers[number].elements,
+            multiplies=layers[number].flops > 0,
             position=place / max(1, len(order) - 1),
         )
         for place, (_, number, turn) in enumerate(order)
@@ -125,14 +129,13 @@ def pair_layers(a: Sequence[One], b: Sequence[One]) -> list[Pair]:
     """All pairs in the order of A; layers of B without a partner follow the layer before them."""
     partner: dict[int, tuple[int, ...]] = {}
     taken: set[int] = set()
-    by_size: dict[int, list[int]] = defaultdict(list)
-    for number, one in enumerate(b):
-        by_size[one.elements].append(number)
-    scored = sorted(
-        ((_score(one, b[other]), number, other) for number, one in enumerate(a) for other in by_size[one.elements]),
-        key=lambda row: (-row[0], row[1], row[2]),
-    )
-    for _, number, other in scored:
+    of_a, of_b = _by_size(a), _by_size(b)
+    scored = [
+        (_score(a[number], b[other]), number, other)
+        for size in of_a.keys() & of_b.keys()
+        for number, other in _candidates(a, b, of_a[size], of_b[size])
+    ]
+    for _, number, other in sorted(scored, key=lambda row: (-row[0], row[1], row[2])):
         if number not in partner and other not in taken:
             partner[number] = (other,)
             taken.add(other)
@@ -150,7 +153,9 @@ def pair_layers(a: Sequence[One], b: Sequence[One]) -> list[Pair]:
     for number, one in enumerate(a):
         if number in partner:
             rest_of_b(partner[number][0])
-            result.append(Pair(name=one.name, a=(one,), b=tuple(b[other] for other in partner[number])))
+            (other,) = partner[number]
+            named = one if one.parsed.words else b[other]
+            result.append(Pair(name=named.name, a=(one,), b=(b[other],)))
         elif number in absorbed:
             group = next(group for group in groups if number in group[0])
             if number == group[0][0]:
@@ -163,6 +168,24 @@ def pair_layers(a: Sequence[One], b: Sequence[One]) -> list[Pair]:
             result.append(Pair(name=one.name, a=(one,), b=()))
     rest_of_b(len(b))
     return result
+
+
+def _by_size(ones: Sequence[One]) -> dict[tuple[int, bool], list[int]]:
+    """Layers by size, those with products apart."""
+    result: dict[tuple[int, bool], list[int]] = defaultdict(list)
+    for number, one in enumerate(ones):
+        result[one.elements, one.multiplies].append(number)
+    return result
+
+
+def _candidates(
+    a: Sequence[One], b: Sequence[One], of_a: Sequence[int], of_b: Sequence[int]
+) -> Iterator[tuple[int, int]]:
+    """Pairs that may be: of layers without names (Flax's ``nnx.jit`` numbers them), one after the other in order."""
+    nameless = any(not one.parsed.words for one in (*(a[n] for n in of_a), *(b[n] for n in of_b)))
+    if nameless and len(of_a) == len(of_b):
+        return zip(of_a, of_b, strict=True)
+    return itertools.product(of_a, of_b)
 
 
 def _score(one: One, other: One) -> float:

@@ -243,8 +243,20 @@ def _names(both: Both) -> dict[tuple[int, bool], str]:
     result: dict[tuple[int, bool], str] = {}
     for number, pair in enumerate(both.pairs):
         result[number, False] = pair.name
-        result[number, True] = f"{pair.name.rpartition('.')[0] or pair.name} (activations)"
+        result[number, True] = f"{_part(pair.name)} (activations)"
     return result
+
+
+def _part(name: str) -> str:
+    """The part of a model that a layer is in: up to the part after its number, without the layer itself.
+
+    ``layers.0.self_attn.q_proj.lora_A`` and ``layers.0.self_attn.o_proj`` are both in ``layers.0.self_attn``.
+    """
+    parts = name.split(".")
+    numbers = [index for index, part in enumerate(parts) if part.isdecimal()]
+    if not numbers:
+        return ".".join(parts[:-1]) or name
+    return ".".join(parts[: min(numbers[-1] + 2, max(len(parts) - 1, 1))])
 
 
 def _unpaired(both: Both) -> Iterator[Unpaired]:

@@ -15,7 +15,7 @@ from perfscope.plugins.port.differences import differences
 from perfscope.plugins.port.document import AMOUNTS, Difference, Ledger, checked, load
 from perfscope.plugins.port.document import dump as dumped
 from perfscope.plugins.port.jax_step import jax_step
-from perfscope.plugins.port.ledger import ledger_of, place
+from perfscope.plugins.port.ledger import _part, ledger_of, place
 from perfscope.plugins.port.pieces import Program
 from perfscope.plugins.port.sections import folded, render_markdown, render_text
 from perfscope.plugins.port.torch_step import torch_step
@@ -239,3 +239,35 @@ def test_runs_of_both_frameworks(tmp_path: Path) -> None:
     assert [side.total.time_ns == side.step_ns for side in (ledger.a, ledger.b)] == [True, True]
     assert ledger.unpaired == ()
     assert ledger.a.total.flops == ledger.b.total.flops
+
+
+def test_layers_without_names_are_paired_in_order() -> None:
+    """Flax's `nnx.jit` passes arrays by number."""
+    program = of_jax("", 2, False)
+    numbered = [
+        msgspec.structs.replace(weight, name=f"m.states[0][{number}]") for number, weight in enumerate(program.weights)
+    ]
+    named = place(of_torch("", 2, False), program)
+    both = place(of_torch("", 2, False), msgspec.structs.replace(program, weights=tuple(numbered)))
+    assert [pair.name for pair in both.pairs] == [pair.name for pair in named.pairs]
+    alike = {"mlp.gate_proj", "mlp.up_proj", "self_attn.k_proj", "self_attn.v_proj"}  # equal in size and place
+    for pair, wanted in zip(both.pairs, named.pairs, strict=True):
+        if pair.name.partition(".")[2].partition(".")[2] not in alike:
+            assert [one.layer for one in pair.b] == [one.layer for one in wanted.b], pair.name
+    assert differences(both) == ()
+
+
+@pytest.mark.parametrize(
+    ("layer", "part"),
+    [
+        ("layers.0.self_attn.q_proj.lora_A", "layers.0.self_attn"),
+        ("layers.0.self_attn.q_proj.lora_A, lora_B", "layers.0.self_attn"),
+        ("blocks.1.qkv_DCHK", "blocks.1"),
+        ("transformer.h.0.attn.c_attn", "transformer.h.0.attn"),
+        ("model.head", "model"),
+        ("head", "head"),
+        ("0", "0"),
+    ],
+)
+def test_the_part_of_a_model_that_a_layer_is_in(layer: str, part: str) -> None:
+    assert _part(layer) == part
