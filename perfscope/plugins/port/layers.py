@@ -44,7 +44,7 @@ def layers_of(program: Program) -> list[Layer]:
     first: dict[int, int] = {}
     flops: dict[int, int] = defaultdict(int)
     for number, piece in enumerate(program.pieces):
-        if piece.phase == "forward":
+        if piece.phase == "forward" and not piece.carries:  # a weight may be moved long before its use
             for used in piece.weights:
                 first.setdefault(used, number)
                 flops[used] += piece.flops // max(1, len(piece.weights))
