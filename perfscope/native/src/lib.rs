@@ -20,7 +20,7 @@ use std::slice;
 use xspace::{ById, Events, Line, Sparse, Stop, Wanted};
 
 /// Version of this border; Python refuses a library of another one.
-const VERSION: i64 = 8;
+const VERSION: i64 = 9;
 
 const READ: i64 = 0;
 const BAD: i64 = 1;
