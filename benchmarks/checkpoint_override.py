@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perfscope.analyzers.devices.target_text import parse_target
-from perfscope.analyzers.hlo.buffers import memory_timeline
+from perfscope.analyzers.hlo.buffers import assigned_memory
 from perfscope.analyzers.hlo.cost.module import hlo_costs
 from perfscope.analyzers.readers.hlo import proto
 from perfscope.model.documents import compile_manifest
@@ -111,12 +111,12 @@ def _compiled(out: Path, name: str) -> Compiled | None:
         return None
     (program,) = compile_manifest.load(folder).programs
     trace = proto.read(folder / program.file)
-    timeline = memory_timeline(trace.hlo[0])
-    assert timeline is not None
+    memory = assigned_memory(trace.hlo[0])
+    assert memory is not None
     cost = trace.fact(hlo_costs)[0]
     again = cost.phases.get("recompute")
     return Compiled(
-        peak=timeline.peak_bytes,
+        peak=memory.peak_bytes,
         flops=cost.total.flops,
         recomputed=0 if again is None else again.flops,
         fingerprint=program.fingerprint,

@@ -19,7 +19,7 @@ from scipy import stats
 from perfscope.analyzers.compare.ab.judge import AbJudge
 from perfscope.analyzers.compare.runs.comparison import from_single_captures
 from perfscope.analyzers.compare.statistics.estimators import choose, location
-from perfscope.analyzers.compare.statistics.paired import paired_effect
+from perfscope.analyzers.compare.statistics.paired import effect_of, log_ratios
 from perfscope.analyzers.compare.statistics.verdict import STEP_LEAST, from_pairs
 from perfscope.analyzers.compare.statistics.warm_up import steady_part
 from perfscope.model.documents.ab import Launch, Pair, Pairs
@@ -94,7 +94,7 @@ def judge(file: Path) -> None:
         estimator = choose([(steady(a).tolist(), steady(b).tolist()) for a, b in calibration]).name
         chosen[estimator] = chosen.get(estimator, 0) + 1
         sides = [[float(location(steady(pair[arm]), estimator) or 0) for pair in pairs] for arm in (0, 1)]
-        effect = paired_effect(*sides)
+        effect = effect_of(log_ratios(*sides))
         note("10 pairs, ours (estimator calibrated), one look", effect.p or 1.0, effect.effect)
         for most in (PAIRS, long):
             needed = 2 * (CALIBRATION + 2 * most)
@@ -143,7 +143,7 @@ def simulate() -> None:
             stats.ttest_ind(a[0][6:], b[0][6:], equal_var=False).pvalue < 0.05
         ),
         "1 launch each, Mann-Whitney": lambda a, b: stats.mannwhitneyu(a[0][6:], b[0][6:]).pvalue < 0.05,
-        "10 pairs, paired t (ours)": lambda a, b: (paired_effect(*levels(a, b)).p or 1) < 0.05,
+        "10 pairs, paired t (ours)": lambda a, b: (effect_of(log_ratios(*levels(a, b))).p or 1) < 0.05,
         "the rule: and at least 2% (ours)": lambda a, b: (
             from_pairs("step", *levels(a, b), estimator="median").verdict in ("regression", "improvement")
         ),

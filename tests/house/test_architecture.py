@@ -48,7 +48,7 @@ REGISTRIES = {
     "perfscope.analyzers.readers": ("READERS", {"sniff", "read"}, "analyzers/readers"),
     "perfscope.analyzers.registry": ("RULES", {"check"}, "analyzers/*/rules"),
     "perfscope.commands": ("COMMANDS", set[str](), "commands"),
-    "perfscope.dashboards.report": ("REPORTS", {"SUFFIXES", "render"}, "dashboards/report"),
+    "perfscope.dashboards.report": ("REPORTS", set[str](), "dashboards/report"),
     "perfscope.profiler.session.pass_runner": ("CAPTURES", {"available"}, "profiler/*"),
 }
 """Module -> name of its registry, names that every registered module has, and the folders where such modules lie."""
@@ -322,6 +322,38 @@ def test_a_circle_is_found(tmp_path: Path) -> None:
     for name, other in {"a": "b", "b": "c", "c": "a", "d": "a"}.items():
         (folder / f"{name}.py").write_text(f"def late():\n    from package import {other}\n")
     assert import_cycles(tmp_path, "package") == [["package.a", "package.b", "package.c"]]
+
+
+def missing_imports(path: Path) -> list[str]:
+    """Names that a file imports from the repository's packages and that are not there."""
+    lacking = []
+    for node in statements(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] in ("perfscope", "tests"):
+            for alias in node.names:
+                try:
+                    module = importlib.import_module(node.module)
+                    if not hasattr(module, alias.name):
+                        importlib.import_module(f"{node.module}.{alias.name}")
+                except ModuleNotFoundError:
+                    lacking.append(f"{path.name}:{node.lineno}: {node.module}.{alias.name}")
+    return lacking
+
+
+def test_programs_that_no_test_runs_import_names_that_exist() -> None:
+    files = [path for folder in ("benchmarks", "tools") for path in sorted((REPOSITORY / folder).rglob("*.py"))]
+    assert len(files) > 20
+    assert [line for path in files for line in missing_imports(path)] == []
+
+
+def test_an_import_of_a_name_that_is_gone_is_found(tmp_path: Path) -> None:
+    (tmp_path / "old.py").write_text(
+        "from perfscope.model import errors\ndef late():\n    from perfscope.model.errors import DataError, OldError\n"
+        "from perfscope.old import module\n"
+    )
+    assert sorted(missing_imports(tmp_path / "old.py")) == [
+        "old.py:3: perfscope.model.errors.OldError",
+        "old.py:4: perfscope.old.module",
+    ]
 
 
 def test_the_linter_looks_at_every_file_and_at_none_twice() -> None:

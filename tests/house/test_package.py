@@ -21,6 +21,7 @@ import pytest
 import perfscope
 from perfscope.analyzers.engine import Analysis, analyze
 from perfscope.analyzers.readers.load import load_all, load_one
+from perfscope.dashboards.report import REPORTS
 from tests.build import TraceBuilder
 from tests.conftest import REPOSITORY
 
@@ -224,6 +225,11 @@ def test_analyzing_a_trace_loads_nothing_that_it_does_not_need(tmp_path: Path) -
     program = f"from perfscope.__main__ import run\nassert run(['analyze', '-q', '--no-cache', {str(trace)!r}]) == 0"
     assert loaded_by(program, (*FRAMEWORKS, *NOT_FOR_A_TRACE)) == []
     assert loaded_by(program, ("numpy", "msgspec")) == ["numpy", "msgspec"]
+    output = tmp_path / "report.json"
+    program = (
+        f"from perfscope.__main__ import run\nassert run(['analyze', '-q', {str(trace)!r}, '-o', {str(output)!r}]) == 0"
+    )
+    assert loaded_by(program, tuple(REPORTS.values())) == [REPORTS["json"]]
 
 
 def test_analyzing_a_trace_loads_no_module_of_other_recordings(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # Report formats: name -> module. One module per format.
 #
-# A report's module has ``SUFFIXES`` (file suffixes that select it) and ``render(analysis) -> str``.
+# A report's module has ``render(analysis) -> str``.
 
 
 REPORTS: dict[str, str] = {
@@ -29,6 +29,16 @@ REPORTS: dict[str, str] = {
     "sarif": "perfscope.dashboards.report.sarif",
     "text": "perfscope.dashboards.report.text",
 }
+SUFFIXES = {
+    ".htm": "html",
+    ".html": "html",
+    ".json": "json",
+    ".markdown": "markdown",
+    ".md": "markdown",
+    ".sarif": "sarif",
+    ".txt": "text",
+}
+"""File suffix -> the format that it selects. Here and not in the modules, so that a suffix imports no report."""
 
 
 def render(analysis: Analysis, form: str, **options: Any) -> str:
@@ -41,10 +51,7 @@ def render(analysis: Analysis, form: str, **options: Any) -> str:
 
 def format_of(file_name: str) -> str | None:
     """Return the format that a file's suffix selects, or ``None``."""
-    for form, home in REPORTS.items():
-        if file_name.lower().endswith(tuple(importlib.import_module(home).SUFFIXES)):
-            return form
-    return None
+    return next((form for suffix, form in SUFFIXES.items() if file_name.lower().endswith(suffix)), None)
 
 
 def write(path: str | Path, text: str) -> None:

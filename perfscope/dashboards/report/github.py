@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from perfscope.model.documents.comparison import Document, FindingChange, Metric
     from perfscope.model.finding import Finding
 
-SUFFIXES = ()
-
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
 
 MOST_OF_A_KIND = 10

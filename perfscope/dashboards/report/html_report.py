@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from perfscope.model.trace import Source, Trace
 
 
-SUFFIXES = (".html", ".htm")
-
 MOST_SOURCES = 64
 """Most rows of the table of sources."""
 

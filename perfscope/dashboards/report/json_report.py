@@ -44,8 +44,6 @@ from perfscope.model.torch_plan import PlanTotals
 from perfscope.model.trace import MISSING, Source
 from perfscope.model.untrusted_text import sanitize_value
 
-SUFFIXES = (".json",)
-
 SCHEMA = "perfscope.report/1"
 
 MOST_OPS = 12

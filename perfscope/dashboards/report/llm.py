@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from perfscope.dashboards.report.blocks import FindingBlock, Section
     from perfscope.dashboards.report.renderers.values import FindingWords
 
-SUFFIXES = ()
-
 BUDGET = 4_000
 """Tokens of the report: leaves most of a model's context for the code."""
 

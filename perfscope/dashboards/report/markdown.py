@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from perfscope.analyzers.engine import Analysis
     from perfscope.dashboards.report.blocks import FindingBlock
 
-SUFFIXES = (".md", ".markdown")
-
 MOST_CHARACTERS = 60_000
 """Most characters of a comment. GitHub refuses comments above 65,536; the difference is room for text that a bot adds.
 """

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from perfscope.model.finding import Finding
     from perfscope.model.severity import Severity
 
-SUFFIXES = (".sarif",)
-
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 """Address of the schema, as the standard gives it; it is not fetched."""
 

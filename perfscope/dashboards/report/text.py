@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from perfscope.analyzers.engine import Analysis
     from perfscope.dashboards.report.blocks import Section
 
-SUFFIXES = (".txt",)
-
 FIRST_FINDINGS = 3
 """Most findings on the first screen; ``-v`` and the other formats have all."""
 

@@ -373,5 +373,5 @@ def _why_nothing(directory: Path, options: CaptureOptions, *, logged: bool, fail
         return f"{what}: no annotation named {options.step_annotation!r} was seen{see('no steps found')}"
     return (
         f"{what}: no steps were found; the first {first_step(options)} are never captured. Call perfscope.step() at "
-        f"the end of the loop's body, or take the whole program with --whole{see('no steps found')}"
+        f"the end of the loop's body, or take the whole program with `perfscope run --whole`{see('no steps found')}"
     )
