@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.house.outline import outline
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
 PACKAGE = REPOSITORY / "perfscope"
 LINKS = ("analyzers", "dashboards", "profiler", "workloads")
@@ -135,18 +136,6 @@ def file_of(module: str, root: Path = REPOSITORY) -> Path:
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
-def statements(tree: ast.Module) -> Iterator[ast.stmt]:
-    """Every statement of a module, also inside functions; expressions are not walked, which takes most of the time."""
-    left: list[ast.AST] = [tree]
-    while left:
-        node = left.pop()
-        if isinstance(node, ast.stmt):
-            yield node
-        for field in ("body", "orelse", "finalbody", "handlers", "cases"):
-            inner = getattr(node, field, ())
-            left += inner if isinstance(inner, list) else ()
-
-
 def defined(path: Path) -> set[str]:
     """Names a module defines at its top level."""
     names: set[str] = set()
@@ -243,13 +232,7 @@ def test_no_file_is_too_long() -> None:
 
 def long_functions(path: Path) -> dict[str, int]:
     """Functions of a file above the limit, and how many lines each has."""
-    return {
-        node.name: node.end_lineno - node.lineno + 1
-        for node in statements(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.end_lineno is not None
-        and node.end_lineno - node.lineno + 1 > MAX_FUNCTION_LINES
-    }
+    return {name: lines for name, lines in outline(path).functions if lines > MAX_FUNCTION_LINES}
 
 
 def test_no_function_is_too_long() -> None:
@@ -283,18 +266,12 @@ def import_cycles(root: Path, package: str) -> list[list[str]]:
     graph: dict[str, set[str]] = {}
     for name, path in names.items():
         targets = graph.setdefault(name, set())
-        tree = ast.parse(path.read_text())
-        for guarded in [
-            node for node in tree.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        ]:
-            tree.body.remove(guarded)  # not imported when the program runs
-        for node in statements(tree):
-            if isinstance(node, ast.Import):
-                targets |= {alias.name for alias in node.names if alias.name in names}
-            elif isinstance(node, ast.ImportFrom) and node.module is not None:
-                for alias in node.names:
-                    full = f"{node.module}.{alias.name}"
-                    targets |= {full if full in names else node.module} & set(names)
+        for each in outline(path).imports:
+            if each.for_types:  # not imported when the program runs
+                continue
+            for imported in each.names:
+                full = f"{each.module}.{imported}" if each.module else imported
+                targets |= {full if full in names else each.module} & set(names)
         targets.discard(name)
     sorter = graphlib.TopologicalSorter(graph)
     cycles = []
@@ -327,15 +304,13 @@ def test_a_circle_is_found(tmp_path: Path) -> None:
 def missing_imports(path: Path) -> list[str]:
     """Names that a file imports from the repository's packages and that are not there."""
     lacking = []
-    for node in statements(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] in ("perfscope", "tests"):
-            for alias in node.names:
-                try:
-                    module = importlib.import_module(node.module)
-                    if not hasattr(module, alias.name):
-                        importlib.import_module(f"{node.module}.{alias.name}")
-                except ModuleNotFoundError:
-                    lacking.append(f"{path.name}:{node.lineno}: {node.module}.{alias.name}")
+    for each in outline(path).imports:
+        for name in each.names if each.module.partition(".")[0] in ("perfscope", "tests") else ():
+            try:
+                if not hasattr(importlib.import_module(each.module), name):
+                    importlib.import_module(f"{each.module}.{name}")
+            except ModuleNotFoundError:
+                lacking.append(f"{path.name}:{each.line}: {each.module}.{name}")
     return lacking
 
 
@@ -350,7 +325,7 @@ def test_an_import_of_a_name_that_is_gone_is_found(tmp_path: Path) -> None:
         "from perfscope.model import errors\ndef late():\n    from perfscope.model.errors import DataError, OldError\n"
         "from perfscope.old import module\n"
     )
-    assert sorted(missing_imports(tmp_path / "old.py")) == [
+    assert missing_imports(tmp_path / "old.py") == [
         "old.py:3: perfscope.model.errors.OldError",
         "old.py:4: perfscope.old.module",
     ]

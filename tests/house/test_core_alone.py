@@ -12,44 +12,6 @@ import pytest
 
 from tests.conftest import REPOSITORY
 
-QUICK: dict[str, tuple[str, ...]] = {
-    "commands": ("test_cli.py", "test_rules.py"),
-    "engine": ("test_engine.py",),
-    "model": ("test_trace.py",),
-    "query": ("test_query.py",),
-    "readers": ("test_run.py",),
-    "report": ("test_sections.py",),
-    "session": ("test_passes.py",),
-    "time": ("test_account.py",),
-    "web": ("test_views.py",),
-}
-"""Folder of tests -> files that take seconds and need no framework, of code that looks plug-ins up."""
-APART = frozenset(
-    {
-        "ab", "compare", "critical_path", "devices", "hlo", "memory", "ops", "plans", "predict", "programs",
-        "ranks", "readers/nsys", "readers/torch_log", "readers/xspace", "sets", "torch_compile",
-    }
-)  # fmt: skip
-"""Folders of tests of code that looks no plug-in up: the contracts of imports are enough every day."""
-LONG = {
-    "accuracy": "labelled cases",
-    "browser": "a browser",
-    "calibration": "a corpus",
-    "faults": "a process for each fault",
-    "field": "libraries of others",
-    "fuzz": "mutated files of every reader, of plug-ins too",
-    "gpu": "the capture of each workload",
-    "growth": "counted work and measured memory",
-    "jax_capture": "jax",
-    "native": "a library that is compiled",
-    "nsys": "processes under a profiler",
-    "torch_capture": "torch",
-    "warm": "interpreters with torch and jax",
-    "workloads": "torch",
-    "workloads/jax": "jax",
-}
-"""Folder of tests -> what its tests wait for. These and those of ``APART`` run in the slow test."""
-
 WITHOUT_CHECKOUT = """import sys
 sys.meta_path[:] = [one for one in sys.meta_path if "__editable__" not in getattr(one, "__module__", "")]
 """
@@ -106,20 +68,6 @@ def test_without_plug_ins_the_core_starts_and_analyzes(emptied: Path) -> None:
     done = in_emptied(emptied, "-m", "perfscope", "analyze", "fixtures/cpu-attention-naive", "--format", "json")
     assert (done.returncode, done.stderr) == (0, "")
     assert '"outcomes"' in done.stdout
-
-
-def test_each_folder_of_tests_is_quick_apart_or_long() -> None:
-    folders = {
-        path.parent.relative_to(REPOSITORY / "tests").as_posix() for path in REPOSITORY.glob("tests/**/test_*.py")
-    }
-    core = {folder for folder in folders if folder != "house" and not folder.startswith("plugins")}
-    assert core - QUICK.keys() - APART - LONG.keys() == set()
-
-
-def test_without_plug_ins_the_quick_tests_pass(emptied: Path) -> None:
-    files = {folder: [f"tests/{folder}/{name}" for name in names] for folder, names in QUICK.items()}
-    there = {folder: names for folder, names in files.items() if (emptied / "tests" / folder).is_dir()}
-    assert_passes(emptied, *(name for names in there.values() for name in names))
 
 
 @pytest.mark.slow

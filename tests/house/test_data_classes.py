@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 from tests.conftest import REPOSITORY
+from tests.house.outline import outline
 
 STANDARD_LIBRARY_ONLY = {
     # in the user's program, whose interpreter need not have msgspec
@@ -44,18 +44,11 @@ STANDARD_LIBRARY_ONLY = {
 
 def with_data_classes(root: Path) -> set[str]:
     """The modules below ``root`` that define a data class."""
-    found = set()
-    for path in root.rglob("*.py"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        decorators = (
-            decorator.func if isinstance(decorator, ast.Call) else decorator
-            for node in ast.walk(tree)
-            if isinstance(node, ast.ClassDef)
-            for decorator in node.decorator_list
-        )
-        if any(ast.unparse(decorator).rsplit(".", 1)[-1] == "dataclass" for decorator in decorators):
-            found.add(path.relative_to(root.parent).as_posix())
-    return found
+    return {
+        path.relative_to(root.parent).as_posix()
+        for path in root.rglob("*.py")
+        if any("dataclass" in each.decorators for each in outline(path).classes)
+    }
 
 
 def test_no_data_class_where_a_struct_can_be() -> None:

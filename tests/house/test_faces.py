@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.house.outline import outline
 
 ANALYZERS = "perfscope.analyzers"
 CAPABILITIES = sorted(path.parent.name for path in (REPOSITORY / "perfscope" / "analyzers").glob("*/__init__.py"))
@@ -26,12 +27,11 @@ def taken(root: Path) -> Iterator[Taken]:
     """Yield the names that modules of the package import from a capability, from outside of it."""
     for path in sorted((root / "perfscope").rglob("*.py")):
         inside = ".".join(path.relative_to(root).parts[:3])
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"{ANALYZERS}."):
-                capability = ".".join((node.module or "").split(".")[:3])
-                if capability.rpartition(".")[2] in CAPABILITIES and capability != inside:
-                    for name in node.names:
-                        yield str(path.relative_to(root)), node.lineno, node.module or "", name.name
+        for each in outline(path).imports:
+            capability = ".".join(each.module.split(".")[:3])
+            if capability != inside and capability in [f"{ANALYZERS}.{name}" for name in CAPABILITIES]:
+                for name in each.names:
+                    yield str(path.relative_to(root)), each.line, each.module, name
 
 
 def shown(root: Path, capability: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Builds the source archive and, from it, the wheel; both are read, and the wheel's command is started."""
+"""Builds the source archive and the wheel; both are read, and the wheel's command is started."""
 
 from __future__ import annotations
 
@@ -50,6 +50,13 @@ def shipped_files() -> set[str]:
 
 def test_the_wheel_holds_the_package_folder_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     files = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    assert files == shipped_files()
+
+
+@pytest.mark.slow
+def test_the_wheel_from_the_archive_has_the_library_where_a_compiler_is(released: Path) -> None:
+    (path,) = released.glob("*.whl")
+    files = {name for name in zipfile.ZipFile(path).namelist() if ".dist-info/" not in name}
     assert files - {LIBRARY} == shipped_files()
     assert (LIBRARY in files) == (shutil.which("cargo") is not None)
 

@@ -247,10 +247,10 @@ def served(line: str, work: Path, bin_folder: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def bin_folder(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bin_folder(released: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for framework in FRAMEWORKS:
         pytest.importorskip(framework)
-    (wheel,) = built.glob("*.whl")
+    (wheel,) = released.glob("*.whl")
     return install(tmp_path_factory.mktemp("fresh"), wheel)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
 from tests.conftest import REPOSITORY
+from tests.house.outline import outline
 
 ALLOWED = Path(__file__).with_name("record_pairs.txt")
 """Pairs that are left, a line each (``Class ~ Class``, by name). After ``#``: why they are two things. It only
@@ -23,20 +23,12 @@ Records = dict[tuple[str, str], set[str]]
 
 def records(root: Path) -> Records:
     """The classes below ``root`` with at least ``LEAST_FIELDS`` annotated fields of their own."""
-    found: Records = {}
-    for path in sorted(root.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                fields = {
-                    part.target.id
-                    for part in node.body
-                    if isinstance(part, ast.AnnAssign)
-                    and isinstance(part.target, ast.Name)
-                    and "ClassVar" not in ast.unparse(part.annotation)
-                }
-                if len(fields) >= LEAST_FIELDS:
-                    found[str(path.relative_to(root)), node.name] = fields
-    return found
+    return {
+        (str(path.relative_to(root)), each.name): set(each.fields)
+        for path in sorted(root.rglob("*.py"))
+        for each in outline(path).classes
+        if len(each.fields) >= LEAST_FIELDS
+    }
 
 
 def pairs(found: Records) -> Iterator[tuple[int, int, tuple[str, str], tuple[str, str]]]:
