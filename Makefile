@@ -36,7 +36,7 @@ OLDEST_JAX := $(shell sed -n 's/^jax = \["jax>=\([0-9.]*\)"\]$$/\1/p' pyproject.
 # One thread a process: the workers share the cores, and two runs of the demo take the same path.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo bench test test-core test-plugins test-slow fuzz fuzz-native test-oldest-jax test-field test-gpu accuracy calibration lint docs clean
+.PHONY: demo bench test test-core test-plugins test-slow fuzz fuzz-native test-oldest-jax test-field test-gpu accuracy calibration lint style types docs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-demo
@@ -45,8 +45,9 @@ demo: $(VENV)/.installed-demo
 	@echo 'The same training without the defects, in turns with it, without a profiler:'
 	$(BIN)/python -m perfscope.workloads.demo --pairs 6
 
-test: lint
-	$(MAKE) --jobs=2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) test-core test-plugins
+# The checks of types and layers need one core: they run next to the tests, after the checks of style, which take a second.
+test: style
+	$(MAKE) --jobs=3 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) types test-core test-plugins
 
 test-core: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=15 -rs -m "not slow" --ignore=tests/plugins
@@ -66,9 +67,13 @@ fuzz-native: $(VENV)/.installed-test
 	LD_PRELOAD=$$(gcc -print-file-name=libasan.so) PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 \
 		$(BIN)/python -m tests.native.fuzz build/native/$(HOST)/release/libperfscope_native.so --inputs $(FUZZ_INPUTS)
 
-lint: $(VENV)/.installed-test
+lint: style types
+
+style: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-test
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache --no-logo
 

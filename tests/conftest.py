@@ -6,14 +6,16 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 # The duration of an example depends on the load of the machine.
-settings.register_profile("perfscope", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Each run draws other examples: few of them every day find what many find in one run.
+settings.register_profile("perfscope", deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("perfscope")
 
 # Tests start Python hundreds of times: without bytecode every process would compile perfscope and the tests again.
@@ -32,6 +34,18 @@ CORPUS = Path(os.environ.get("PERFSCOPE_CORPUS", REPOSITORY.parent / "shared" / 
 def corpus_files(folder: str, pattern: str = "*") -> list[Path]:
     """Files of a corpus folder, sorted; empty where the corpus is absent."""
     return sorted((CORPUS / folder).glob(pattern))
+
+
+MOST_EVERYDAY_BYTES = 500_000
+"""Larger files of the corpus seldom show more than the smaller ones of their format, and take long."""
+
+
+def every_file(paths: Sequence[Path]) -> list[Any]:
+    """Values of `pytest.mark.parametrize`: large files are for the slow tests, but for the smallest of a folder."""
+    sizes = {path: path.stat().st_size for path in paths if path.is_file()}
+    smallest = {path.parent: path for path in sorted(sizes, key=sizes.__getitem__, reverse=True)}
+    large = {path for path, size in sizes.items() if size > MOST_EVERYDAY_BYTES} - set(smallest.values())
+    return [pytest.param(path, marks=pytest.mark.slow) if path in large else path for path in paths]
 
 
 @pytest.fixture(autouse=True)

@@ -84,7 +84,9 @@ def test_rules_facts_and_sections_are_linear(trained: Trace, axis: Axis) -> None
     assert steep(sizes(trained, axis)) == {}
 
 
-@pytest.mark.parametrize("axis", ["time", "streams", "devices", "threads"])
+@pytest.mark.parametrize(
+    "axis", ["time", *(pytest.param(axis, marks=pytest.mark.slow) for axis in ("streams", "devices", "threads"))]
+)
 def test_a_real_trace_is_judged_in_linear_work(corpus: Path, axis: Axis) -> None:
     assert steep(sizes(read(corpus / "kineto" / "TraceLens__h100_bert-small.json.gz"), axis)) == {}
 

@@ -105,7 +105,7 @@ def damaged(changes: list[tuple[str, str, dict[str, object]]]) -> HloModule:
 
 @given(st.lists(damage(), min_size=1, max_size=4))
 @example([("body", "put", {"shape": Shape(dtype="tuple")})])
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=75, deadline=None)
 def test_damage_anywhere(changes: list[tuple[str, str, dict[str, object]]]):
     module = damaged(changes)
     try:

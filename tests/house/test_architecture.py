@@ -61,12 +61,6 @@ def lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True)
 
 
-def test_imports_go_in_the_declared_direction() -> None:
-    done = lint_imports(REPOSITORY)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "0 broken" in done.stdout
-
-
 PLANTED = [
     ("perfscope/model", "import perfscope.profiler"),
     ("perfscope/model", "def late():\n    import perfscope.analyzers.hlo"),

@@ -14,13 +14,13 @@ import pytest
 
 from perfscope import native
 from perfscope.analyzers.readers.kineto import decode, native_decode, reader
-from tests.conftest import corpus_files
+from tests.conftest import corpus_files, every_file
 from tests.fuzz.mutate import json_text as changed
 from tests.fuzz.mutate import mutated
 from tests.native.twins import assert_equal, both, needs_library
 from tests.readers.test_kineto import events, span, text
 
-SEEDS = range(int(os.environ.get("TWIN_SEEDS", "400")))
+SEEDS = range(int(os.environ.get("TWIN_SEEDS", "150")))
 """Mutated files; a long search takes 20,000 and more."""
 
 ODD = [
@@ -109,7 +109,7 @@ def test_where_the_library_fails_python_reads(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.corpus
 @needs_library
-@pytest.mark.parametrize("path", corpus_files("kineto", "*.json.gz"), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", every_file(corpus_files("kineto", "*.json.gz")), ids=lambda path: path.name)
 def test_the_corpus_gives_the_same_tables(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_equal(*both(reader.read, path, monkeypatch))
 

@@ -29,7 +29,7 @@ from perfscope.model.trace import SliceKind, Trace
 from perfscope.native import sweep
 from perfscope.native.xspace import Spans
 from tests.build import TraceBuilder
-from tests.conftest import corpus_files
+from tests.conftest import corpus_files, every_file
 from tests.critical_path.machine import OPS, Op, run
 from tests.native.twins import needs_library, without_library
 
@@ -139,7 +139,7 @@ def test_host_lane(drawn: list[tuple[SliceKind | None, int, int, int]], cuts: li
 
 @pytest.mark.corpus
 @needs_library
-@pytest.mark.parametrize("path", corpus_files("kineto", "*.json.gz"), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", every_file(corpus_files("kineto", "*.json.gz")), ids=lambda path: path.name)
 def test_the_lanes_of_the_corpus(path: Path) -> None:
     trace = reader.read(path)
     if not len(trace.rows["slices"]):

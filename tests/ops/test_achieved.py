@@ -13,7 +13,7 @@ from perfscope.analyzers.ops.top_work import TopWork, merge_top_work, top_work
 from perfscope.analyzers.readers.load import load_all
 from perfscope.model.trace import CopyKind, HostMemory, Trace
 from tests.build import TraceBuilder
-from tests.conftest import corpus_files
+from tests.conftest import corpus_files, every_file
 from tests.graphs import GraphBuilder
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -180,7 +180,9 @@ def test_several_traces_are_summed() -> None:
 
 
 @pytest.mark.corpus
-@pytest.mark.parametrize("path", corpus_files("kineto", "*.json.gz"), ids=lambda path: path.name.split(".json")[0])
+@pytest.mark.parametrize(
+    "path", every_file(corpus_files("kineto", "*.json.gz")), ids=lambda path: path.name.split(".json")[0]
+)
 def test_nothing_runs_faster_than_its_roofline_but_for_what_fits_in_a_cache(path: Path) -> None:
     (trace,) = load_all(path)
     top = top_work(trace)

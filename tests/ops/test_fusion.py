@@ -239,7 +239,7 @@ def brute_bytes(graph: OpGraph, group: FusionGroup) -> tuple[int, int]:
     return eager, size(external) + size({t for t in written if graph.tensors[t].storage in live})
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(graphs())
 def test_groups_are_convex_disjoint_and_schedulable_together(graph: OpGraph):
     groups = find_groups(graph)
@@ -264,7 +264,7 @@ def test_groups_are_convex_disjoint_and_schedulable_together(graph: OpGraph):
         done |= ready
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(graphs())
 def test_bytes_equal_a_replay(graph: OpGraph):
     for group in find_groups(graph):

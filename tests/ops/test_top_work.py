@@ -13,7 +13,7 @@ from perfscope.analyzers.ops.top_work import NOT_KNOWN, merge_top_work, top_work
 from perfscope.analyzers.readers.load import load_all
 from perfscope.model.trace import CopyKind, HostMemory
 from tests.build import TraceBuilder
-from tests.conftest import corpus_files
+from tests.conftest import corpus_files, every_file
 
 VECTORIZED = (
     "void at::native::vectorized_elementwise_kernel<4, {}, std::array<char*, 2ul> >(int, {}, std::array<char*, 2ul>)"
@@ -81,7 +81,9 @@ def test_long_names_are_cut_and_stay_different(first: str, second: str) -> None:
 
 
 @pytest.mark.corpus
-@pytest.mark.parametrize("path", corpus_files("kineto", "*.json.gz"), ids=lambda path: path.name.split(".json")[0])
+@pytest.mark.parametrize(
+    "path", every_file(corpus_files("kineto", "*.json.gz")), ids=lambda path: path.name.split(".json")[0]
+)
 def test_every_kernel_of_a_real_trace_has_a_readable_name(path: Path) -> None:
     (trace,) = load_all(path)
     codes = set(trace.rows["kernels"]["name"].tolist())

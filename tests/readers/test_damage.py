@@ -39,7 +39,7 @@ def test_changed_bytes(suffix: str) -> None:
     changed_bytes(suffix)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def changed_bytes(suffix: str, data: st.DataObject) -> None:
     content = bytearray(intact(suffix))

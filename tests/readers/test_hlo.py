@@ -139,7 +139,7 @@ def valid_prefix_lengths() -> set[int]:
     return {module - size for size in range(1, 4)} | {len(WHOLE)}
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.data())
 def test_cut_anywhere_is_one_line_or_loses_only_the_buffers(tmp_path: Path, data: st.DataObject) -> None:
     path = tmp_path / "cut"
@@ -257,7 +257,7 @@ def test_a_file_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch:
         assert "refused" in text_refused(path)
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.data())
 def test_cut_anywhere_is_one_line(tmp_path: Path, data: st.DataObject) -> None:
     path = tmp_path / "cut"

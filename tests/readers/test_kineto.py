@@ -448,7 +448,7 @@ def test_hundredfold_nesting_is_read_or_refused(tmp_path: Path) -> None:
             assert depth > 1000
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.data())
 def test_cut_anywhere_is_one_line(tmp_path: Path, data: st.DataObject) -> None:
     whole = text(events(), indent=data.draw(st.sampled_from([None, 1]))).encode()

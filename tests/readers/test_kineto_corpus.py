@@ -20,7 +20,7 @@ import pytest
 from perfscope.analyzers.readers.kineto import reader as kineto_reader
 from perfscope.analyzers.time.device_time import device_times
 from perfscope.model.trace import CallKind, CopyKind, HostMemory, Trace
-from tests.conftest import corpus_files
+from tests.conftest import corpus_files, every_file
 from tests.readers.brute_force import Work, assert_device_times
 
 FILES = corpus_files("kineto", "*.json.gz")
@@ -61,7 +61,7 @@ def work_of(document: dict[str, Any]) -> dict[int, list[Work]]:
     return work
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name.removesuffix(".json.gz"))
+@pytest.mark.parametrize("path", every_file(FILES), ids=lambda path: path.name.removesuffix(".json.gz"))
 def test_device_time_equals_brute_force(path: Path) -> None:
     trace, document = kineto_reader.read(path), raw(path)
     trace.check()
@@ -74,7 +74,7 @@ _NO_SPANS = ("trace", "gpu_user_annotation", "cuda_profiler_range")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name.removesuffix(".json.gz"))
+@pytest.mark.parametrize("path", every_file(FILES), ids=lambda path: path.name.removesuffix(".json.gz"))
 def test_links_and_times_equal_the_raw_events(path: Path) -> None:
     """Every kernel's call carries its correlation id, every parent encloses its child, every time is exact."""
     trace, document = kineto_reader.read(path), raw(path)

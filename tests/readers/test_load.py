@@ -284,7 +284,7 @@ def test_several_runs_are_not_taken_for_ranks(tmp_path: Path, monkeypatch: pytes
 
 
 @given(content=st.binary(max_size=300))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
 def test_any_bytes_give_a_trace_or_one_line(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / "any"
     file.write_bytes(content)

@@ -21,7 +21,7 @@ from perfscope.analyzers.readers.load import load_all
 from perfscope.analyzers.readers.torch_memory.reader import read, sniff
 from perfscope.model.trace import Trace
 from perfscope.model.trace.tables import HeldState, MemoryAction
-from tests.conftest import corpus_files
+from tests.conftest import corpus_files, every_file
 from tests.readers.memory_snapshots import FRAMES, Allocator
 
 SNAPSHOTS = corpus_files("torch_mem", "*.pickle.gz")
@@ -238,7 +238,7 @@ def test_analyze_says_why_rules_do_not_look(tmp_path: Path) -> None:
 
 
 @pytest.mark.corpus
-@pytest.mark.parametrize("path", SNAPSHOTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", every_file(SNAPSHOTS), ids=lambda path: path.name)
 def test_equal_to_what_torchs_own_code_says(path: Path, corpus: Path) -> None:
     viz = pytest.importorskip("torch.cuda._memory_viz")
     snapshot = plain(path)

@@ -394,7 +394,7 @@ class TestJunit:
 
     @given(NAMES)
     @example("\x00\x0b\ufffe\ud800]]><x a='\">")
-    @settings(max_examples=80, deadline=None)
+    @settings(max_examples=30, deadline=None)
     def test_it_is_what_readers_of_junit_expect(self, name: str) -> None:
         """The structure of the schemas that Jenkins and GitLab read by: elements, their order and attributes."""
         text = junit.render(comparisons.hostile(name))
@@ -479,7 +479,7 @@ class TestGitHub:
     @given(NAMES)
     @example("\n::set-env name=A::b")
     @example("##[add-mask]x")
-    @settings(max_examples=80, deadline=None)
+    @settings(max_examples=30, deadline=None)
     def test_each_line_is_one_command_of_ours(self, name: str) -> None:
         text = github.annotated(comparisons.hostile(name), Path("/nowhere"))
         assert text.endswith("\n")

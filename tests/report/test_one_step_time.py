@@ -23,7 +23,7 @@ RUNS = [
     REPOSITORY / "fixtures" / name for name in ("cpu-attention-sdpa-checkpoint", "cpu-moe-index-add", "cpu-ssm-scan")
 ]
 
-MOST_BYTES = 3 << 20
+MOST_BYTES = 1 << 20
 """Most bytes of a corpus file: larger ones show nothing more and take long."""
 
 TRACES = [path for path in corpus_files("kineto", "*") if path.is_file() and path.stat().st_size < MOST_BYTES][:12]

@@ -263,7 +263,7 @@ def megatron_run(corpus: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.corpus
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_run_is_judged_as_in_memory(megatron_run: Path, jobs: int) -> None:
     assert run_report(megatron_run, jobs) == in_memory(megatron_run)
     assert run_report(megatron_run.parent, jobs) == in_memory(megatron_run.parent)

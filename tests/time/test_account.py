@@ -116,7 +116,7 @@ HOST = st.sampled_from(["launch", "lost", "sync", "malloc", "loader", "dynamo", 
 ITEM = st.tuples(HOST, st.integers(0, 6), st.integers(1, 16), st.integers(0, 8), st.integers(0, 14), st.booleans())
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(ITEM, min_size=1, max_size=10), st.lists(ITEM, max_size=5), st.integers(1, 3))
 def test_it_equals_a_count_of_every_cell(
     first: list[tuple[str, int, int, int, int, bool]], second: list[tuple[str, int, int, int, int, bool]], steps: int

@@ -103,7 +103,7 @@ def test_ops_that_other_threads_compute_wait_as_the_slowest_of_them() -> None:
     assert _account(b.build()).total_ns["core_wait"] == 3_000_000
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 50), st.sampled_from(["a", "b", "c"])), min_size=1, max_size=20),
     st.lists(st.tuples(st.integers(1, 70), st.integers(0, 100)), min_size=1, max_size=20),

@@ -17,7 +17,7 @@ from perfscope.analyzers.time.account import step_accounts
 from perfscope.analyzers.time.calls import blocking_calls
 from perfscope.analyzers.time.device_time import device_times
 from perfscope.model.trace import Trace
-from tests.conftest import corpus_files
+from tests.conftest import corpus_files, every_file
 from tests.time.naive_idle_calls import naive_totals
 from tests.time.test_idle_calls import totals_of, window
 
@@ -41,7 +41,7 @@ def _costs(trace: Trace, rule: str) -> dict[str, int | None]:
     return {finding.subject: finding.cost_ns for finding in judge(load_rule(rule), trace).findings}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name.split(".json")[0])
+@pytest.mark.parametrize("path", every_file(FILES), ids=lambda path: path.name.split(".json")[0])
 def test_calls_at_the_ends_of_idle_time_of_every_file_equal_the_naive_attribution(path):
     trace = _read(path)
     for device in trace.fact(device_times):
@@ -49,7 +49,7 @@ def test_calls_at_the_ends_of_idle_time_of_every_file_equal_the_naive_attributio
             assert totals_of(trace, device.device) == naive_totals(trace, device.device, *window(trace))
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name.split(".json")[0])
+@pytest.mark.parametrize("path", every_file(FILES), ids=lambda path: path.name.split(".json")[0])
 def test_no_rule_breaks_and_no_cost_is_more_than_the_device_has(path):
     trace = _read(path)
     accounts = trace.fact(step_accounts)

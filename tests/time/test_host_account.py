@@ -10,7 +10,7 @@ from perfscope.analyzers.time import steps_work, warm_windows
 from perfscope.analyzers.time.host_account import HOST_PARTS, host_account
 from perfscope.model.trace import CallKind, SliceKind
 from tests.build import TraceBuilder
-from tests.conftest import corpus_files
+from tests.conftest import corpus_files, every_file
 
 
 def test_parts_of_a_step() -> None:
@@ -42,7 +42,7 @@ def test_a_recording_without_the_host_has_none() -> None:
 
 
 @pytest.mark.corpus
-@pytest.mark.parametrize("path", corpus_files("kineto"), ids=lambda path: path.name.split(".json")[0])
+@pytest.mark.parametrize("path", every_file(corpus_files("kineto")), ids=lambda path: path.name.split(".json")[0])
 def test_the_parts_sum_to_every_step(path) -> None:
     trace = load_one(path)
     account, windows = host_account(trace), trace.fact(warm_windows)

@@ -229,7 +229,7 @@ _WAITS = st.lists(  # longer than the slack, so that one thread has one wait at 
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(_WORK, _WAITS, _OPS)
 def test_calls_at_the_ends_equal_an_attribution_written_interval_by_interval(work, waits, loading):
     b = TraceBuilder()

@@ -19,7 +19,7 @@ from perfscope.model.errors import DataError
 from perfscope.model.finding import Finding
 from perfscope.model.trace import MISSING, CallKind, CopyKind, HostMemory, Trace
 from tests.build import EVERYTHING, TraceBuilder
-from tests.conftest import corpus_files
+from tests.conftest import corpus_files, every_file
 
 UNIT = 100.0
 """us: times of the drawn traces are multiples of it."""
@@ -111,7 +111,7 @@ def _steps(b: TraceBuilder, end: float, count: int, cut: int) -> None:
         b.step(number, number * length, (number + 1) * length)
 
 
-EVERYDAY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+EVERYDAY = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @EVERYDAY
@@ -201,7 +201,7 @@ FILES = [
 
 
 @pytest.mark.corpus
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name.split(".json")[0])
+@pytest.mark.parametrize("path", every_file(FILES), ids=lambda path: path.name.split(".json")[0])
 def test_of_every_file(path: Path) -> None:
     try:
         traces = load_all(path)

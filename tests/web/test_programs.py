@@ -82,7 +82,7 @@ def _overlap(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
 
 
 @given(st.lists(st.integers(-1, 3), min_size=1, max_size=14), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_any_graph_is_laid_out_without_overlaps(boxes: list[int], data: st.DataObject) -> None:
     index = st.integers(0, len(boxes) - 1)
     edges = data.draw(st.lists(st.tuples(index, index), max_size=25))

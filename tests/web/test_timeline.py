@@ -147,7 +147,7 @@ def _lane(draw: st.DrawFn) -> list[tuple[int, int, int]]:
     return found
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=30)
 @given(
     st.lists(_lane(), min_size=1, max_size=4),
     st.lists(st.integers(-2000, 2**22), min_size=2, max_size=12, unique=True),

@@ -47,7 +47,8 @@ WORKERS = ("0", "1-fork", "1-spawn", "1-forkserver")
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("workers", [WORKERS[0], *(pytest.param(one, marks=pytest.mark.slow) for one in WORKERS[1:])])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", WORKERS)
 def test_the_function_of_the_data_set_is_named_in_workers_too(tmp_path: Path, workers: str) -> None:
     name = write(tmp_path, LOADER)
     done = captured("-q", "--level", "light", name, "planted", *workers.split("-"), cwd=tmp_path)

@@ -136,6 +136,7 @@ def test_a_tokenizer_in_the_loop_is_flagged_at_its_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.jax
+@pytest.mark.slow
 def test_a_sleep_in_the_loop_of_a_jax_program_is_flagged_at_its_line(tmp_path: Path) -> None:
     check(tmp_path, "jax", "sleep")
 

@@ -20,7 +20,7 @@ FOLDERS = (
     "aot", "ascend", "jax_memprof", "jax_trace_json", "kineto", "nsys_sqlite", "perfetto", "torch_mem",
     "xplane",
 )  # fmt: skip
-LARGE = 400_000
+LARGE = 200_000
 """Bytes of a packed file; larger ones are not in the everyday tests."""
 
 NO_TRACES = (

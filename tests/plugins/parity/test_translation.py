@@ -201,7 +201,7 @@ def as_in_jax(given: Arrays, leaf: str, index: int) -> np.ndarray:
     return parts.T.ravel()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(models())
 def test_weights_of_any_model_come_back_as_they_were(model: tuple[list[Weight], list[Weight]]) -> None:
     torch, jax = model
@@ -221,7 +221,7 @@ def test_weights_of_any_model_come_back_as_they_were(model: tuple[list[Weight], 
         np.testing.assert_array_equal(array, given[name])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(["linear", "embedding", "conv", ""]), st.lists(st.integers(1, 4), min_size=2, max_size=4), st.data()
 )

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from perfscope.analyzers.readers.nsys import database, reader
 from perfscope.analyzers.readers.nsys.database import Database, open_database
 from perfscope.model.errors import DataError
-from tests.conftest import corpus_files
+from tests.conftest import corpus_files, every_file
 from tests.native.twins import assert_equal
 
 VALUES = st.one_of(
@@ -31,7 +31,7 @@ def columns_of(path: Path, names: tuple[str, ...]) -> dict[str, list[int]] | str
         return "refused"
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 @given(
     rows=st.one_of(st.lists(st.tuples(NUMBERS, NUMBERS), max_size=30), st.lists(st.tuples(VALUES, VALUES), max_size=8)),
     create=st.sampled_from(
@@ -55,7 +55,7 @@ def test_any_table(rows: list[tuple[Any, Any]], create: str, tmp_path_factory: p
 
 
 @pytest.mark.corpus
-@pytest.mark.parametrize("path", corpus_files("nsys_sqlite", "*.sqlite.gz"), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", every_file(corpus_files("nsys_sqlite", "*.sqlite.gz")), ids=lambda path: path.name)
 def test_the_corpus_gives_the_same_tables(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fast = reader.read(path)
     monkeypatch.setattr(Database, "_as_json", lambda *_: None)

@@ -399,7 +399,7 @@ def test_an_open_range_of_a_guessed_name_hides_no_steps(tmp_path: Path) -> None:
 
 
 SLOW = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 
 

@@ -254,7 +254,7 @@ def test_the_whole_log_is_understood() -> None:
     assert (len(log.breaks), len(log.recompiles), len(log.graphs), len(log.kernels), len(log.phases)) == (1, 1, 1, 1, 1)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(st.integers(0, len(TEXT)))
 def test_a_log_cut_anywhere_is_read_as_far_as_it_goes(cut: int) -> None:
     log = read_bytes(TEXT[:cut], "x")
@@ -267,7 +267,7 @@ def full_records() -> int:
     return read_bytes(TEXT, "x").records
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.binary(max_size=400))
 def test_any_bytes_as_a_payload_or_a_body(noise: bytes) -> None:
     head = (
@@ -283,7 +283,7 @@ def test_any_bytes_as_a_payload_or_a_body(noise: bytes) -> None:
         assert log.records + log.corrupt == 1
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.recursive(
         st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=9),

@@ -100,7 +100,7 @@ def test_deep_nesting_is_refused(tmp_path: Path) -> None:
     assert said_of(tmp_path, trace_or_line)
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.data())
 def test_cut_anywhere_is_one_line_or_said(tmp_path: Path, data: st.DataObject) -> None:
     """A cut between two planes leaves a valid smaller space: refused, or noted as possibly truncated."""
