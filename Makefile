@@ -64,7 +64,7 @@ fuzz: $(VENV)/.installed-test
 fuzz-native: $(VENV)/.installed-test
 	RUSTC_BOOTSTRAP=1 RUSTFLAGS='-Zsanitizer=address -Cpanic=abort -Cdebug-assertions' \
 		cargo build --release --manifest-path perfscope/native/Cargo.toml --target $(HOST) --target-dir build/native
-	LD_PRELOAD=$$(gcc -print-file-name=libasan.so) PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 \
+	LD_PRELOAD=$$(gcc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 \
 		$(BIN)/python -m tests.native.fuzz build/native/$(HOST)/release/libperfscope_native.so --inputs $(FUZZ_INPUTS)
 
 lint: style types
