@@ -73,8 +73,8 @@ def scan_xspace(data: bytes, number: int) -> bool:
     frame = xspace.frame(content, 0, len(data))
     if frame is None:
         return False
-    time_ns, exact = 1 << number % 62, number % 2 == 0
-    return xspace.read_events(content, 0, len(data), frame, time_ns, _NUMBERS, _TEXTS, exact=exact) is not None
+    columns = xspace.room(frame.events, exact=number % 2 == 0)
+    return xspace.read_events(content, 0, len(data), frame, 1 << number % 62, _NUMBERS, _TEXTS, columns) is not None
 
 
 def _lines(data: bytes) -> Iterator[bytes]:
