@@ -34,6 +34,7 @@ from perfscope.model.plugins import named
 from perfscope.model.trace import MEMORY_TABLES, RECORDED, recording_words
 from perfscope.model.trace.tables import TABLES
 from perfscope.plugins.ahead.sweep import document as sweep
+from perfscope.plugins.fingerprint import result as fingerprint
 from perfscope.plugins.job import json_document as job
 from perfscope.plugins.parity import document as parity
 from perfscope.plugins.port import document as port
@@ -319,6 +320,7 @@ def pages() -> dict[str, str]:
         + "\n",
         "compare-schema.json": json.dumps(comparison.json_schema(), indent=2, ensure_ascii=False) + "\n",
         "try-schema.json": json.dumps(trials.json_schema(), indent=2, ensure_ascii=False) + "\n",
+        "first-difference-schema.json": json.dumps(fingerprint.json_schema(), indent=2, ensure_ascii=False) + "\n",
         "parity-schema.json": json.dumps(parity.json_schema(), indent=2, ensure_ascii=False) + "\n",
         "port-schema.json": json.dumps(port.json_schema(), indent=2, ensure_ascii=False) + "\n",
         "sweep-schema.json": json.dumps(sweep.json_schema(), indent=2, ensure_ascii=False) + "\n",

@@ -8,7 +8,7 @@ import shlex
 import shutil
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +77,18 @@ class RunCommand(click.Command):
                 return args[:index], args[index:], "command" if _is_launcher(word) else "script"
             index += 2 if takes_value.get(word, False) else 1
         return args, [], "script"
+
+
+def _check_recorders(recorders: Mapping[str, str], *, capture: Any, level: Any, steps: str | None) -> None:
+    """``UsageError`` if an option is about a profile, which the recorders of plug-ins replace."""
+    from perfscope.model.plugins import named
+
+    known = named("recordings")
+    for key in recorders:
+        takes_steps = known[key].steps
+        if capture is not None or level == "light" or (steps is not None and not takes_steps):
+            options = "--capture and --level light" if takes_steps else "--capture, --steps and --level light"
+            raise UsageError(f"--{key} records no profile: it goes without {options}")
 
 
 LAUNCHERS = frozenset({"accelerate.commands.launch", "torch.distributed.launch", "torch.distributed.run"})
@@ -202,12 +214,10 @@ def run(
     if whole and (steps is not None or step_annotation is not None):
         raise UsageError("--whole takes the program as one step: it goes without --steps and --step-annotation")
     recorders = context.meta.get(RECORDERS, {})
-    if recorders and (capture is not None or level == "light" or steps is not None):
-        option = f"--{next(iter(recorders))}"
-        raise UsageError(f"{option} records no profile: it goes without --capture, --steps and --level light")
+    _check_recorders(recorders, capture=capture, level=level, steps=steps)
     options = CaptureOptions(
         level=level,
-        steps=None if steps is None else parse_steps(steps),
+        steps=None if steps is None else parse_steps(steps, least=0 if recorders else 1),
         warmup=warmup,
         whole=whole,
         step_annotation=step_annotation,

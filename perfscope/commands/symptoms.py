@@ -160,6 +160,14 @@ SYMPTOMS = (
         fix="Compute that op in float32, or clamp its input; lower the loss scale.",
     ),
     Symptom(
+        question="Two runs of the same program give different results",
+        look="The first op whose results differ although its inputs are equal, or the first input that differs: seed, "
+        "data, order, code, library, threads, a checkpoint that was not restored whole.",
+        command="perfscope parity RUN RUN",
+        fix="Record both with `perfscope run --fingerprint train.py` first; `--tolerance rounding` where the last "
+        "digits may differ.",
+    ),
+    Symptom(
         question="How far from the hardware's peak am I (MFU)?",
         look="*Roofline* and the MFU tile: modelled FLOPs over measured time; kernels by distance from their limit.",
         rules=("full_precision_matmul", "unfused_attention", "unfused_ops"),

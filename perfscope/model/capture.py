@@ -112,13 +112,13 @@ def load_message(text: str) -> Message:
     )
 
 
-def parse_steps(text: str) -> tuple[int, int]:
-    """``'20:25'`` -> ``(20, 25)``. The first step cannot be captured: where it began is not known."""
+def parse_steps(text: str, least: int = 1) -> tuple[int, int]:
+    """``'20:25'`` -> ``(20, 25)``. ``least``: 1, because a profiler does not see the begin of step 0."""
     first, colon, end = text.partition(":")
     if not colon or not first.isdecimal() or not end.isdecimal():
         raise UsageError(f"--steps {text}: give A:B, two step numbers, such as 20:25")
     steps = (int(first), int(end))
-    if steps[0] < 1:
+    if steps[0] < least:
         raise UsageError(f"--steps {text}: the first step that can be captured is 1 (the begin of step 0 is not seen)")
     if steps[1] <= steps[0]:
         raise UsageError(f"--steps {text}: captures no step; B is not included and must be above A")

@@ -58,6 +58,8 @@ class Recording(NamedTuple):
     """Function that returns the reason why nothing can be recorded in this process, or ``None``."""
     read: str
     """Function of a path that returns the recording, with ``notes``; it may raise ``DataError``."""
+    steps: bool = False
+    """Whether ``--steps`` selects the recorded steps, from step 0 on."""
 
 
 class Checks(NamedTuple):

@@ -65,6 +65,9 @@ class NumericsCapture:
         self._recorders[framework] = module.Recorder(self._now, every_step=self._deep)
         self._recorders[framework].start()
 
+    def step_begins(self) -> None:
+        """Nothing: a new step shows at the next tensor."""
+
     def stop(self) -> None:
         """Remove the hooks. Recorded data stays."""
         for recorder in self._recorders.values():

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 from perfscope.model.plugins import Plugin, load
 
 if TYPE_CHECKING:
+    from perfscope.plugins.parity.errors import FACTOR as FACTOR
+    from perfscope.plugins.parity.errors import expected_error as expected_error
+    from perfscope.plugins.parity.errors import reduction_length as reduction_length
     from perfscope.plugins.parity.names import Name as Name
     from perfscope.plugins.parity.names import likeness as likeness
     from perfscope.plugins.parity.names import parse_name as parse_name
@@ -20,9 +23,8 @@ PLUGIN = Plugin(
 )
 
 _FOR_OTHERS = {
-    "Name": f"{_HERE}.names:Name",
-    "likeness": f"{_HERE}.names:likeness",
-    "parse_name": f"{_HERE}.names:parse_name",
+    **{name: f"{_HERE}.errors:{name}" for name in ("FACTOR", "expected_error", "reduction_length")},
+    **{name: f"{_HERE}.names:{name}" for name in ("Name", "likeness", "parse_name")},
 }
 """Names that other plug-ins use."""
 

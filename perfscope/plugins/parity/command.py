@@ -49,6 +49,15 @@ SIDES = ("a", "b")
     show_default=True,
     help="Its dtype.",
 )
+@click.option(
+    "--tolerance",
+    type=click.Choice(("exact", "rounding")),
+    default="exact",
+    show_default=True,
+    help="Runs with fingerprints: the first op whose values differ, or whose difference rounding does not explain.",
+)
+@click.option("--shift", type=int, metavar="N", help="Runs with fingerprints: step N of A is step 0 of B. [found]")
+@click.option("--markdown", metavar="FILE", help="Write the result of runs with fingerprints as a comment.")
 @click.option("--fail-on", type=click.Choice(("divergence",)), help="Exit 1 where both part.")
 @click.option("--strict", is_flag=True, help="Exit 3 where a layer of one side has no counterpart.")
 @click.option("--json", "json_file", metavar="FILE", help="Write the result as JSON (- for stdout, alone).")
@@ -63,6 +72,8 @@ def parity(a: str, b: str, **settings: Any) -> int:
     linen module may replace the function. B runs with A's weights and inputs. A may be the folder `a` of an earlier
     comparison.
 
+    Two runs that `perfscope run --fingerprint` recorded are compared op by op, up to the first difference.
+
     Two folders of runs that `perfscope run --numerics` recorded are compared by their losses and gradient norms: the
     first step in which they differ by more than the runs of one side do.
     """
@@ -72,7 +83,9 @@ def parity(a: str, b: str, **settings: Any) -> int:
     from perfscope.plugins.parity.sides import compare_sides
 
     if _holds_runs(a) and _holds_runs(b):
-        return _trainings(Path(a), Path(b), settings)
+        return _runs(Path(a), Path(b), settings)
+    if settings["markdown"] or settings["shift"] is not None or settings["tolerance"] != "exact":
+        raise UsageError("--tolerance, --shift and --markdown are for two runs with fingerprints")
     for source in (a, b):
         if ":" not in source and not Path(source).is_dir():
             raise UsageError(f"{source}: give file.py:function or module:function")
@@ -99,6 +112,14 @@ def _holds_runs(source: str) -> bool:
     from perfscope.model.documents import run_folders
 
     return Path(source).is_dir() and (run_folders.is_run(Path(source)) or bool(run_folders.directories(Path(source))))
+
+
+def _runs(a: Path, b: Path, settings: dict[str, Any]) -> int:
+    from perfscope.plugins.fingerprint import compare_folders, has_fingerprints
+
+    if has_fingerprints(a) or has_fingerprints(b):
+        return compare_folders(a, b, settings)
+    return _trainings(a, b, settings)
 
 
 def _trainings(a: Path, b: Path, settings: dict[str, Any]) -> int:

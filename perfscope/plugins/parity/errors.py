@@ -17,6 +17,7 @@ ratio in earlier layers). If the first side is the reference itself, r and n cou
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -42,6 +43,23 @@ def expected_error(dtype: str, roundings: int, terms: int) -> float:
     unit = roundoff(dtype)
     accumulator = min(unit, roundoff("float32"))
     return LAMBDA * math.sqrt(max(roundings, 1) * unit**2 + terms * accumulator**2)
+
+
+def reduction_length(name: str, inputs: Sequence[tuple[int, ...]], output: tuple[int, ...]) -> int:
+    """Number of terms of the sums of an op of PyTorch, from the shapes of its inputs and of its result."""
+    if name in ("addmm", "baddbmm", "addmv"):
+        return inputs[1][-1]
+    if name in ("mm", "bmm", "mv", "dot", "_grouped_mm") or name.endswith("linear"):
+        return inputs[0][-1]
+    if "convolution" in name and len(inputs) > 1:
+        return math.prod(inputs[1][1:])
+    if "scaled_dot_product" in name:
+        return inputs[0][-1] + inputs[1][-2]
+    if "softmax" in name or "norm" in name:
+        return inputs[0][-1] if inputs[0] else 1
+    if name in ("sum", "mean", "var", "prod", "cumsum", "var_mean", "std", "logsumexp"):
+        return max(math.prod(inputs[0]) // max(math.prod(output), 1), 1)
+    return 1
 
 
 def relative_error(array: np.ndarray, reference: np.ndarray) -> float | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,6 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfscope.plugins.parity.document import RECORDING_SCHEMA, Arrays, Kind, Recording, Weight
+from perfscope.plugins.parity.errors import reduction_length
 from perfscope.plugins.parity.side import OpValues, RunRequest, SideError, cotangents, fitted_input, fitted_weights
 from perfscope.profiler.trail import FLOATS, Lines, Trail
 
@@ -230,20 +230,7 @@ def _backward(outputs: list[torch.Tensor]) -> None:
 
 def _terms(name: str, inputs: list[torch.Tensor], output: torch.Tensor) -> int:
     """The reduction length of an op."""
-    shapes: list[tuple[int, ...]] = [tuple(tensor.shape) for tensor in inputs]
-    if name in ("addmm", "baddbmm", "addmv"):
-        return shapes[1][-1]
-    if name in ("mm", "bmm", "mv", "dot", "_grouped_mm") or name.endswith("linear"):
-        return shapes[0][-1]
-    if "convolution" in name and len(shapes) > 1:
-        return math.prod(shapes[1][1:])
-    if "scaled_dot_product" in name:
-        return shapes[0][-1] + shapes[1][-2]
-    if "softmax" in name or "norm" in name:
-        return shapes[0][-1] if shapes[0] else 1
-    if name in ("sum", "mean", "var", "prod", "cumsum", "var_mean", "std", "logsumexp"):
-        return int(max(inputs[0].numel() // max(output.numel(), 1), 1))
-    return 1
+    return reduction_length(name, [tuple(tensor.shape) for tensor in inputs], tuple(output.shape))
 
 
 def _frames() -> Iterator[tuple[str, int]]:

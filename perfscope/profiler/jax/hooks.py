@@ -16,7 +16,8 @@ from perfscope.profiler.patching import Undo, replace, undo_all
 from perfscope.profiler.session.steps import Source, StepFinder
 from perfscope.profiler.source_files import SourceFiles
 
-_OURS = f"{Path(__file__).parents[1]}/"
+_OURS = tuple(f"{Path(__file__).parents[2] / folder}/" for folder in ("profiler", "plugins"))
+"""Folders of functions that are jitted to record the program; the workloads are programs."""
 MOST_UNWRAPPED = 20
 """Decorators looked through for the user's function; a chain that is longer is a loop."""
 LEFT_BEHIND = 4
@@ -53,7 +54,7 @@ class CalledFunctions:
     def __init__(self, finder: StepFinder | _NoSteps) -> None:
         """Nothing was called yet."""
         self._finder = finder
-        self._folders = (*compat.package_folders(), _OURS)
+        self._folders = (*compat.package_folders(), *_OURS)
         self._kinds: dict[int, tuple[CodeType, str | None]] = {}
         self._calls: dict[int, int] = {}
         self._followed: int | None = None

@@ -89,7 +89,10 @@ def passes(options: CaptureOptions, framework: Framework = "torch") -> tuple[Pas
 
 
 def first_step(options: CaptureOptions) -> int:
-    """The number of the first step that may be captured. Step 0 never is: its beginning was not observed."""
-    if options.steps is not None:
+    """The number of the first step that may be captured. Step 0 never is: its beginning was not observed.
+
+    Recorders of plug-ins see all steps, so that the steps that are selected for them do not matter.
+    """
+    if options.steps is not None and not options.recorders:
         return options.steps[0]
     return max(1, options.warmup)

@@ -24,6 +24,9 @@ class Recorder(Protocol):
     def start(self, framework: Framework) -> None:
         """Hook the framework, which is imported."""
 
+    def step_begins(self) -> None:
+        """A step begins, whose number the step finder has; not called before the source of steps is known."""
+
     def stop(self) -> None:
         """Remove the hooks and keep the records."""
 

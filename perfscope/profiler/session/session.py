@@ -286,6 +286,8 @@ class Session:
             self._number = number
             if self._companion is not None:
                 self._companion.step(number)
+            for recorder in self._recorders:
+                recorder.step_begins()
             compilations = 0 if self._compile is None else self._compile.compilations
             self._compiles, self._compiled = compilations > self._compiled, compilations
             alone = self._process is None or (self._process.world_size or 1) == 1

@@ -266,6 +266,26 @@ def push_modes(modes: Iterable[Any]) -> None:
         torch._C._push_on_torch_dispatch_stack(mode)
 
 
+# Nodes of autograd --------------------------------------------------------------------------------------------------
+
+
+def next_sequence() -> int:
+    """The number that this thread gives to the next node of autograd."""
+    torch: Any = sys.modules["torch"]
+    return int(torch._C._autograd._get_sequence_nr())
+
+
+def running_node() -> Any:
+    """The node whose backward runs on this thread; ``None`` without one."""
+    torch: Any = sys.modules["torch"]
+    return torch._C._current_autograd_node()
+
+
+def sequence_of(node: Any) -> int:
+    """The number that the node got when it was made."""
+    return int(node._sequence_nr())
+
+
 # Profilers and compiled frames -------------------------------------------------------------------------------------
 
 

@@ -4,94 +4,21 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from perfscope.plugins.numerics.document import Kind
 from perfscope.plugins.numerics.jax.observer import HALF, LossNumbers, OpStatistics, wide_dtype
+from perfscope.profiler.jax.calls import NotWatchedError, Signature, quickly_compiled, strong
 from perfscope.profiler.jax.jaxpr_walk import Place, Walk, is_float
 from perfscope.profiler.trail import Lines
 
 MOST_SEARCHED = 2_000
 """Most values searched for the gradient of a parameter."""
-
-
-class NotWatchedError(Exception):
-    """Why a function is not walked, in one line."""
-
-
-@dataclass(frozen=True, slots=True)
-class Signature:
-    """The leaves of a call and of its results."""
-
-    arguments: tuple[str, ...]
-    """Names of the leaves, ``params/Dense_0/kernel``."""
-    results: tuple[str, ...]
-    states: tuple[tuple[int, int], ...]
-    """(Argument, result) of leaves of a state and of its successor, or of its gradient."""
-    loss: int | None
-    """The first result that is a single number."""
-
-
-def _quickly_compiled() -> dict[str, Any] | None:
-    """Compiler options for a program that runs a few times: XLA's CPU compiler spends most time in LLVM's passes."""
-    if jax.default_backend() != "cpu":
-        return None
-    return {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-
-
-def _strong(leaf: Any, dtype: Any) -> Any:
-    """The value as an array that is not weakly typed; otherwise a first call with numbers would compile twice."""
-    if not hasattr(leaf, "dtype"):
-        return np.asarray(leaf, dtype)
-    return leaf.astype(leaf.dtype) if getattr(leaf, "weak_type", False) else leaf
-
-
-def signature_of(arguments: Any, results: Any, names: Mapping[int, str]) -> Signature:
-    """Signature of the trees of arguments (a tuple) and results. ``names``: argument names by position.
-
-    Consecutive results with the shapes and dtypes of an argument's leaves may be its successor, or its gradient; the
-    walk determines which.
-    """
-    inputs: list[str] = []
-    outputs: list[str] = []
-    states: list[tuple[int, int]] = []
-    parts = results if isinstance(results, tuple | list) else (results,)
-    for position, part in enumerate(parts):
-        outputs += _names(part, f"result {position}" if len(parts) > 1 else "result")
-    leaves = jax.tree_util.tree_leaves(results)
-    shapes = [shape_of(leaf) for leaf in leaves]
-    free = [True] * len(shapes)
-    for position, argument in enumerate(arguments):
-        wanted = [shape_of(leaf) for leaf in jax.tree_util.tree_leaves(argument)]
-        for first in range(len(shapes) - len(wanted) + 1) if wanted else ():
-            if shapes[first : first + len(wanted)] == wanted and all(free[first : first + len(wanted)]):
-                free[first : first + len(wanted)] = [False] * len(wanted)
-                states += [(len(inputs) + index, first + index) for index in range(len(wanted))]
-                break
-        inputs += _names(argument, names.get(position, f"argument {position}"))
-    successors = {result for _, result in states}
-    scalars = (index for index, leaf in enumerate(leaves) if index not in successors and is_float(leaf))
-    loss = next((index for index in scalars if leaves[index].size == 1), None)
-    return Signature(tuple(inputs), tuple(outputs), tuple(states), loss)
-
-
-def shape_of(leaf: Any) -> tuple[tuple[int, ...], str]:
-    """Shape and dtype; a Python number counts as an array, so that the first call is like the others."""
-    return tuple(np.shape(leaf)), str(leaf.dtype) if is_float(leaf) else ""
-
-
-def _names(tree: Any, name: str) -> list[str]:
-    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
-    parts = [
-        [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path] for path in paths
-    ]
-    return ["/".join((name, *(part.lstrip(".") for part in path))) for path in parts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +48,7 @@ class WalkedProgram:
         self._sizes: list[list[int]] = []
         self.kinds: dict[int, Kind] = {}
         """Argument -> kind of its successor among the results; after the first walk."""
-        self._run = jit(self._walk, compiler_options=_quickly_compiled())
+        self._run = jit(self._walk, compiler_options=quickly_compiled())
 
     @property
     def trains(self) -> bool:
@@ -130,7 +57,7 @@ class WalkedProgram:
 
     def __call__(self, leaves: Sequence[Any]) -> Walked:
         """Walk it with these arguments."""
-        vector = np.asarray(self._run(*map(_strong, leaves, (aval.dtype for aval in self._closed.in_avals)))).tolist()
+        vector = np.asarray(self._run(*map(strong, leaves, (aval.dtype for aval in self._closed.in_avals)))).tolist()
         plan, rest = self._plan, iter(vector)
         columns = [[[next(rest) for _ in range(size)] for size in sizes] for sizes in self._sizes]
         ops, tensors, losses = columns

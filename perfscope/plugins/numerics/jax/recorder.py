@@ -7,11 +7,9 @@ call is unchanged.
 
 from __future__ import annotations
 
-import inspect
 import math
 import sys
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,18 +19,9 @@ import numpy as np
 
 from perfscope.plugins.numerics.document import Kind, Nonfinite, Numerics, PrecisionLoss, State, StepValues
 from perfscope.plugins.numerics.history import History, Moment, TensorKey, state_of
-from perfscope.plugins.numerics.jax.program import (
-    NotWatchedError,
-    Signature,
-    Walked,
-    WalkedProgram,
-    culprit,
-    shape_of,
-    signature_of,
-)
+from perfscope.plugins.numerics.jax.program import Walked, WalkedProgram, culprit
+from perfscope.profiler.jax.calls import CallRecorder, NotWatchedError, Signature, WatchedFunction, signature_of
 from perfscope.profiler.jax.jaxpr_walk import is_float
-from perfscope.profiler.jax.wrapped import WrappedFunction, is_traced, wrap_jit
-from perfscope.profiler.patching import Undo
 from perfscope.profiler.trail import Lines
 
 FIRST_COUNTED = 2
@@ -67,79 +56,44 @@ class Call:
     """Whether it was walked."""
 
 
-class Recorder:
-    """Hooks `jax.jit` from ``start`` to ``stop``. Calls on other threads are not seen."""
+class Recorder(CallRecorder):
+    """The numerics of a JAX program."""
 
     scaler_updates = 0
     """Loss scales are part of a program's state, and all its steps are seen."""
 
     def __init__(self, now: Callable[[], Moment], *, every_step: bool = False) -> None:
         """``now()``: equal within a step, and different in the next. ``every_step``: walk in each step."""
+        super().__init__()
         self._now, self._every = now, 1 if every_step else COUNTED_EVERY
         self._history = History("jax")
-        self._thread = threading.get_ident()
-        self._busy = False
         self._ordinal = -1
         self._moment: Moment = None
         self._programs = 0
         self._values = StepValues(step=0)
         self._lines: Lines | None = None
-        self._jit = jax.jit
         self._extremes = self._jit(_extremes)
-        self._undo: list[Undo] = []
-
-    def start(self) -> None:
-        """Watch functions that are jitted from now on."""
-        self._undo = [wrap_jit(lambda jitted, options: WatchedFunction(jitted, options, self))]
-
-    def stop(self) -> None:
-        """Restore jax."""
-        while self._undo:
-            self._undo.pop()()
-        self._busy = True
-
-    def silence(self) -> None:
-        """Record nothing more; the hooks stay."""
-        self._busy = True
 
     def document(self, number: Callable[[Moment], int], steps_seen: int) -> Numerics:
         """All values so far; ``number``: step of a moment."""
         return self._history.document(number, steps_seen)
 
-    def call(self, function: WatchedFunction, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Make the program's call, and record it."""
-        if self._busy or threading.get_ident() != self._thread or is_traced((arguments, named)):
-            return function.plain(*arguments, **named)
-        self._busy = True
-        try:
-            call = self._guarded(function, self._before, function, arguments, named)
-            output = function.plain(*arguments, **named)
-            if call is not None:
-                self._guarded(function, self._after, call, output)
-            return output
-        finally:
-            self._busy = False
-
-    def _guarded(self, function: WatchedFunction, record: Callable[..., Any], *given: Any) -> Any:
-        """Keep our errors from the program."""
-        try:
-            return record(*given)
-        except Exception as error:
-            reason = str(error).strip().partition("\n")[0][:200]
-            self._history.note(f"{function.title()}: {type(error).__name__}: {reason}")
-        return None
+    def failed(self, text: str) -> None:
+        """Keep a sentence on what could not be recorded."""
+        self._history.note(text)
 
     @property
     def _counts(self) -> bool:
         return self._ordinal < FIRST_COUNTED or self._ordinal % self._every == 0
 
-    def _before(self, function: WatchedFunction, arguments: tuple[Any, ...], named: dict[str, Any]) -> Call:
+    def before(self, function: WatchedFunction, arguments: tuple[Any, ...], named: dict[str, Any]) -> Call:
+        """Walk the function with the arguments of a call, in counted steps."""
         moment = (self._now(), 0)
         if moment != self._moment:
             self._moment, self._ordinal = moment, self._ordinal + 1
             self._values = StepValues(step=0)
         given, names = function.dynamic(arguments, named)
-        call = Call(function, given, names, function.known(given))
+        call = Call(function, given, names, function.known(given, Known))
         if call.known.program is None and not call.known.refused:
             call.traced = function.plain.trace(*arguments, **named)
             call.known.signature = signature_of(given, call.traced.out_info, names)
@@ -172,7 +126,8 @@ class Recorder:
         self._keep(walked)
         return True
 
-    def _after(self, call: Call, output: Any) -> None:
+    def after(self, call: Call, output: Any) -> None:
+        """Look at the arguments and results of a call that was not walked."""
         for scale in _scales(output):
             self._add_values(scale=float(np.asarray(scale).min()))
         signature = call.known.signature
@@ -244,56 +199,6 @@ class Recorder:
             scale=known.scale if scale is None else scale,
         )
         self._history.add_step(self._moment, self._values)
-
-
-class WatchedFunction(WrappedFunction):
-    """A jitted function of the program."""
-
-    def __init__(self, jitted: Any, options: Mapping[str, Any], recorder: Recorder) -> None:
-        super().__init__(jitted)
-        self.plain = jitted
-        self.donates = any(options.get(name) not in (None, ()) for name in ("donate_argnums", "donate_argnames"))
-        self._recorder = recorder
-        self._static = _static_names(jitted, options)
-        self._parameters = _parameters(jitted)
-        self._known: dict[Any, Known] = {}
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Call the program's function and return its result."""
-        return self._recorder.call(self, arguments, named)
-
-    def title(self) -> str:
-        """As it is called in notes."""
-        return str(getattr(self.plain, "__name__", "a function"))
-
-    def known(self, given: tuple[Any, ...]) -> Known:
-        """Facts on the function for arguments like these."""
-        leaves, structure = jax.tree_util.tree_flatten(given)
-        key = structure, tuple(shape_of(leaf) for leaf in leaves)
-        return self._known.setdefault(key, Known())
-
-    def dynamic(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[int, str]]:
-        """The arguments that are not static, and their names by their position among these."""
-        pairs = [(self._parameters.get(index, f"argument {index}"), value) for index, value in enumerate(arguments)]
-        pairs = [pair for index, pair in enumerate(pairs) if not {index, pair[0]} & self._static]
-        pairs += [(name, named[name]) for name in sorted(named) if name not in self._static]
-        return tuple(value for _, value in pairs), {index: name for index, (name, _) in enumerate(pairs)}
-
-
-def _parameters(jitted: Any) -> dict[int, str]:
-    try:
-        return dict(enumerate(inspect.signature(jitted).parameters))
-    except (TypeError, ValueError):
-        return {}
-
-
-def _static_names(jitted: Any, options: Mapping[str, Any]) -> set[int | str]:
-    """Positions and names of static arguments."""
-    positions, names = options.get("static_argnums") or (), options.get("static_argnames") or ()
-    positions = (positions,) if isinstance(positions, int) else tuple(positions)
-    names = (names,) if isinstance(names, str) else tuple(names)
-    count = len(_parameters(jitted))
-    return {*(position % count if count and position < 0 else position for position in positions), *names}
 
 
 def _outer(signature: Signature, call: Call, output: Any) -> list[tuple[TensorKey, Any]]:

@@ -89,25 +89,7 @@ class OpGraphCapture:
         if modules:
             self._modules.start()
         insert_lowest(self._mode)
-        self._undo = self._watch_inference_mode()
-
-    def _watch_inference_mode(self) -> Undo:
-        """Keep the mode on while the program enters and leaves ``inference_mode`` within the step.
-
-        Leaving restores the dispatch keys of its begin, without those of a mode that was added later.
-        """
-        from torch.autograd.grad_mode import inference_mode
-
-        def make(original: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*arguments: Any, **named: Any) -> Any:
-                answer = original(*arguments, **named)
-                if self._mode is not None and threading.get_ident() == self._thread:
-                    compat.push_modes(compat.pop_ordinary_modes())
-                return answer
-
-            return call
-
-        return undo_all(wrap(inference_mode, name, make) for name in ("__enter__", "__exit__"))
+        self._undo = keep_in_inference_mode(lambda: self._mode is not None and threading.get_ident() == self._thread)
 
     def stop(self) -> None:
         """Ends the recording. It never raises because of changes of the program to the mode stack meanwhile."""
@@ -148,6 +130,25 @@ def insert_lowest(mode: Any) -> None:
     """
     above = compat.pop_ordinary_modes()
     compat.push_modes([mode, *above])
+
+
+def keep_in_inference_mode(is_on: Callable[[], bool]) -> Undo:
+    """Keep a mode on while the program enters and leaves ``inference_mode``. ``is_on``: whether this thread has it.
+
+    Leaving restores the dispatch keys of its begin, without those of a mode that was added later.
+    """
+    from torch.autograd.grad_mode import inference_mode
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            answer = original(*arguments, **named)
+            if is_on():
+                compat.push_modes(compat.pop_ordinary_modes())
+            return answer
+
+        return call
+
+    return undo_all(wrap(inference_mode, name, make) for name in ("__enter__", "__exit__"))
 
 
 def remove_mode(mode: Any) -> None:

@@ -1,0 +1,1 @@
+"""Fingerprints of JAX programs, by a walk of the programs that are jitted."""

@@ -1,0 +1,1 @@
+"""Fingerprints of PyTorch programs, by a dispatch mode and hooks."""
