@@ -170,21 +170,27 @@ def pair_layers(a: Sequence[One], b: Sequence[One]) -> list[Pair]:
     return result
 
 
-def _by_size(ones: Sequence[One]) -> dict[tuple[int, bool], list[int]]:
-    """Layers by size, those with products apart."""
-    result: dict[tuple[int, bool], list[int]] = defaultdict(list)
+def _by_size(ones: Sequence[One]) -> dict[int, list[int]]:
+    result: dict[int, list[int]] = defaultdict(list)
     for number, one in enumerate(ones):
-        result[one.elements, one.multiplies].append(number)
+        result[one.elements].append(number)
     return result
 
 
 def _candidates(
     a: Sequence[One], b: Sequence[One], of_a: Sequence[int], of_b: Sequence[int]
 ) -> Iterator[tuple[int, int]]:
-    """Pairs that may be: of layers without names (Flax's ``nnx.jit`` numbers them), one after the other in order."""
+    """Pairs that may be: of layers without names (Flax's ``nnx.jit`` numbers them), one after the other in order.
+
+    Layers with products are apart then; with names they are not, because a compiler may fuse a norm into a product.
+    """
     nameless = any(not one.parsed.words for one in (*(a[n] for n in of_a), *(b[n] for n in of_b)))
-    if nameless and len(of_a) == len(of_b):
-        return zip(of_a, of_b, strict=True)
+    parts = [
+        ([n for n in of_a if a[n].multiplies is product], [n for n in of_b if b[n].multiplies is product])
+        for product in (False, True)
+    ]
+    if nameless and all(len(one) == len(other) for one, other in parts):
+        return itertools.chain(*(zip(one, other, strict=True) for one, other in parts))
     return itertools.product(of_a, of_b)
 
 
