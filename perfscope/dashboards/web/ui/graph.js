@@ -4,8 +4,10 @@ window.perfscope_ui = window.perfscope_ui || {};
   "use strict";
   const EDGE = 16, NAME_CHARS = 23, WHAT_CHARS = 27, LEAST_SCALE = 0.55;
   const LEAST_TOLD = 1e-3; // of the largest value: counters and flags are negligible
+  const HALF_LABEL = 32; // of the size on a line
   const BOX_HEAD = 32, WORD_PX = 6.4, WORD_HIGH = 13;
-  const BOWS = [0, 150, -150], SAMPLES = 12; // a line that would pass below another node goes around it
+  // A line that would pass below nodes or titles goes around them: the first bow that passes fewest.
+  const BOWS = [0, 80, -80, 150, -150, 230, -230, 310, -310], SAMPLES = 24, NODE_COST = 4;
   // candidates for a label's position along its line; the first free one is used
   const PLACES = [0.68, 0.55, 0.45, 0.8, 0.32, 0.2, 0.9, 0.1];
 
@@ -60,6 +62,7 @@ window.perfscope_ui = window.perfscope_ui || {};
       root.append(element("div", { class: "ps-tl-bar" }, this.size, this.status), this.picture, this.tip, this.panel);
       const resized = () => this.draw();
       window.addEventListener("resize", resized);
+      this.lay();
       this.listeners.push(() => window.removeEventListener("resize", resized));
       this.draw();
       const asked = props.sel ? this.graph.nodes.findIndex((node) => node.name === props.sel) : -1;
@@ -71,7 +74,6 @@ window.perfscope_ui = window.perfscope_ui || {};
 
     draw() {
       const { graph } = this;
-      this.lay();
       const left = Math.min(0, this.low) - EDGE, width = Math.max(graph.width, this.high) + EDGE - left, height = graph.height + 2 * EDGE;
       const fit = Math.min(1, (this.root.clientWidth - 2) / width), scale = this.whole ? 1 : Math.max(fit, LEAST_SCALE);
       this.size.hidden = fit >= 1;
@@ -115,10 +117,16 @@ window.perfscope_ui = window.perfscope_ui || {};
       this.curves = this.graph.edges.map((edge) => {
         const [x0, y0, x1, y1] = this.ends(edge), bend = Math.max(18, Math.abs(y1 - y0) / 2.4);
         const others = this.graph.nodes.filter((node, at) => at !== edge.from && at !== edge.to).map(({ x, y }) => ({ x, y, width, height }));
-        const curves = BOWS.map((bow) => ({ xs: [x0, x0 + bow, x1 + bow, x1], ys: [y0, y0 + bend, y1 - bend, y1] }));
-        const free = curves.find((curve) => !others.some((other) => this.samples(curve).some(([x, y]) => !apart({ x, y, width: 0, height: 0 }, other))));
-        const chosen = free || curves[0];
-        for (const [x] of this.samples(chosen)) { this.low = Math.min(this.low, x); this.high = Math.max(this.high, x); }
+        const heads = this.heads();
+        let chosen = null, least = Infinity;
+        for (const bow of BOWS) {
+          const curve = { xs: [x0, x0 + bow, x1 + bow, x1], ys: [y0, y0 + bend, y1 - bend, y1] }, points = this.samples(curve);
+          const passed = (areas) => areas.filter((area) => points.some(([x, y]) => !apart({ x, y, width: 0, height: 0 }, area))).length;
+          const cost = NODE_COST * passed(others) + passed(heads);
+          if (cost < least) [chosen, least] = [curve, cost];
+          if (!least) break;
+        }
+        for (const [x] of this.samples(chosen)) { this.low = Math.min(this.low, x - HALF_LABEL); this.high = Math.max(this.high, x + HALF_LABEL); }
         return chosen;
       });
     }
@@ -136,11 +144,15 @@ window.perfscope_ui = window.perfscope_ui || {};
       picture.append(line);
     }
 
+    // Titles of boxes.
+    heads() {
+      return this.graph.boxes.filter((box) => box.at.length >= 4).map(({ at, title, said }) => ({ x: at[0], y: at[1], width: Math.min(at[2], 12 + Math.max(title.length * 7.4, said.length * WORD_PX)), height: BOX_HEAD }));
+    }
+
     // Areas without labels: nodes, and titles of boxes.
     taken() {
       const [width, height] = this.graph.node;
-      const heads = this.graph.boxes.filter((box) => box.at.length >= 4).map(({ at, title, said }) => ({ x: at[0], y: at[1], width: Math.min(at[2], 12 + Math.max(title.length * 7.4, said.length * WORD_PX)), height: BOX_HEAD }));
-      return [...this.graph.nodes.map(({ x, y }) => ({ x, y, width, height })), ...heads];
+      return [...this.graph.nodes.map(({ x, y }) => ({ x, y, width, height })), ...this.heads()];
     }
 
     // A free position on the line, preferably near its end, where lines of one source are apart. In a graph with many
