@@ -101,6 +101,8 @@ class OpGraph:
     """By id. None: the recording is older and has none."""
     truncated: bool = False
     """True if the op limit was reached and the step's tail is missing."""
+    libraries: frozenset[str] = frozenset()
+    """Files of installed packages among those of the ops; empty in older recordings."""
 
 
 OP_COLUMNS = tuple(field.name for field in fields(GraphOp) if field.name != "index")

@@ -158,6 +158,7 @@ def test_reads_of_near_lines_in_another_rhythm_or_function_are_not_joined() -> N
 def test_reads_of_ready_arrays_are_low_and_other_threads_and_set_up_are_left_out() -> None:
     (found,) = host_sync.check(trace(read(0, ready=True), read(1, ready=True)))
     assert found.severity == "low"
+    assert found.title == "`float` reads an array that is ready in 2 calls, 2.00 ms per call (each step)"
     assert list(host_sync.check(trace(read(None), read(0, main_thread=False)))) == []
 
 
@@ -374,6 +375,20 @@ def test_on_cpu_reads_of_other_kinds_or_functions_are_not_joined() -> None:
         g.op("item", [g.input((1,))], file="moe.py", line=line, function=function, host_read="item")
     b = TraceBuilder(recorded=frozenset({"host_ops"}), op_graph=g.graph(live=[]))
     assert len(_judge(b).findings) == 2
+
+
+def test_reads_inside_a_package_are_one_finding_with_its_line_of_most_reads():
+    g = GraphBuilder()
+    x = g.input((1,))
+    for kind, line in (("bool", 10), ("item", 90), ("item", 90), ("item", 200)):
+        g.op("item", [x], file="torchdiffeq/misc.py", line=line, host_read=kind)
+    g.op("item", [x], file="train.py", line=10, host_read="item")
+    graph = replace(g.graph(live=[]), libraries=frozenset({"torchdiffeq/misc.py"}))
+    found = _judge(TraceBuilder(recorded=frozenset({"host_ops"}), op_graph=graph)).findings
+    inside, own = sorted(found, key=lambda finding: finding.where.file or "")
+    assert (inside.where.file, inside.where.line, own.where.file) == ("torchdiffeq/misc.py", 90, "train.py")
+    assert inside.title == "`torchdiffeq` reads a tensor on the host: 4 times per step, in 3 lines"
+    assert "option of `torchdiffeq`" in inside.advice != own.advice
 
 
 @pytest.mark.parametrize(("lines", "joined"), [((88, 89), True), ((88, 91), False)])

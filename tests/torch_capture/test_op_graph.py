@@ -243,6 +243,7 @@ def test_the_file_is_what_it_says(record: Any, tmp_path: Path) -> None:
     document = json.loads(gzip.decompress((tmp_path / "structure.opgraph.json.gz").read_bytes()))
     assert document["schema"] == "perfscope.op_graph/1"
     assert (graph.step, graph.device, graph.truncated) == (3, "cpu", False)
+    assert (document["libraries"], graph.libraries) == ([], frozenset())
     assert [path.name for path in tmp_path.iterdir()] == ["structure.opgraph.json.gz"]
 
 

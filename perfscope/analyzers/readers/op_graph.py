@@ -42,6 +42,7 @@ class _Document(msgspec.Struct, frozen=True):
     live_out: list[Count]
     parameters: list[Count]
     storages: Table | None = None
+    libraries: list[str] = []
 
 
 def read_op_graph(path: Path) -> OpGraph:
@@ -76,6 +77,7 @@ def _graph(document: _Document) -> OpGraph:
         parameters=frozenset(document.parameters),
         storages=storages,
         truncated=document.truncated,
+        libraries=frozenset(document.libraries),
     )
 
 

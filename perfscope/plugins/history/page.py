@@ -99,8 +99,9 @@ def _shown(request: PageRequest, kept: Kept, view: dict[str, Any]) -> list[Any]:
     runs = {item.path.name: item.key for item in request.shelf.items()}
     numbers = count()
     about = (
-        f"{view['runs']} runs that finished; {view['changed']} metric{'' if view['changed'] == 1 else 's'} with a change "
-        "of level. A change of level does not prove that a commit caused it: perfscope compare commits tests that."
+        f"{view['runs']} runs that finished; {view['changed']} metric{'' if view['changed'] == 1 else 's'} with a "
+        "change of level. A change of level does not prove that a commit caused it: perfscope compare commits tests "
+        "that."
     )
     left = [f"{view['programs_left']:,} more programs are left out"] if view["programs_left"] else []
     return [

@@ -28,7 +28,8 @@ data loader belongs to `input_stall`. Reads of the loss at the very end of a ste
 The line is the executed one if a run's op graph has it; Python stacks of a trace only have the first line of the
 function. `line_is` in the evidence distinguishes the two. Reads of one kind in lines of a function that are at most two
 apart (`print(loss.item(), accuracy.item())`) are one finding, with the sum of their idle time: one read of all values
-replaces them.
+replaces them. Reads inside an installed package are one finding per package, because its lines are not the program's to
+change.
 
 Without an accelerator in the recording, the op graph of a run is searched for ops that would make an accelerator drain
 its queue. These findings are structural, without time. Left out are the range check of `one_hot` on a CPU, which an
@@ -52,7 +53,7 @@ launches of the next step.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING
@@ -214,11 +215,14 @@ def _finding(trace: Trace, lines: Mapping[Place, list[HostRead]]) -> Finding:
             }
         )
     rows.sort(key=lambda row: -int(row["wait_ns"] or 0))
+    whose = f"in {package} " if package else ""
+    waits = f"waits {'' if package else 'for the device '}in {len(stalls):,} of {len(reads):,} calls"
+    if not stalls:
+        waits = f"reads an array that is ready in {len(reads):,} calls"
     return Finding(
         subject=subject,
         title=fit_title(
-            f"{named} {f'in {package} waits' if package else 'waits for the device'} in {len(stalls):,} of "
-            f"{len(reads):,} calls, {format_ns(each)} per call ({often}){lines_in_words(lines)}",
+            f"{named} {whose}{waits}, {format_ns(each)} per call ({often}){lines_in_words(lines)}",
             named,
         ),
         detail=f"It reads in {steps:,} steps{place}. The resulting idle time of an accelerator is unknown.",
@@ -440,10 +444,17 @@ def _structural(trace: Trace, graph: OpGraph, counts: Callable[[GraphOp], bool] 
         left_out = {*graph_ops_inside(trace, CHECKED_ON_CPU_ONLY), *_reads_of_host_data(graph), *_answers(trace)}
     for op in graph.ops:
         if op.host_read is not None and op.index not in left_out and counts(op):
-            reads[Place((op.host_read, op.function), op.file, op.line)].append(op)
+            package = _package(graph, op)
+            place = Place((op.host_read, op.function), op.file, op.line)
+            reads[place if package is None else Place(package, None, None)].append(op)
     last_update = max((op.index for op in graph.ops if op.phase == "optimizer"), default=-1)
     for group in by_place(reads):
         yield _structural_finding(trace, group, last_update)
+
+
+def _package(graph: OpGraph, op: GraphOp) -> str | None:
+    """Return the installed package with the op's line; ``None`` for a line of the program."""
+    return package_of(op.file) if op.file is not None and op.file in graph.libraries else None
 
 
 def _answers(trace: Trace) -> set[int]:
@@ -476,21 +487,26 @@ def _structural_finding(trace: Trace, lines: Mapping[Place, list[GraphOp]], last
     """Return a structural finding. ``last_update``: index of the last op of the optimizer, -1 without one."""
     ops = sorted((op for of_line in lines.values() for op in of_line), key=lambda op: op.index)
     first = ops[0]
-    kind = first.host_read or ""
     severity: Severity = "medium"
     each = f"{len(ops)} times per step" if len(ops) > 1 else "once per step"
-    what = READS.get(kind, kind)
-    late = ""
-    if first.index > last_update >= 0:
+    late, kind = "", first.host_read or ""
+    package = None if trace.op_graph is None else _package(trace.op_graph, first)
+    what = READS.get(kind, kind) if package is None else f"`{package}`"
+    if package is not None:  # its line with most reads
+        most, _ = Counter((op.file, op.line) for op in ops).most_common(1)[0]
+        first = next(op for op in ops if (op.file, op.line) == most)
+        places = len({(op.file, op.line) for op in ops})
+        each += f", in {places} lines" if places > 1 else ""
+    if ops[0].index > last_update >= 0:
         severity = "low"
         late = " It is read after the step, between two steps."
     return Finding(
-        subject=f"{kind} read",
+        subject=f"{kind} read" if package is None else f"reads in {package}",
         title=f"{what} reads a tensor on the host: {each}{lines_in_words(lines)}",
         detail="An accelerator's queue would run dry there." + late,
         severity=severity,
         basis="structural",
-        advice=_fix_at(trace, kind, first.file),
+        advice=_fix_at(trace, kind, first.file) if package is None else _INSIDE_LIBRARY.format(package=package),
         where=Where(op=first.name, module=first.module or None, file=first.file, line=first.line),
         evidence=tuple(
             {"op": name, "phase": phase, "module": module, "reads_per_step": count}

@@ -168,6 +168,8 @@ class OpTable:
     def __init__(self, step: int, limit: int) -> None:
         self.step = step
         self.truncated = False
+        self.libraries: set[str] = set()
+        """Files of installed packages among those of the ops."""
         self._limit = limit
         self._strings: dict[str, int] = {}
         self._texts: list[str] = []
@@ -274,6 +276,7 @@ class OpTable:
             "storages": self._storages,
             "live_out": self._live_out,
             "parameters": sorted(self._parameters),
+            "libraries": sorted(self.libraries),
         }
         text = json_bytes(document)
         # mtime 0: the same step gives the same bytes.

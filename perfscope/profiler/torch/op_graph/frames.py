@@ -37,6 +37,8 @@ class Site(NamedTuple):
     """File and line at which the user calls the innermost `checkpoint` around the op."""
     checks: bool = False
     """The op checks the arguments of a distribution."""
+    library: bool = False
+    """The file is of an installed package."""
 
 
 class Frames(SourceFiles):
@@ -104,6 +106,7 @@ class Frames(SourceFiles):
             data,
             call,
             checks,
+            kinds[id(code)][1] == LIBRARY,
         )
 
     def is_user(self, path: str) -> bool:
