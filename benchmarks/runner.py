@@ -124,8 +124,11 @@ def _run(reader: Reader, file: Path, folder: Path) -> Run:
 
 
 def tell(marks: dict[str, float]) -> None:
-    """Hand numbers to the runner: for programs that it starts."""
-    Path("out/marks.json").write_text(json.dumps(marks))
+    """Hand numbers to the runner, for programs that it starts in a folder with ``out``; elsewhere print them."""
+    if Path("out").is_dir():
+        Path("out/marks.json").write_text(json.dumps(marks))
+    else:
+        print(json.dumps(marks))
 
 
 def interval(ours: list[float], theirs: list[float]) -> tuple[float, float] | None:

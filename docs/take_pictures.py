@@ -1,23 +1,33 @@
 """Takes the pictures of the dashboard that these pages show: ``PYTHONPATH=. python docs/take_pictures.py [NAME]...``.
 
-Needs the `ui` and `test` extras, Chromium and the corpus (`PERFSCOPE_CORPUS`). What is recorded is of fixtures and the
-corpus, so the pictures change with the pages alone.
+Needs the `ui`, `test` and `torch` extras, Chromium and the corpus (`PERFSCOPE_CORPUS`). What is recorded is of fixtures
+and the corpus, so the pictures change with the pages alone; a run that is shown while it runs is recorded meanwhile.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import sync_playwright
 
 from perfscope.dashboards.web.server.shelf import Shelf
+from perfscope.plugins.history.store import RunStore
 from tests.browser import chromium
 from tests.browser.conftest import Tab, serving
+from tests.browser.test_live import PROGRAM
 from tests.browser.test_timeline import READY
 from tests.conftest import REPOSITORY, corpus_files
+from tests.kept_runs import put_run
+from tests.plugins.history.test_report import runs
 
 FIXTURES = REPOSITORY / "fixtures"
 TO = REPOSITORY / "docs" / "pictures"
@@ -47,24 +57,87 @@ def main(wanted: list[str]) -> None:
             "model": corpus_files("kineto", "TraceLens__h100_qwen1.5-0.5b.json.gz")[0],
         }
         keys = {name: item.key for name, item in zip(things, Shelf(list(things.values())).items(), strict=True)}
-        with serving(Path(home), *things.values()) as server, sync_playwright() as driver:
-            browser = driver.chromium.launch(executable_path=chromium.binary(), args=["--no-sandbox"])
-            for name, (dark, tall, take) in PICTURES.items():
-                if wanted and name not in wanted:
-                    continue
-                context = browser.new_context(viewport={"width": WIDE, "height": tall})
-                context.set_default_timeout(120_000)
-                tab = Tab(context.new_page())
-                tab.open(f"{server.base}runs?token={server.token}", "#dark >> nth=0")
-                if dark:
-                    tab.page.focus("#dark")
-                    tab.page.keyboard.press("Space")
-                take(tab, server.base, keys)
-                tab.until(GRIDS)
-                tab.page.wait_for_timeout(900)
-                tab.page.screenshot(path=TO / f"{name}.png")
-                context.close()
-            browser.close()
+        if chosen := {name: picture for name, picture in PICTURES.items() if not wanted or name in wanted}:
+            _take(chosen, Path(home), list(things.values()), keys)
+    with tempfile.TemporaryDirectory() as home:
+        if chosen := {name: picture for name, picture in OF_RUNS.items() if not wanted or name in wanted}:
+            with _folder_of_runs(Path(home), live="live" in chosen) as held:
+                _take(chosen, Path(home), [held], {})
+
+
+Picture = tuple[bool, int, Any]
+"""Dark or not, height in pixels, and what brings the page to it."""
+
+
+def _take(pictures: Mapping[str, Picture], home: Path, paths: list[Path], keys: dict[str, str]) -> None:
+    """Take pictures of a server of these paths."""
+    with serving(home, *paths, cwd=home) as server, sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium.binary(), args=["--no-sandbox"])
+        for name, (dark, tall, take) in pictures.items():
+            context = browser.new_context(viewport={"width": WIDE, "height": tall})
+            context.set_default_timeout(120_000)
+            tab = Tab(context.new_page())
+            tab.open(f"{server.base}runs?token={server.token}", "#dark >> nth=0")
+            if dark:
+                tab.page.focus("#dark")
+                tab.page.keyboard.press("Space")
+            take(tab, server.base, keys)
+            tab.until(GRIDS)
+            tab.page.wait_for_timeout(900)
+            tab.page.screenshot(path=TO / f"{name}.png")
+            context.close()
+        browser.close()
+
+
+@contextmanager
+def _folder_of_runs(home: Path, *, live: bool) -> Iterator[Path]:
+    """Runs of fixtures, a run that failed, a store with a history, a try, and a run that runs until the block ends."""
+    held = home / "perfscope-runs"
+    held.mkdir()
+    for name in ("cpu-attention-naive", "cpu-attention-sdpa", "cpu-moe-loop"):
+        shutil.copytree(FIXTURES / name, held / name)
+    put_run(held, 0)
+    put_run(held, 1, exit_code=1, notes=["RuntimeError: loss is NaN"])
+    store = RunStore(held / "store.sqlite")
+    for run in runs():
+        store.put(run)
+    shutil.copytree(FIXTURES / "try-demo", held / "try-demo")
+    if not live:
+        yield held
+        return
+    (home / "train.py").write_text(PROGRAM)
+    line = [sys.executable, "-m", "perfscope", "run", "-q", "--name", "train", "train.py"]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(line, cwd=home, env=environment) as process:
+        try:
+            yield held
+        finally:
+            (home / "enough").touch()
+            process.wait()
+
+
+def _live(tab: Tab, base: str, keys: dict[str, str]) -> None:
+    """The newest run while it runs, once its first passes are judged."""
+    tab.until("/-train-[\\s\\S]*running/.test(document.querySelector('#page').innerText)")
+    name = tab.page.evaluate("[...document.querySelectorAll('.ag-row a')].map((one) => one.innerText)[0]")
+    tab.open(f"{base}overview", "#page h1")
+    tab.until(f"document.body.innerText.includes({json.dumps(name)})")
+    tab.until("document.querySelector('.ps-over-now') !== null && document.querySelector('.ps-first') !== null")
+
+
+def _runs(tab: Tab, base: str, keys: dict[str, str]) -> None:
+    tab.open(f"{base}runs", ".ag-row")
+
+
+def _history(tab: Tab, base: str, keys: dict[str, str]) -> None:
+    """The step time over the runs, with the change of its level."""
+    tab.open(f"{base}history", ".ps-history .ps-spark")
+    tab.page.click(".ps-history tbody a")
+    tab.page.wait_for_selector(".js-plotly-plot .main-svg")
+
+
+def _try(tab: Tab, base: str, keys: dict[str, str]) -> None:
+    tab.open(f"{base}tries", ".ps-try-bar")
 
 
 def _finding(tab: Tab, base: str, keys: dict[str, str]) -> None:
@@ -134,7 +207,7 @@ def _graph(tab: Tab, base: str, keys: dict[str, str]) -> None:
     tab.open(f"{base}graph?run={keys['naive']}", ".ps-graph-picture svg")
 
 
-PICTURES: dict[str, tuple[bool, int, Any]] = {
+PICTURES: dict[str, Picture] = {
     "compare": (False, 860, _summary),
     "compare-steps": (False, 900, _steps),
     "compile": (False, 640, _compile),
@@ -147,7 +220,15 @@ PICTURES: dict[str, tuple[bool, int, Any]] = {
     "sampled-stacks": (False, 620, _stacks),
     "timeline": (True, 655, _event),
 }
-"""Name -> dark or not, height in pixels, and what brings the page to it."""
+"""Of recordings, by name."""
+
+OF_RUNS: dict[str, Picture] = {
+    "live": (False, 760, _live),
+    "history": (False, 640, _history),
+    "runs": (False, 560, _runs),
+    "try": (False, 900, _try),
+}
+"""Of a folder of runs, by name."""
 
 if __name__ == "__main__":
     main(sys.argv[1:])

@@ -321,7 +321,25 @@ def _notebook(words: Sequence[str]) -> Target:
     if not Path(words[0]).exists():
         raise NotStartedError(f"{words[0]}: no such file")
     run = ("nbconvert", "--to", "notebook", "--execute", "--log-level", "WARN", "--output-dir", ".")
-    return Target(arguments=(*run, *words), module=True, title=Path(words[0]).stem)
+    return Target(arguments=(*run, *_kernel(Path(words[0])), *words), module=True, title=Path(words[0]).stem)
+
+
+def _kernel(notebook: Path) -> tuple[str, ...]:
+    """Options for a notebook in Python that names the kernel of its author's environment: this Python's instead."""
+    import json
+
+    try:
+        metadata = json.loads(notebook.read_bytes())["metadata"]
+        named = metadata["kernelspec"]
+        if named.get("language", metadata.get("language_info", {}).get("name", "python")) != "python":
+            return ()
+        from jupyter_client.kernelspec import KernelSpecManager
+
+        if named["name"] in KernelSpecManager().find_kernel_specs():
+            return ()
+    except (ImportError, OSError, ValueError, KeyError, TypeError, AttributeError):
+        return ()  # nbconvert reports the cause
+    return ("--ExecutePreprocessor.kernel_name=python3",)
 
 
 def _print_alone(recorded: Recorded, *, quiet: bool) -> int:

@@ -135,11 +135,14 @@ STARTERS = ("python", ".py", "torchrun", "accelerate", "deepspeed")
 
 
 def _starts_python(command: Any) -> bool:
-    """Whether a command is Python, a line of a shell that names it, or a Python script such as ``torchrun``."""
+    """Whether a command is Python, names it, or is a Python script.
+
+    Names: a line of a shell, or the argument of a program that starts it (``nice``, Ray's ``raylet``).
+    """
     name = os.path.basename(command[0])  # noqa: PTH119
     if name in SHELLS:
         return any(word in part for part in command[1:] for word in STARTERS)
-    if name.startswith("python"):
+    if name.startswith("python") or any(_names_python(part) for part in command[1:]):
         return True
     for folder in ("",) if os.sep in command[0] else os.get_exec_path():
         try:
@@ -149,6 +152,12 @@ def _starts_python(command: Any) -> bool:
             continue
         return first.startswith(b"#!") and b"python" in first
     return False
+
+
+def _names_python(word: str) -> bool:
+    """Whether an argument, or the value of an option, is a command of Python."""
+    command = word.partition("=")[2] if word.startswith("-") else word
+    return os.path.basename(command.partition(" ")[0]).startswith("python")  # noqa: PTH119
 
 
 def _attach(text: str, framework: Any) -> None:
