@@ -6,6 +6,7 @@ and the corpus, so the pictures change with the pages alone; a run that is shown
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -17,10 +18,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
 from playwright.sync_api import sync_playwright
 
 from perfscope.dashboards.web.server.shelf import Shelf
 from perfscope.plugins.history.store import RunStore
+from perfscope.plugins.trials.document import Try
+from perfscope.plugins.trials.interventions import load_intervention
 from tests.browser import chromium
 from tests.browser.conftest import Tab, serving
 from tests.browser.test_live import PROGRAM
@@ -28,6 +32,8 @@ from tests.browser.test_timeline import READY
 from tests.conftest import REPOSITORY, corpus_files
 from tests.kept_runs import put_run
 from tests.plugins.history.test_report import runs
+from tests.plugins.trials.launches import attempt, document, left
+from tests.plugins.trials.test_page import write
 
 FIXTURES = REPOSITORY / "fixtures"
 TO = REPOSITORY / "docs" / "pictures"
@@ -101,7 +107,7 @@ def _folder_of_runs(home: Path, *, live: bool) -> Iterator[Path]:
     store = RunStore(held / "store.sqlite")
     for run in runs():
         store.put(run)
-    shutil.copytree(FIXTURES / "try-demo", held / "try-demo")
+    write(held / "try-1", _document())
     if not live:
         yield held
         return
@@ -114,6 +120,16 @@ def _folder_of_runs(home: Path, *, live: bool) -> Iterator[Path]:
         finally:
             (home / "enough").touch()
             process.wait()
+
+
+def _document() -> Try:
+    """A try of real interventions; the times of its launches are made up."""
+    tried = {name: attempt(name, share) for name, share in (("debug-off", 0.62), ("fused-optimizer", 0.88))}
+    real = [replace(one, intervention=load_intervention(name)) for name, one in tried.items()]
+    skipped = left("pin-memory", "the program uses no GPU")
+    together = attempt("together", 0.55)
+    together = replace(together, intervention=dataclasses.replace(together.intervention, title="all that helped"))
+    return document(*real, skipped, together=together, ladder=True, command=("train.py",))
 
 
 def _live(tab: Tab, base: str, keys: dict[str, str]) -> None:

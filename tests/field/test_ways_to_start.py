@@ -85,6 +85,28 @@ if __name__ == "__main__":
 """
 
 
+RANKS = (
+    GLOO.partition("def work")[0] + "torch.distributed.init_process_group('gloo')\n"
+    "loop.train()\ntorch.distributed.destroy_process_group()\n"
+)
+RAY = """
+import ray
+
+@ray.remote
+class Worker:
+    def train(self):
+        import loop
+
+        loop.train()
+
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+ray.get([worker.train.remote() for worker in [Worker.remote() for _ in range(2)]])
+print("trained")
+ray.shutdown()
+"""
+"""Ray starts its workers by a program in C++, which gets the command of Python as an argument."""
+
+
 def notebook(*cells: str) -> str:
     """A notebook with these cells."""
     listed = [
@@ -159,6 +181,13 @@ WAYS = (
         "    child = multiprocessing.get_context('spawn').Process(target=work)\n    child.start()\n    child.join()\n",
     ),
     parent(
+        "multiprocessing, forkserver",
+        WORK + "import multiprocessing\nif __name__ == '__main__':\n"
+        "    child = multiprocessing.get_context('forkserver').Process(target=work)\n"
+        "    child.start()\n    child.join()\n",
+    ),
+    parent("Ray actors", RAY, needs=("ray",), terminated=True),
+    parent(
         "multiprocessing.Pool",
         WORK + "import multiprocessing\nif __name__ == '__main__':\n"
         "    with multiprocessing.Pool(1) as pool:\n        pool.map(work, range(1))\n",
@@ -175,8 +204,7 @@ WAYS = (
         command=True,
         words=("torchrun", "--standalone", "--nproc-per-node=2", "train.py"),
         files={
-            "train.py": GLOO.partition("def work")[0] + "torch.distributed.init_process_group('gloo')\n"
-            "loop.train()\ntorch.distributed.destroy_process_group()\n"
+            "train.py": RANKS,
         },
         frameworks=("torch",),
         needs=("torchrun",),
@@ -197,6 +225,15 @@ WAYS = (
         files={"train.py": "import loop\nloop.train()\n"},
         frameworks=("torch",),
         needs=("deepspeed",),
+    ),
+    Way(
+        name="deepspeed launcher, two ranks",
+        command=True,
+        words=("deepspeed", "--num_accelerators=2", "train.py"),
+        files={"train.py": RANKS},
+        frameworks=("torch",),
+        needs=("deepspeed",),
+        processes=2,
     ),
     Way(
         name="notebook",
