@@ -282,8 +282,11 @@ def test_a_loss_in_chunks_is_clean() -> None:
     assert outcome_of(loss(half=False, chunks=128)).status == "clean"
 
 
-def unread_value(*, reads: bool) -> MemoryBuilder:
-    """``h`` of 8 MiB is read by ``exp`` and lives to the end; ``reads``: the backward pass reads it, too."""
+def unread_value(*, reads: bool, freed: int = 90) -> MemoryBuilder:
+    """``h`` of 8 MiB is read by ``exp`` and lives to the end; ``reads``: the backward pass reads it, too.
+
+    ``freed``: when all values are freed; a backward pass begins at 60.
+    """
     g = GraphBuilder()
     x = g.input((4,))
     h = g.op("mul", [x, x], phase="forward", file="net.py", line=5)
@@ -293,11 +296,18 @@ def unread_value(*, reads: bool) -> MemoryBuilder:
     b = MemoryBuilder(op_graph=graph)
     b.step(3, 0, 100)
     for index, (name, at) in enumerate((("aten::mul", 10), ("aten::exp", 20), ("aten::div", 40))):
-        b.op(name, at, at + 8)
+        b.op(name, at, at + 8, sequence=index + 1, forward_thread=0)
         b.make(index + 1, 8 * MIB, at + 1)
+    b.op(f"{EVALUATE}DivBackward0", 60, 95, sequence=2, forward_thread=1)
     for address in (1, 2, 3):
-        b.free(address, 90 + address)
+        b.free(address, freed + address)
     return b
+
+
+@pytest.mark.parametrize(("freed", "words"), [(90, "return the loss alone"), (55, "until the function returns")])
+def test_the_fix_of_a_value_that_is_not_read_again_depends_on_when_it_is_freed(freed: int, words: str) -> None:
+    finding = finding_of_kind(outcome_of(unread_value(reads=False, freed=freed)), "values that are not read any more")
+    assert words in finding.advice
 
 
 def test_what_no_op_reads_again() -> None:

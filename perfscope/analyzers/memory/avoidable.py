@@ -423,11 +423,28 @@ def held_unread(trace: Trace, timeline: MemoryTimeline) -> Avoidable | None:
         kind=UNREAD,
         title="values that no op reads again",
         description="values that no op reads again before they are let go",
-        advice="Release them before the backward pass: return the loss alone from the function that computes it. Or "
-        "del the variable (logits, hidden states, outputs of a module with hooks) after its last use",
+        advice=_DEL_ADVICE if _ends_in_forward(trace, timeline, rows) else _UNREAD_ADVICE,
         rows=np.array(rows, np.int64),
         until=np.array(until, np.int64),
     )
+
+
+_UNREAD_ADVICE = (
+    "Release them before the backward pass: return the loss alone from the function that computes it. Or del the "
+    "variable (logits, hidden states, outputs of a module with hooks) after its last use"
+)
+_DEL_ADVICE = (
+    "del the variable after its last use, or compute the value where it is read: a variable of a function holds its "
+    "value until the function returns"
+)
+
+
+def _ends_in_forward(trace: Trace, timeline: MemoryTimeline, rows: list[int]) -> bool:
+    """Whether most bytes of the blocks are freed before the next backward pass begins."""
+    blocks = timeline.blocks
+    backward = memory_phases(trace, timeline).next_start(blocks["start"][rows], MemoryPhase.BACKWARD)
+    sizes = blocks["bytes"][rows]
+    return bool(2 * sizes[(backward != NEVER) & (blocks["end"][rows] <= backward)].sum() > sizes.sum())
 
 
 def kept_into_next_step(trace: Trace, timeline: MemoryTimeline) -> Avoidable | None:
