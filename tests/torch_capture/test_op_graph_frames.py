@@ -106,7 +106,7 @@ OWN = "/project/here/train.py"
 )
 def test_a_step_that_a_package_calls_is_of_the_programs_line(frames: Frames, stack: tuple[str, ...], file: str) -> None:
     site = look(frames, *stack)
-    assert (site.file, site.library) == (file, file == "accelerate/optimizer.py")
+    assert (site.file, site.installed) == (file, file == "accelerate/optimizer.py")
 
 
 class Probe:

@@ -37,7 +37,7 @@ class Site(NamedTuple):
     """File and line at which the user calls the innermost `checkpoint` around the op."""
     checks: bool = False
     """The op checks the arguments of a distribution."""
-    library: bool = False
+    installed: bool = False
     """The file is of an installed package."""
 
 

@@ -381,7 +381,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         index = len(self._table)
         # Saved-tensor hooks detach() between the node's creation and its op: the number is the op's.
         sequences = range(0) if view and not torch.is_grad_enabled() else self._new_sequences()
-        if site.library and site.file is not None:
+        if site.installed and site.file is not None:
             self._table.libraries.add(site.file)
         phase, module, line, sequence = self._context(site, sequences, sources)
         checkpoint, line = self._checkpoint(phase, module, line, site)
