@@ -18,8 +18,8 @@ _HERE = "perfscope.plugins.parity"
 
 PLUGIN = Plugin(
     name="parity",
-    commands={"parity": f"{_HERE}.command:parity"},
-    tasks={"parity": "Compare"},
+    commands={"convert": f"{_HERE}.convert_command:convert", "parity": f"{_HERE}.command:parity"},
+    tasks=dict.fromkeys(("convert", "parity"), "Compare"),
 )
 
 _FOR_OTHERS = {

@@ -78,8 +78,9 @@ def side_of(make: Callable[[], Any], device: str | None) -> Side:
 def answer(side: Side, request: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Handle one request."""
     if request["do"] == "describe":
-        weights, arrays = side.describe()
-        np.savez(folder / "own.npz", **arrays)  # type: ignore[arg-type]
+        weights, arrays = side.describe(values=request["values"])
+        if request["values"]:
+            np.savez(folder / "own.npz", **arrays)  # type: ignore[arg-type]
         return {"weights": msgspec.to_builtins(weights), "framework": side.framework}
     given = load_arrays(Path(request["weights"])) if request["weights"] else None
     inputs = None

@@ -35,10 +35,16 @@ SIDES = ("a", "b")
     "--weights",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Weights of A: a safetensors file, or the folder of an Orbax checkpoint.",
+    help="Weights of A: a checkpoint, as `perfscope convert` reads it.",
 )
 @click.option("--keep-weights", is_flag=True, help="B keeps its own weights, and they are compared with A's.")
-@click.option("--map", "maps", multiple=True, metavar="A=B", help="A weight of A is this one of B. May be repeated.")
+@click.option(
+    "--map",
+    "maps",
+    multiple=True,
+    metavar="A=B|FILE",
+    help="A weight of A is this one of B, or a file of `perfscope convert --write-map`.",
+)
 @click.option(
     "--reference", type=click.Choice(SIDES), default="a", show_default=True, help="Side to hold errors against."
 )

@@ -37,7 +37,7 @@ class JaxSide:
             return function, made[1], tuple(inputs)
         return *_split_module(made[0]), tuple(inputs)
 
-    def describe(self) -> tuple[list[Weight], Arrays]:
+    def describe(self, *, values: bool = True) -> tuple[list[Weight], Arrays]:
         """Floating-point leaves of the parameters, in the order in which the program uses them."""
         function, parameters, inputs = self._model()
         names, leaves, tree = _named(parameters)
@@ -53,14 +53,14 @@ class JaxSide:
         kept = [(name, leaf) for name, leaf in zip(names, leaves, strict=True) if name in tracked]
         kept.sort(key=lambda pair: order.get(pair[0], len(order)))
         weights = [Weight(name=name, shape=tuple(leaf.shape), dtype=str(leaf.dtype)) for name, leaf in kept]
-        return weights, {name: to_numpy(leaf) for name, leaf in kept}
+        return weights, {name: to_numpy(leaf) for name, leaf in kept if values}
 
     def run(self, request: RunRequest) -> tuple[Recording, Arrays]:
         """Run it forward, and backward from the fixed cotangents of its outputs."""
         wide = request.wide or request.dtype == "float64"
         before = jax.config.jax_enable_x64
         function, parameters, inputs = self._model()
-        weights = self.describe()[0]
+        weights = self.describe(values=False)[0]
         jax.config.update("jax_enable_x64", wide or before)
         try:
             device = jax.devices(self._device)[0] if self._device is not None else None
@@ -175,6 +175,8 @@ def _split_module(module: Any) -> tuple[Callable[..., Any], Any]:
         if isinstance(module, nnx.Module):
             graph, state = nnx.split(module)
             return lambda parameters, *inputs: nnx.merge(graph, parameters)(*inputs), state
+    if "keras" in sys.modules and isinstance(module, sys.modules["keras"].Model):
+        return _split_keras(module)
     if not callable(module):
         raise SideError(f"a {type(module).__name__} is not a model: give (function, parameters, inputs)")
     leaves, tree = jax.tree_util.tree_flatten(module)
@@ -188,10 +190,29 @@ def _split_module(module: Any) -> tuple[Callable[..., Any], Any]:
     return function, {name: leaf for name, leaf in zip(names, arrays, strict=True) if leaf is not None}
 
 
+def _split_keras(model: Any) -> tuple[Callable[..., Any], Any]:
+    """(function, parameters) of a Keras model on JAX, by the paths of its variables."""
+    variables = {variable.path: variable for variable in model.variables}
+    if len(variables) < len(model.variables):
+        raise SideError("two variables of the Keras model have one path: give its layers names")
+
+    def function(parameters: dict[str, Any], *inputs: Any) -> Any:
+        trained, other = ([parameters[v.path] for v in group] for group in
+                          (model.trainable_variables, model.non_trainable_variables))  # fmt: skip
+        return model.stateless_call(trained, other, *inputs)[0]
+
+    return function, {path: variable.value for path, variable in variables.items()}
+
+
 def _named(parameters: Any) -> tuple[list[str], list[Any], Any]:
     """Names (``blocks/up``), leaves and structure of a pytree."""
     pairs, tree = jax.tree_util.tree_flatten_with_path(parameters)
-    return [_path_name(path) for path, _ in pairs], [jnp.asarray(leaf) for _, leaf in pairs], tree
+    return [_path_name(path) for path, _ in pairs], [_array(leaf) for _, leaf in pairs], tree
+
+
+def _array(leaf: Any) -> Any:
+    """An array, or the shape of one where the user's function made no values."""
+    return leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jnp.asarray(leaf)
 
 
 def named_floats(parameters: Any) -> list[tuple[str, Any]]:
@@ -209,7 +230,9 @@ def _path_name(path: Any) -> str:
 
 def _cast(array: Any, like: Any, dtype: str | None) -> Any:
     """An array in the dtype of ``like``, or in ``dtype`` if that is a floating-point type."""
-    return jnp.asarray(array, jnp.dtype(dtype) if dtype is not None and is_float(like) else jnp.asarray(like).dtype)
+    if isinstance(array, jax.ShapeDtypeStruct):
+        raise SideError("a weight has a shape and no values: run with the weights of A")
+    return jnp.asarray(array, jnp.dtype(dtype) if dtype is not None and is_float(like) else _array(like).dtype)
 
 
 def _replaced(own: list[Any], given: Sequence[np.ndarray]) -> list[Any]:

@@ -9,6 +9,8 @@ from msgspec import Struct
 
 _SHAPE_SUFFIX = re.compile(r"_[A-Z]+$")
 """``qkv_DCHK``: axes of an array, in the style of this project's workloads and of many JAX programs."""
+_LORA = re.compile(r"lora_?([ab])", re.IGNORECASE)
+"""The two factors of a low-rank adapter: their letters do not name axes."""
 _NUMBERED = re.compile(r"(.*?)_?(?<!\d)(\d++)")
 _SAME = {
     "attention": "attn self_attn self_attention mha attn_layer",
@@ -20,6 +22,10 @@ _SAME = {
     "qkv": "c_attn in_proj wqkv query_key_value qkv_proj to_qkv in_proj_weight in_proj_bias",
     "out": "o o_proj out_proj wo c_proj proj to_out dense_out output",
     "gate": "gate_proj w1 wi_0",
+    "gate_up": "gate_up_proj",
+    "lora_a": "lora_down",
+    "lora_b": "lora_up",
+    "magnitude": "lora_magnitude_vector dora_scale dora_magnitude",
     "up": "up_proj w3 wi_1 fc1 c_fc wi",
     "down": "down_proj w2 fc2",
     "norm": "ln layernorm layer_norm rmsnorm rms_norm norm_f ln_f final_norm",
@@ -35,7 +41,12 @@ _ROLES = {
     **dict.fromkeys(["weight", "kernel", "w", "scale", "gamma", "g", "embedding_table"], "weight"),
     **dict.fromkeys(["bias", "b", "shift", "beta", "offset"], "bias"),
 }
-_EMPTY = frozenset(["params", "model", "module", "transformer", "value", "raw_value", "batch_stats"])
+_EMPTY = frozenset(
+    (
+        *("params", "model", "module", "transformer", "value", "raw_value", "batch_stats"),
+        *("base_model", "base_layer", "default"),  # of adapters
+    )
+)
 """Words without meaning, which are dropped unless the name has no others."""
 
 
@@ -53,7 +64,8 @@ def parse_name(name: str) -> Name:
     words: list[str] = []
     indices: list[int] = []
     for part in re.split(r"[./\[\]]+", name):
-        word = _SHAPE_SUFFIX.sub("", part).lower()
+        factor = _LORA.fullmatch(part)
+        word = f"lora_{factor[1].lower()}" if factor else _SHAPE_SUFFIX.sub("", part).lower()
         if word.isdigit():
             indices.append(int(word))
             continue

@@ -37,11 +37,15 @@ class SideProcess:
                 preexec_fn=end_with_us(),
             )
 
-    def describe(self) -> tuple[list[Weight], Arrays, str]:
-        """Its weights, their values and its framework. ``DataError`` with one line if the user's function fails."""
-        result = self._request({"do": "describe"})
+    def describe(self, *, values: bool = True) -> tuple[list[Weight], Arrays, str]:
+        """Its weights, their ``values`` if wanted, and its framework.
+
+        Without values its arrays may be abstract: on the meta device, or `jax.ShapeDtypeStruct`. ``DataError`` with one
+        line if the user's function fails.
+        """
+        result = self._request({"do": "describe", "values": values})
         weights = msgspec.convert(result["weights"], list[Weight])
-        return weights, load_arrays(self.folder / "own.npz"), result["framework"]
+        return weights, load_arrays(self.folder / "own.npz") if values else {}, result["framework"]
 
     def run(
         self,

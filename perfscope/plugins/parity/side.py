@@ -39,8 +39,8 @@ class Side(Protocol):
 
     framework: str
 
-    def describe(self) -> tuple[list[Weight], Arrays]:
-        """Its weights in the order of their use, and their values."""
+    def describe(self, *, values: bool = True) -> tuple[list[Weight], Arrays]:
+        """Its weights in the order of their use, and their values if wanted."""
 
     def run(self, request: RunRequest) -> tuple[Recording, Arrays]:
         """Run it forward and backward."""

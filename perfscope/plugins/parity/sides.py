@@ -37,16 +37,23 @@ def compare_sides(source_a: str, source_b: str, folder: Path, settings: dict[str
     """Run both sides and the reference, and compare them; ``settings``: the options of the command."""
     from perfscope.plugins.parity.assemble import document_of
     from perfscope.plugins.parity.compare import Comparison, Side
+    from perfscope.plugins.parity.maps import chosen
     from perfscope.plugins.parity.process import SideProcess
     from perfscope.plugins.parity.translation import translate
 
+    wanted = chosen(settings["maps"])
     with ExitStack() as ending:
         process_b = SideProcess(source_b, folder / "b", settings["device_b"])
         ending.callback(process_b.close)
         a = _side_a(source_a, folder, settings, ending)
-        weights_b, _, framework_b = process_b.describe()
+        weights_b, _, framework_b = process_b.describe(values=False)
         translation = translate(
-            a.weights, weights_b, a_is_torch=a.torch, b_is_torch=framework_b == "torch", options=settings["maps"]
+            a.weights,
+            weights_b,
+            a_is_torch=a.torch,
+            b_is_torch=framework_b == "torch",
+            options=wanted.pairs,
+            layouts_of=wanted.layouts,
         )
         values = a.values if settings["keep_weights"] else _shared(a, weights_b, settings)
         side_a = _run_a(a, values, settings["dtype_a"], settings["quiet"])
@@ -87,13 +94,13 @@ def _side_a(source: str, folder: Path, settings: dict[str, Any], ending: ExitSta
 
 
 def _from_file(file: Path, weights: Sequence[Weight], *, torch: bool) -> Arrays:
-    from perfscope.plugins.parity.orbax import read_orbax
-    from perfscope.plugins.parity.safetensors import read_safetensors
+    from perfscope.plugins.parity.checkpoints import open_checkpoint, widened
     from perfscope.plugins.parity.translation import translate
 
-    stored, values = read_orbax(file) if file.is_dir() else read_safetensors(file)
+    opened = open_checkpoint(file)
+    values = {weight.name: widened(opened.arrays[weight.name], weight.dtype) for weight in opened.weights}
     try:
-        return translate(stored, weights, a_is_torch=not file.is_dir(), b_is_torch=torch).to_b(values)
+        return translate(opened.weights, weights, a_is_torch=opened.torch, b_is_torch=torch).to_b(values)
     except DataError as error:
         raise DataError(f"{file} (as A) for the model of A (as B): {error}") from error
 

@@ -51,7 +51,7 @@ class TorchSide:
                     tensor.copy_(torch.from_numpy(np.ascontiguousarray(weights[name])))
         return module, arguments, named
 
-    def describe(self) -> tuple[list[Weight], Arrays]:
+    def describe(self, *, values: bool = True) -> tuple[list[Weight], Arrays]:
         """Parameters and buffers of the state dict, tied ones once."""
         module, _, _ = self._model(None, None)
         names: dict[int, list[str]] = {}
@@ -69,7 +69,7 @@ class TorchSide:
             )
             for same in names.values()
         ]
-        return weights, {weight.name: to_numpy(every[weight.name]) for weight in weights}
+        return weights, {weight.name: to_numpy(every[weight.name]) for weight in weights if values}
 
     def run(self, request: RunRequest) -> tuple[Recording, Arrays]:
         """Run it forward, and backward from the fixed cotangents of its outputs."""
@@ -99,7 +99,7 @@ class TorchSide:
             version=str(torch.__version__),
             device=str(outputs[0].device),
             dtype=request.dtype or _dtype_name(next(iter(own.values()), outputs[0])),
-            weights=tuple(self.describe()[0]),
+            weights=tuple(self.describe(values=False)[0]),
             layers=tuple(recorder.trail.layers),
             ops=tuple(recorder.trail.ops),
             outputs=len(outputs),

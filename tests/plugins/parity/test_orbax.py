@@ -34,7 +34,7 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_parameters_of_a_training_state(tmp_path: Path, restored: dict[str, Any]) -> None:
-    from perfscope.plugins.parity.orbax import read_orbax
+    from perfscope.plugins.parity.checkpoints.orbax import read_orbax
 
     kernel = jnp.arange(6.0).reshape(2, 3)
     restored[tmp_path.name] = {
@@ -52,7 +52,7 @@ def test_parameters_of_a_training_state(tmp_path: Path, restored: dict[str, Any]
 
 
 def test_the_step_of_a_manager_has_it_in_a_folder(tmp_path: Path, restored: dict[str, Any]) -> None:
-    from perfscope.plugins.parity.orbax import read_orbax
+    from perfscope.plugins.parity.checkpoints.orbax import read_orbax
 
     (tmp_path / "default").mkdir()
     restored["default"] = {"scale": jnp.ones(2)}
@@ -60,7 +60,7 @@ def test_the_step_of_a_manager_has_it_in_a_folder(tmp_path: Path, restored: dict
 
 
 def test_no_checkpoint_is_one_line(tmp_path: Path, restored: dict[str, Any]) -> None:
-    from perfscope.plugins.parity.orbax import read_orbax
+    from perfscope.plugins.parity.checkpoints.orbax import read_orbax
 
     assert restored == {}
     with pytest.raises(DataError, match=r"not read as an Orbax checkpoint: FileNotFoundError: [^\n]*$"):
@@ -68,7 +68,7 @@ def test_no_checkpoint_is_one_line(tmp_path: Path, restored: dict[str, Any]) -> 
 
 
 def test_without_orbax_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from perfscope.plugins.parity.orbax import read_orbax
+    from perfscope.plugins.parity.checkpoints.orbax import read_orbax
 
     monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
     with pytest.raises(DataError, match="pip install orbax-checkpoint"):

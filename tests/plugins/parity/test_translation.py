@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfscope.model.errors import DataError, UsageError
+from perfscope.plugins.parity.checkpoints.safetensors import read_safetensors
 from perfscope.plugins.parity.document import Arrays, Kind, Weight
 from perfscope.plugins.parity.errors import cosine, expected_error, max_ulp, relative_error, rounded
 from perfscope.plugins.parity.layouts import layouts
 from perfscope.plugins.parity.names import likeness, parse_name
-from perfscope.plugins.parity.safetensors import read_safetensors
 from perfscope.plugins.parity.translation import Translation, translate
 
 

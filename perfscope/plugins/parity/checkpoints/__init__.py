@@ -1,0 +1,8 @@
+"""Checkpoints in files: safetensors, also in several files, PyTorch's, and Orbax's, read and written."""
+
+from __future__ import annotations
+
+from perfscope.plugins.parity.checkpoints.files import check_target, open_checkpoint, write_checkpoint
+from perfscope.plugins.parity.checkpoints.stored import Checkpoint, Spec, narrowed, widened
+
+__all__ = ["Checkpoint", "Spec", "check_target", "narrowed", "open_checkpoint", "widened", "write_checkpoint"]

@@ -1,0 +1,389 @@
+"""`perfscope convert`: round trips of any model, files that are written whole, and checkpoints that are refused."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfscope.__main__ import main
+from perfscope.model.errors import DataError, UsageError
+from perfscope.plugins.parity.checkpoints import (
+    Checkpoint,
+    Spec,
+    check_target,
+    narrowed,
+    open_checkpoint,
+    widened,
+    write_checkpoint,
+)
+from perfscope.plugins.parity.checkpoints.stored import STORAGE
+from perfscope.plugins.parity.conversion import Conversion
+from perfscope.plugins.parity.document import Kind, Weight
+from perfscope.plugins.parity.translation import MisfitError, translate
+
+MODELS = Path(__file__).with_name("models.py")
+
+
+def weight(name: str, *shape: int, kind: Kind = "", dtype: str = "float32", aliases: tuple[str, ...] = ()) -> Weight:
+    return Weight(name=name, shape=shape, dtype=dtype, kind=kind, aliases=aliases)
+
+
+def stored(weights: list[Weight], seed: int = 0) -> dict[str, np.ndarray]:
+    """Bits at random, so that NaN, infinity and subnormal values are among them."""
+    generator = np.random.default_rng(seed)
+    return {
+        each.name: np.frombuffer(
+            generator.bytes(Spec(each.name, each.dtype, each.shape).nbytes), STORAGE[each.dtype]
+        ).reshape(each.shape)
+        for each in weights
+    }
+
+
+def written(path: Path, weights: list[Weight], arrays: dict[str, np.ndarray], **options: Any) -> Path:
+    specs = [Spec(each.name, each.dtype, each.shape, each.aliases) for each in weights]
+    write_checkpoint(path, specs, arrays.__getitem__, **{"torch": True, "shard_bytes": 1 << 30, **options})
+    return path
+
+
+def converted(source: Checkpoint, template: Checkpoint, target: Path, **options: Any) -> Path:
+    translation = translate(
+        source.weights, template.weights, a_is_torch=source.torch, b_is_torch=template.torch, **options
+    )
+    conversion = Conversion(source, translation)
+    specs = conversion.specs(template.weights)
+    write_checkpoint(target, specs, conversion.make, torch=template.torch, shard_bytes=200)
+    return target
+
+
+def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
+    return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+
+
+@st.composite
+def models(draw: st.DrawFn) -> tuple[list[Weight], list[Weight]]:
+    """A decoder in PyTorch and in JAX: grouped queries, fused or not, experts, adapters, stacked on any axis, tied."""
+    groups, per_group, width, layers, hidden, experts = (draw(st.integers(1, 3)) for _ in range(6))
+    heads = groups * per_group
+    dim, vocab = draw(st.integers(2, 7)), draw(st.integers(8, 9))
+    fused_a, fused_b, gated, adapted, stacked, tied = (draw(st.booleans()) for _ in range(6))
+    dtype, axis = draw(st.sampled_from(sorted(STORAGE))), draw(st.sampled_from([0, 1]))
+    sizes = {"q": heads, "k": groups, "v": groups}
+    total = sum(sizes.values())
+    plain: list[Weight] = []
+    for index in range(layers):
+        at = f"model.layers.{index}"
+        if fused_a:
+            plain.append(weight(f"{at}.self_attn.qkv_proj.weight", total * width, dim, kind="linear", dtype=dtype))
+        else:
+            plain += [
+                weight(f"{at}.self_attn.{name}_proj.weight", count * width, dim, kind="linear", dtype=dtype)
+                for name, count in sizes.items()
+            ]
+        plain += [weight(f"{at}.self_attn.o_proj.weight", dim, heads * width, kind="linear", dtype=dtype)]
+        if adapted:
+            plain += [
+                weight(f"{at}.self_attn.o_proj.lora_A.default.weight", 2, heads * width, kind="linear", dtype=dtype),
+                weight(f"{at}.self_attn.o_proj.lora_B.default.weight", dim, 2, kind="linear", dtype=dtype),
+                weight(f"{at}.self_attn.o_proj.lora_magnitude_vector.default.weight", dim, dtype=dtype),
+            ]
+        for expert in range(experts):
+            inside = f"{at}.mlp.experts.{expert}"
+            up = [("gate_up_proj", 2 * hidden)] if gated else [("gate_proj", hidden), ("up_proj", hidden)]
+            plain += [weight(f"{inside}.{name}.weight", size, dim, kind="linear", dtype=dtype) for name, size in up]
+            plain.append(weight(f"{inside}.down_proj.weight", dim, hidden, kind="linear", dtype=dtype))
+        plain.append(weight(f"{at}.input_layernorm.weight", dim, dtype=dtype))
+    aliases = ("lm_head.weight",) if tied else ()
+    plain.append(weight("model.embed_tokens.weight", vocab, dim, kind="embedding", dtype=dtype, aliases=aliases))
+    block: list[tuple[str, tuple[int, ...], bool]] = [
+        ("attention/out/kernel", (heads, width, dim), False),
+        ("norm1/scale", (dim,), False),
+        ("mlp/experts/gate/kernel", (dim, hidden), True),
+        ("mlp/experts/up/kernel", (dim, hidden), True),
+        ("mlp/experts/down/kernel", (hidden, dim), True),
+    ]
+    if fused_b:
+        block.append(("attention/qkv/kernel", (dim, total, width), False))
+    else:
+        block += [(f"attention/{name}/kernel", (dim, count, width), False) for name, count in
+                  zip(("query", "key", "value"), sizes.values(), strict=True)]  # fmt: skip
+    if adapted:
+        block += [
+            ("attention/out/lora_a", (heads, width, 2), False),
+            ("attention/out/lora_b", (2, dim), False),
+            ("attention/out/dora_scale", (dim,), False),
+        ]
+    other: list[Weight] = []
+    for name, shape, by_expert in block:
+        inside = (experts, *shape) if by_expert else shape
+        if stacked:
+            full = (layers, *inside) if axis == 0 else (inside[0], layers, *inside[1:])
+            other.append(weight(f"decoder/layers/{name}", *full, dtype=dtype))
+        else:
+            other += [weight(f"decoder/layers_{index}/{name}", *inside, dtype=dtype) for index in range(layers)]
+    other.append(weight("embedder/embedding", vocab, dim, dtype=dtype))
+    if not tied:
+        plain.append(weight("lm_head.weight", vocab, dim, kind="linear", dtype=dtype))
+        other.append(weight("lm_head/kernel", dim, vocab, dtype=dtype))
+    return plain, draw(st.permutations(other))
+
+
+@settings(max_examples=150)
+@given(models(), st.sampled_from([".safetensors", ".safetensors.index.json"]))
+def test_checkpoints_of_any_model_come_back_bit_for_bit(
+    tmp_path_factory: pytest.TempPathFactory, model: tuple[list[Weight], list[Weight]], suffix: str
+) -> None:
+    plain, other = model
+    folder, arrays = tmp_path_factory.mktemp("round"), stored(plain)
+    source = Checkpoint(weights=tuple(plain), arrays=arrays, torch=True)
+    there = converted(source, Checkpoint(weights=tuple(other), arrays={}, torch=False), folder / f"jax{suffix}")
+    made = open_checkpoint(there)
+    assert {each.name: (each.shape, each.dtype) for each in made.weights} == {
+        each.name: (each.shape, each.dtype) for each in other
+    }
+    assert sorted(np.concatenate([made.arrays[each.name].ravel() for each in other]).tobytes()) == sorted(
+        np.concatenate([array.ravel() for array in arrays.values()]).tobytes()
+    )
+    back = open_checkpoint(converted(made, source, folder / f"torch{suffix}"))
+    assert set(back.arrays) == set(arrays)
+    for name, array in arrays.items():
+        assert same_bits(back.arrays[name], array), name
+
+
+def in_jax(plain: list[Weight], other: list[Weight]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Arrays of both sides, as values that are all different."""
+    numbers = iter(range(1, 1 << 20))
+    given = {
+        each.name: np.array([next(numbers) for _ in range(int(np.prod(each.shape)))], np.float64).reshape(each.shape)
+        for each in plain
+    }
+    return given, translate(plain, other, a_is_torch=True, b_is_torch=False).to_b(given)
+
+
+def test_grouped_queries_of_a_fused_weight_are_split_as_the_other_side_has_them() -> None:
+    plain = [weight(f"layers.{index}.qkv_proj.weight", 16, 3, kind="linear") for index in range(2)]
+    other = [
+        weight(f"layers/{name}/kernel", 2, 3, heads, 2) for name, heads in (("query", 4), ("key", 2), ("value", 2))
+    ]
+    given, made = in_jax(plain, other)
+    fused = given["layers.1.qkv_proj.weight"]
+    np.testing.assert_array_equal(made["layers/query/kernel"][1], fused[:8].T.reshape(3, 4, 2))
+    np.testing.assert_array_equal(made["layers/key/kernel"][1], fused[8:12].T.reshape(3, 2, 2))
+    np.testing.assert_array_equal(made["layers/value/kernel"][1], fused[12:].T.reshape(3, 2, 2))
+
+
+def test_the_fused_weight_of_gpt2_is_in_out_and_is_split_along_its_outputs(tmp_path: Path) -> None:
+    names = {"h.0.attn.c_attn.weight": (4, 12), "h.0.attn.c_proj.weight": (4, 4), "h.0.mlp.c_fc.weight": (4, 16)}
+    arrays = {name: np.arange(np.prod(shape), dtype=np.float32).reshape(shape) for name, shape in names.items()}
+    file = written(tmp_path / "gpt2.safetensors", [weight(name, *shape) for name, shape in names.items()], arrays)
+    opened = open_checkpoint(file)
+    assert {each.kind for each in opened.weights} == {"linear_in_out"}
+    other = [weight(f"h/0/attn/{name}/kernel", 4, 2, 2) for name in ("query", "key", "value")]
+    other += [weight("h/0/attn/out/kernel", 2, 2, 4), weight("h/0/mlp/up/kernel", 4, 16)]
+    made = translate(opened.weights, other, a_is_torch=True, b_is_torch=False).to_b(arrays)
+    np.testing.assert_array_equal(made["h/0/attn/key/kernel"].reshape(4, 4), arrays["h.0.attn.c_attn.weight"][:, 4:8])
+    np.testing.assert_array_equal(made["h/0/attn/out/kernel"].reshape(4, 4), arrays["h.0.attn.c_proj.weight"])
+    linear = written(tmp_path / "nano.safetensors", [weight("h.0.attn.c_attn.weight", 12, 4)],
+                     {"h.0.attn.c_attn.weight": np.zeros((12, 4), np.float32)})  # fmt: skip
+    assert open_checkpoint(linear).weights[0].kind == "linear"
+
+
+def test_experts_of_layers_are_stacked_on_both_axes() -> None:
+    plain = [weight(f"layers.{i}.experts.{e}.w1.weight", 5, 4, kind="linear") for i in range(3) for e in range(2)]
+    given, made = in_jax(plain, [weight("layers/experts/wi_0/kernel", 3, 2, 4, 5)])
+    np.testing.assert_array_equal(made["layers/experts/wi_0/kernel"][2, 1], given["layers.2.experts.1.w1.weight"].T)
+    plain.append(weight("layers.0.router.weight", 7, 4, kind="linear"))
+    plain += [weight(f"layers.{i}.router.weight", 7, 4, kind="linear") for i in (1, 2)]
+    second = [weight("layers/experts/wi_0/kernel", 2, 3, 4, 5), weight("layers/router/kernel", 4, 3, 7)]
+    given, made = in_jax(plain, second)  # layers on the second axis, as in MaxText
+    np.testing.assert_array_equal(made["layers/experts/wi_0/kernel"][1, 2], given["layers.2.experts.1.w1.weight"].T)
+    np.testing.assert_array_equal(made["layers/router/kernel"][:, 2], given["layers.2.router.weight"].T)
+
+
+def test_factors_of_an_adapter_are_not_confused_where_both_are_square() -> None:
+    plain = [weight(f"q_proj.lora_{letter}.default.weight", 4, 4, kind="linear") for letter in "AB"]
+    other = [weight(f"q_proj/lora_{letter}/kernel", 4, 4) for letter in "ba"]
+    given, made = in_jax(plain, other)
+    np.testing.assert_array_equal(made["q_proj/lora_a/kernel"], given["q_proj.lora_A.default.weight"].T)
+    np.testing.assert_array_equal(made["q_proj/lora_b/kernel"], given["q_proj.lora_B.default.weight"].T)
+
+
+@pytest.mark.parametrize("dtype", sorted(STORAGE))
+def test_stored_values_are_widened_and_narrowed_without_a_change(dtype: str) -> None:
+    bits = stored([weight("x", 4096, dtype=dtype)])["x"]
+    values = widened(bits, dtype)
+    back = narrowed(values, dtype)
+    numbers = ~np.isnan(values)
+    assert same_bits(back[numbers], bits[numbers])
+    assert np.isnan(widened(back, dtype)[~numbers]).all()
+
+
+def test_one_array_is_in_memory_at_a_time(tmp_path: Path) -> None:
+    size, count = 1 << 17, 24
+    weights = [weight(f"layers.{index}.up.weight", 256, size // 1024, kind="linear") for index in range(count)]
+    arrays = {each.name: np.full(each.shape, index, np.float32) for index, each in enumerate(weights)}
+    source = open_checkpoint(written(tmp_path / "a.safetensors.index.json", weights, arrays, shard_bytes=4 * size))
+    other = [weight(f"layers_{index}/up/kernel", size // 1024, 256) for index in range(count)]
+    template = Checkpoint(weights=tuple(other), arrays={}, torch=False)
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    converted(source, template, tmp_path / "b.safetensors")
+    peak = tracemalloc.get_traced_memory()[1] - before
+    tracemalloc.stop()
+    assert peak < 4 * size < count * size
+    assert (open_checkpoint(tmp_path / "b.safetensors").arrays["layers_7/up/kernel"] == 7).all()
+
+
+@pytest.mark.parametrize("name", ["a.safetensors", "a.safetensors.index.json"])
+def test_a_checkpoint_that_could_not_be_completed_leaves_no_file(tmp_path: Path, name: str) -> None:
+    weights = [weight("one", 8), weight("two", 8)]
+
+    def make(name: str) -> np.ndarray:
+        if name == "two":
+            raise DataError("two is tied")
+        return np.zeros(8, np.float32)
+
+    specs = [Spec(each.name, each.dtype, each.shape) for each in weights]
+    with pytest.raises(DataError):
+        write_checkpoint(tmp_path / name, specs, make, torch=True, shard_bytes=32)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_target_is_new_and_has_a_known_suffix(tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").touch()
+    for name in ("a.safetensors", "b.json", "b.h5"):
+        with pytest.raises(UsageError, match=name):
+            check_target(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ({"weight_map": {"x": "../x.safetensors"}}, "must be in its folder"),
+        ({"weight_map": {"x": "gone.safetensors"}}, "no such file"),
+        ({"weight_map": {"x": "x.safetensors", "y": "x.safetensors"}}, "y is not in x.safetensors"),
+        ({"weights": {}}, "not an index"),
+    ],
+)
+def test_an_index_that_does_not_fit_its_files_is_one_line(tmp_path: Path, index: Any, message: str) -> None:
+    written(tmp_path / "x.safetensors", [weight("x", 2)], {"x": np.zeros(2, np.float32)})
+    file = tmp_path / "m.safetensors.index.json"
+    file.write_text(json.dumps(index))
+    with pytest.raises(DataError, match=message):
+        open_checkpoint(file)
+
+
+def test_values_of_a_weight_that_is_tied_in_the_target_must_agree(tmp_path: Path) -> None:
+    stored_twice = [weight("embed/embedding", 3, 2), weight("head/kernel", 2, 3)]
+    arrays = {"embed/embedding": np.ones((3, 2), np.float32), "head/kernel": np.zeros((2, 3), np.float32)}
+    source = Checkpoint(weights=tuple(stored_twice), arrays=arrays, torch=False)
+    tied = weight("embed.weight", 3, 2, kind="embedding", aliases=("head.weight",))
+    with pytest.raises(DataError, match=r"embed.weight is tied"):
+        converted(source, Checkpoint(weights=(tied,), arrays={}, torch=True), tmp_path / "t.safetensors")
+    assert list(tmp_path.iterdir()) == []
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(["convert", *map(str, arguments)])
+    captured = capsys.readouterr()
+    return int(ended.value.code or 0), captured.out, captured.err
+
+
+def test_a_map_is_written_and_used_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    values = {"x.weight": np.arange(16, dtype=np.float32).reshape(4, 4), "y.weight": np.ones((4, 4), np.float32)}
+    a = written(tmp_path / "a.safetensors", [weight(name, 4, 4) for name in values], values)
+    template = {name: np.zeros((4, 4), np.float32) for name in ("one/kernel", "two/kernel")}
+    b = written(tmp_path / "b.safetensors", [weight(name, 4, 4) for name in template], template, torch=False)
+    code, _, _ = run(capsys, a, b, "--map", "y.weight=one/kernel", "--write-map", tmp_path / "map.json")
+    assert code == 0
+    document = json.loads((tmp_path / "map.json").read_text())
+    assert {(each["a"], each["b"]) for each in document["weights"]} == {
+        ("x.weight", "two/kernel"),
+        ("y.weight", "one/kernel"),
+    }
+    for each in document["weights"]:
+        each["layout"] = "out, in"  # the other orientation of a square weight
+    (tmp_path / "map.json").write_text(json.dumps(document))
+    assert run(capsys, a, b, "--map", tmp_path / "map.json", "--to", tmp_path / "c.safetensors")[0] == 0
+    made = open_checkpoint(tmp_path / "c.safetensors").arrays["two/kernel"]
+    np.testing.assert_array_equal(made, np.arange(16).reshape(4, 4))
+
+
+def test_all_weights_that_do_not_fit_are_named_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a = [weight(f"layers.{index}.up.weight", 3, 4, dtype="bfloat16") for index in range(9)]
+    b = [weight(f"layers.{index}.up.weight", 3, 5) for index in range(9)]
+    files = [written(tmp_path / f"{name}.safetensors", each, stored(each)) for name, each in (("a", a), ("b", b))]
+    code, out, err = run(capsys, *files, "--to", tmp_path / "c.safetensors")
+    lines = err.strip().splitlines()
+    assert (code, out, len(lines)) == (4, "", 19)
+    assert lines[8] == (
+        "only in CHECKPOINT: layers.8.up.weight [3, 4] bfloat16; the most alike is layers.0.up.weight [3, 5] float32"
+    )
+    assert "9 weights do not fit the model, and 9 of the model are not in it" in lines[-1]
+    assert not (tmp_path / "c.safetensors").exists()
+
+
+@pytest.mark.torch
+def test_pickled_code_is_not_run_and_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    marker = tmp_path / "ran"
+
+    class Code:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (marker,))
+
+    file = tmp_path / "m.pt"
+    file.write_bytes(pickle.dumps({"w": Code()}))
+    code, _, err = run(capsys, file, file)
+    assert code == 4
+    assert err.count("\n") == 1
+    assert f"{file}: not read as a checkpoint of tensors alone" in err
+    assert not marker.exists()
+
+
+@pytest.mark.torch
+def test_a_state_dict_is_loaded_with_weights_only_and_keeps_its_ties(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    tied = weight("embed.weight", 4, 2, kind="embedding", dtype="bfloat16", aliases=("head.weight",))
+    weights = [tied, weight("norm.weight", 2)]
+    arrays = {"embed.weight": narrowed(np.arange(8.0).reshape(4, 2), "bfloat16"), "norm.weight": np.ones(2, np.float32)}
+    file = written(tmp_path / "m.pt", weights, arrays)
+    state = torch.load(file, weights_only=True)
+    assert set(state) == {"embed.weight", "head.weight", "norm.weight"}
+    assert state["embed.weight"].dtype is torch.bfloat16
+    assert state["embed.weight"].data_ptr() == state["head.weight"].data_ptr()
+    assert torch.equal(state["embed.weight"].float(), torch.arange(8.0).reshape(4, 2))
+    torch.save({"model": state, "step": 3, "ids": torch.arange(2)}, tmp_path / "training.pt")
+    opened = open_checkpoint(tmp_path / "training.pt")
+    assert [(each.name, each.dtype, each.aliases) for each in opened.weights] == [
+        ("embed.weight", "bfloat16", ("head.weight",)),
+        ("norm.weight", "float32", ()),
+    ]
+    assert same_bits(opened.arrays["embed.weight"], arrays["embed.weight"])
+
+
+def test_weights_of_both_sides_are_in_a_misfit() -> None:
+    with pytest.raises(MisfitError) as error:
+        translate([weight("a", 2)], [weight("b", 3)], a_is_torch=False, b_is_torch=True)
+    assert ([each.name for each in error.value.a], [each.name for each in error.value.b]) == (["a"], ["b"])
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.jax
+def test_weights_of_a_model_are_converted_and_come_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    there, back = tmp_path / "jax.safetensors", tmp_path / "back.pt"
+    assert run(capsys, f"{MODELS}:in_torch", f"{MODELS}:in_jax", "--to", there)[0] == 0
+    code, out, _ = run(capsys, there, f"{MODELS}:in_torch", "--to", back, "--dtype", "bfloat16", "-v")
+    assert code == 0
+    assert "fc1/kernel -> fc1.weight (in, out, by name)" in out
+    made, original = open_checkpoint(back), open_checkpoint(there)
+    assert {each.dtype for each in made.weights} == {"bfloat16"}
+    np.testing.assert_array_equal(made.arrays["fc2.weight"], narrowed(original.arrays["fc2/kernel"].T, "bfloat16"))
