@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+from msgspec.structs import replace
 
-from perfscope.plugins.parity.checkpoints import Checkpoint, Spec, narrowed, widened
+from perfscope.plugins.parity.checkpoints import Checkpoint, narrowed, widened
 from perfscope.plugins.parity.document import Weight
 from perfscope.plugins.parity.errors import DIGITS
 from perfscope.plugins.parity.translation import Translation
@@ -23,11 +24,11 @@ class Conversion:
         self._dtypes = {weight.name: weight.dtype for weight in checkpoint.weights}
         self._target = dtype
 
-    def specs(self, order: Sequence[Weight]) -> list[Spec]:
+    def specs(self, order: Sequence[Weight]) -> list[Weight]:
         """Arrays to write, in the order of the other model's weights."""
         shapes = self._translation.shapes()
         return [
-            Spec(each.name, self._dtype(each.name), shapes[each.name], each.aliases)
+            replace(each, dtype=self._dtype(each.name), shape=shapes[each.name])
             for each in order
             if each.name in shapes
         ]

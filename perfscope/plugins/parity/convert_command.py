@@ -64,7 +64,7 @@ def convert(checkpoint: str, model: str, target: Path | None, **settings: Any) -
     """
     from perfscope.model.files import write_atomically
     from perfscope.model.units import format_bytes
-    from perfscope.plugins.parity.checkpoints import check_target, open_checkpoint, write_checkpoint
+    from perfscope.plugins.parity.checkpoints import check_target, open_checkpoint, stored_bytes, write_checkpoint
     from perfscope.plugins.parity.conversion import Conversion
     from perfscope.plugins.parity.maps import chosen, dump_map
     from perfscope.plugins.parity.translation import MisfitError, translate
@@ -96,7 +96,7 @@ def convert(checkpoint: str, model: str, target: Path | None, **settings: Any) -
     if target is not None:
         shard_bytes = int(settings["shard_size"] * GB)
         files = write_checkpoint(target, specs, conversion.make, torch=template.torch, shard_bytes=shard_bytes)
-    total = sum(spec.nbytes for spec in specs)
+    total = sum(map(stored_bytes, specs))
     done = f"to {files[0]}" if files else "nothing written (--to FILE)"
     click.echo(f"{len(specs)} weights, {format_bytes(total)}: {done}")
     _describe(translation, source, verbose=settings["verbose"], quiet=settings["quiet"])

@@ -17,10 +17,10 @@ from perfscope.__main__ import main
 from perfscope.model.errors import DataError, UsageError
 from perfscope.plugins.parity.checkpoints import (
     Checkpoint,
-    Spec,
     check_target,
     narrowed,
     open_checkpoint,
+    stored_bytes,
     widened,
     write_checkpoint,
 )
@@ -40,16 +40,13 @@ def stored(weights: list[Weight], seed: int = 0) -> dict[str, np.ndarray]:
     """Bits at random, so that NaN, infinity and subnormal values are among them."""
     generator = np.random.default_rng(seed)
     return {
-        each.name: np.frombuffer(
-            generator.bytes(Spec(each.name, each.dtype, each.shape).nbytes), STORAGE[each.dtype]
-        ).reshape(each.shape)
+        each.name: np.frombuffer(generator.bytes(stored_bytes(each)), STORAGE[each.dtype]).reshape(each.shape)
         for each in weights
     }
 
 
 def written(path: Path, weights: list[Weight], arrays: dict[str, np.ndarray], **options: Any) -> Path:
-    specs = [Spec(each.name, each.dtype, each.shape, each.aliases) for each in weights]
-    write_checkpoint(path, specs, arrays.__getitem__, **{"torch": True, "shard_bytes": 1 << 30, **options})
+    write_checkpoint(path, weights, arrays.__getitem__, **{"torch": True, "shard_bytes": 1 << 30, **options})
     return path
 
 
@@ -250,9 +247,8 @@ def test_a_checkpoint_that_could_not_be_completed_leaves_no_file(tmp_path: Path,
             raise DataError("two is tied")
         return np.zeros(8, np.float32)
 
-    specs = [Spec(each.name, each.dtype, each.shape) for each in weights]
     with pytest.raises(DataError):
-        write_checkpoint(tmp_path / name, specs, make, torch=True, shard_bytes=32)
+        write_checkpoint(tmp_path / name, weights, make, torch=True, shard_bytes=32)
     assert list(tmp_path.iterdir()) == []
 
 

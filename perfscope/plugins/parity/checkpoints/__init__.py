@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from perfscope.plugins.parity.checkpoints.files import check_target, open_checkpoint, write_checkpoint
-from perfscope.plugins.parity.checkpoints.stored import Checkpoint, Spec, narrowed, widened
+from perfscope.plugins.parity.checkpoints.stored import Checkpoint, narrowed, stored_bytes, widened
 
-__all__ = ["Checkpoint", "Spec", "check_target", "narrowed", "open_checkpoint", "widened", "write_checkpoint"]
+__all__ = ["Checkpoint", "check_target", "narrowed", "open_checkpoint", "stored_bytes", "widened", "write_checkpoint"]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from perfscope.model.errors import DataError, UsageError
 from perfscope.model.files import write_atomically
-from perfscope.plugins.parity.checkpoints.stored import Checkpoint, Make, Spec
+from perfscope.plugins.parity.checkpoints.stored import Checkpoint, Make, stored_bytes
+from perfscope.plugins.parity.document import Weight
 
 SAFETENSORS = ".safetensors"
 INDEX = ".safetensors.index.json"
@@ -38,7 +39,7 @@ def check_target(target: Path) -> None:
         raise UsageError(f"{target}: give a name that ends in {', '.join(known)}, or a folder for Orbax")
 
 
-def write_checkpoint(target: Path, specs: Sequence[Spec], make: Make, *, torch: bool, shard_bytes: int) -> list[Path]:
+def write_checkpoint(target: Path, specs: Sequence[Weight], make: Make, *, torch: bool, shard_bytes: int) -> list[Path]:
     """Write arrays into ``target``, whole or not at all; return the files. ``torch``: names are of a state dict.
 
     ``make`` is called once for each array, in order. ``shard_bytes``: most bytes of a file of an index.
@@ -83,7 +84,7 @@ def _synced(file: Path) -> None:
         os.fsync(stream.fileno())
 
 
-def _write_shards(target: Path, specs: Sequence[Spec], make: Make, *, torch: bool, shard_bytes: int) -> list[Path]:
+def _write_shards(target: Path, specs: Sequence[Weight], make: Make, *, torch: bool, shard_bytes: int) -> list[Path]:
     """Write the files of an index, then the index, without which the files are not read."""
     import msgspec
 
@@ -107,7 +108,7 @@ def _write_shards(target: Path, specs: Sequence[Spec], make: Make, *, torch: boo
         for draft in drafts:
             draft.unlink(missing_ok=True)
     index = {
-        "metadata": {"total_size": sum(spec.nbytes for spec in specs)},
+        "metadata": {"total_size": sum(stored_bytes(spec) for spec in specs)},
         "weight_map": {spec.name: file.name for group, file in zip(groups, files, strict=True) for spec in group},
     }
     write_atomically(target, msgspec.json.format(msgspec.json.encode(index), indent=2))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from perfscope.model.errors import DataError
-from perfscope.plugins.parity.checkpoints.stored import Checkpoint, Make, Spec, narrowed
+from perfscope.plugins.parity.checkpoints.stored import Checkpoint, Make, narrowed
 from perfscope.plugins.parity.document import Arrays, Weight
 
 DEFAULT_ITEM = "default"
@@ -46,7 +46,7 @@ def open_orbax(folder: Path) -> Checkpoint:
     return Checkpoint(weights=tuple(weights), arrays=arrays, torch=False)
 
 
-def write_orbax(folder: Path, specs: Sequence[Spec], make: Make) -> None:
+def write_orbax(folder: Path, specs: Sequence[Weight], make: Make) -> None:
     """Write arrays as a tree of dicts, whose keys are the parts of the names; all of it is in memory.
 
     Orbax writes a folder next to ``folder`` and renames it. ``DataError`` if one name is a part of another.

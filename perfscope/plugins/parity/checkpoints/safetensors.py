@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from perfscope.model.errors import DataError
-from perfscope.plugins.parity.checkpoints.stored import STORAGE, Checkpoint, Make, Spec, in_torch_names, widened
+from perfscope.plugins.parity.checkpoints.stored import STORAGE, Checkpoint, Make, in_torch_names, stored_bytes, widened
 from perfscope.plugins.parity.document import Arrays, Kind, Weight
 
 MOST_HEADER = 100 << 20
@@ -190,32 +190,32 @@ def _kind(name: str, axes: int) -> Kind:
     return "embedding" if _EMBEDDING.search(name) else "linear"
 
 
-def write_safetensors(file: Path, specs: Sequence[Spec], make: Make, *, torch: bool) -> None:
+def write_safetensors(file: Path, specs: Sequence[Weight], make: Make, *, torch: bool) -> None:
     """Write arrays one after the other into ``file``, which must be a draft: it is incomplete until this returns."""
     entries: dict[str, Any] = {"__metadata__": {"format": "pt" if torch else "np"}}
     position = 0
     for spec in specs:
-        entries[spec.name] = _Entry(_CODES[spec.dtype], spec.shape, (position, position + spec.nbytes))
-        position += spec.nbytes
+        entries[spec.name] = _Entry(_CODES[spec.dtype], spec.shape, (position, position + stored_bytes(spec)))
+        position += stored_bytes(spec)
     text = msgspec.json.encode(entries)
     text += b" " * (-len(text) % _ALIGN)
     with file.open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
         for spec in specs:
             array = make(spec.name)
-            if array.shape != spec.shape or array.nbytes != spec.nbytes:
+            if array.shape != spec.shape or array.nbytes != stored_bytes(spec):
                 raise ValueError(f"{spec.name} is {array.shape}, not {spec.shape}")
             stream.write(np.ascontiguousarray(array).data)
 
 
-def shards(specs: Sequence[Spec], most_bytes: int) -> list[list[Spec]]:
+def shards(specs: Sequence[Weight], most_bytes: int) -> list[list[Weight]]:
     """The arrays in groups of at most ``most_bytes``, in order; a larger array alone."""
-    groups: list[list[Spec]] = [[]]
+    groups: list[list[Weight]] = [[]]
     size = 0
     for spec in specs:
-        if groups[-1] and size + spec.nbytes > most_bytes:
+        if groups[-1] and size + stored_bytes(spec) > most_bytes:
             groups.append([])
             size = 0
         groups[-1].append(spec)
-        size += spec.nbytes
+        size += stored_bytes(spec)
     return groups

@@ -27,19 +27,9 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
     """Names of arrays that are not floating-point."""
 
 
-class Spec(Struct, frozen=True):
-    """An array to be written."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    aliases: tuple[str, ...] = ()
-    """Other names of the array in its model (tied weights)."""
-
-    @property
-    def nbytes(self) -> int:
-        """Its size in a file."""
-        return math.prod(self.shape) * np.dtype(STORAGE[self.dtype]).itemsize
+def stored_bytes(weight: Weight) -> int:
+    """Size of a weight's array in a file."""
+    return math.prod(weight.shape) * np.dtype(STORAGE[weight.dtype]).itemsize
 
 
 Make = Callable[[str], np.ndarray]

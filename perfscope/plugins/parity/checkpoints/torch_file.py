@@ -12,7 +12,7 @@ import numpy as np
 
 from perfscope.model.errors import DataError
 from perfscope.plugins.parity.checkpoints.safetensors import kinds_of
-from perfscope.plugins.parity.checkpoints.stored import STORAGE, Checkpoint, Make, Spec, in_torch_names
+from perfscope.plugins.parity.checkpoints.stored import STORAGE, Checkpoint, Make, in_torch_names
 from perfscope.plugins.parity.document import Weight
 
 NESTED = ("state_dict", "model_state_dict", "model", "module")
@@ -83,7 +83,7 @@ def _aliases(tensors: Mapping[str, Any]) -> dict[str, list[str]]:
     return found
 
 
-def write_torch(file: Path, specs: Sequence[Spec], make: Make) -> None:
+def write_torch(file: Path, specs: Sequence[Weight], make: Make) -> None:
     """Write a state dict that `torch.load` reads with ``weights_only``; all arrays are in memory. ``file``: a draft."""
     try:
         import torch
