@@ -63,16 +63,23 @@ def _outside_of_ops(both: Both, slower: str) -> Iterator[Difference]:
     """Time of the slower side in no op, if most of its delay is there: its host starts ops one by one, or waits."""
     if not slower:
         return
-    mine, other = (both.a.program, both.b.program) if slower == "a" else (both.b.program, both.a.program)
+    here, there = (both.a, both.b) if slower == "a" else (both.b, both.a)
+    mine, other = here.program, there.program
     times = time_outside(mine), time_outside(other)
     if times[0] is None or times[1] is None or mine.step_ns is None or other.step_ns is None:
         return
     more = times[0] - times[1]
     if more >= EXPLAINS * (mine.step_ns - other.step_ns):
-        launches = sum(piece.launches for piece in mine.pieces)
+        most: dict[tuple[str | None, int | None], int] = defaultdict(int)
+        for piece in mine.pieces:
+            most[piece.file, piece.line] += piece.launches * (piece.line is not None)
+        file, line = max(most, key=lambda place: most[place])
+        place = _other_line(there, "", [])
         yield Difference(
-            side=slower, kind=DISPATCH, layers=(), count=launches, time_ns=more, share=min(1.0, more / mine.step_ns),
-            of="time", explains=True, detail="time in no op: Python, dispatch, waits",
+            side=slower, kind=DISPATCH, layers=(), count=sum(piece.launches for piece in mine.pieces), time_ns=more,
+            share=min(1.0, more / mine.step_ns), of="time", explains=True,
+            detail="time in no op: Python, dispatch, waits", file=file, line=line, other_file=place[0],
+            other_line=place[1],
         )  # fmt: skip
 
 

@@ -224,6 +224,24 @@ def test_a_weight_that_is_gathered_again() -> None:
     assert differences(place(once, once)) == ()
 
 
+def test_time_outside_of_ops_is_the_first_row_where_it_explains_the_difference() -> None:
+    def timed(program: Program, step_ns: int) -> Program:
+        pieces = tuple(msgspec.structs.replace(piece, time_ns=100) for piece in program.pieces)
+        return msgspec.structs.replace(program, pieces=pieces, step_ns=step_ns, basis="measured")
+
+    ops = 100 * len(of_torch("copy", 2, False).pieces), 100 * len(of_jax("", 2, False).pieces)
+    slow = place(timed(of_torch("copy", 2, False), ops[0] + 10**7), timed(of_jax("", 2, False), ops[1] + 10**6))
+    first, *others = differences(slow)
+    assert (first.side, first.kind, first.explains, first.time_ns) == ("a", "host dispatch", True, 9 * 10**6)
+    assert first.line is not None
+    assert first.other_line is not None
+    assert not any(one.explains for one in others)
+    rows = ledger_of(slow).rows  # the sums hold with times, too
+    assert [(row.a and row.a.time_ns, row.b and row.b.time_ns) for row in rows[-1:]] == [(10**7, 10**6)]
+    even = place(timed(of_torch("", 2, False), 10**8), timed(of_jax("", 2, False), 10**8))
+    assert not any(one.explains for one in differences(even))
+
+
 @pytest.mark.slow
 def test_runs_of_both_frameworks(tmp_path: Path) -> None:
     """Times are measured; the loader checks that they add up to the step."""
