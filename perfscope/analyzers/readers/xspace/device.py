@@ -192,7 +192,7 @@ class Devices:
             "start_ns": line.start_ns, "end_ns": line.end_ns,
             "device": np.full(len(line), device, np.int32), "stream": np.full(len(line), stream, np.int64),
         }  # fmt: skip
-        self._work.append({key: values[chosen] for key, values in columns.items()})
+        self._work.append(columns if chosen.all() else {key: values[chosen] for key, values in columns.items()})
 
     def build(self, host: Mapping[str, Rows], call_details: Array | None) -> dict[str, Rows]:
         """Return ``devices``, ``kernels``, ``copies``, ``hlo_ops``, ``counters``; ``steps`` if the host has none."""
@@ -314,7 +314,8 @@ class Devices:
         return Rows(TABLES["hlo_ops"], columns)
 
     def _module_of(self, programs: Array) -> Array:
-        return np.array([self._modules.get(program, MISSING) for program in programs.tolist()], np.int32)
+        numbers, index = numbered(programs)
+        return np.array([self._modules.get(number, MISSING) for number in numbers.tolist()], np.int32)[index]
 
     def _shared_steps(self) -> Rows:
         """Return steps from the devices: a step lasts from its first start to its last end over all devices.
