@@ -7,6 +7,7 @@ afterwards, reduce-scatter and all-to-all the bytes it has before.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 POINT_TO_POINT = frozenset({"send", "recv"})
 """Operations between two ranks of a group; they give no information on the order of the other ranks."""
@@ -51,6 +52,7 @@ def algorithm_of(kernel: str) -> tuple[str | None, str | None]:
     return (None, None) if match is None else (match[1], match[2])
 
 
+@lru_cache(maxsize=256)
 def element_size(dtype: str | None) -> int | None:
     """Bytes of an element of that type in any spelling of torch (``c10::Half``, ``BFloat16``); None if unknown."""
     if not dtype:

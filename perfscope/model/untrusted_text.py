@@ -75,12 +75,18 @@ def sanitize(text: str, limit: int = NAME_LIMIT) -> str:
 
 def clean(text: str) -> str:
     """``text`` without terminal sequences, control and direction characters and secrets; lines are kept."""
+    return _cleaned(text, os.environ.get("HOME", ""))
+
+
+@lru_cache(maxsize=4096)
+def _cleaned(text: str, home: str) -> str:
+    """Kept, because a report shows the same keys and names thousands of times."""
     if len(text) > _MAX_INPUT:
         text = f"{text[: _MAX_INPUT - 2_000]} … {text[-2_000:]}"
     text = _ANSI.sub("", text)
     if not text.isprintable():
         text = _NOT_PLAIN.sub(lambda match: _harmless(match[0]), text)
-    return scrub(text)
+    return _scrubbed(text, home)
 
 
 _NOT_PLAIN = re.compile(r"[^\n\t -~]")
@@ -110,7 +116,7 @@ def scrub(text: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _scrubbed(text: str, home: str) -> str:
-    """Kept, because a report shows the same keys and names thousands of times."""
+    """Kept, as in ``_cleaned``."""
     if len(home) > 1 and home in text:
         text = re.sub(rf"(?<![\w.-]){re.escape(home)}(?![\w.-])", "~", text)
     text = _MOUNTED_HOMES.sub(r"\1…", _HOMES.sub("~", text))
@@ -145,19 +151,26 @@ def scrub_command(words: Sequence[str]) -> tuple[str, ...]:
 
 def sanitize_value(value: Any, limit: int = TEXT_LIMIT) -> Any:
     """A JSON-like value with every text in it cleaned and shortened; tuples become lists."""
+    return _sanitized(value, limit, os.environ.get("HOME", ""))
+
+
+def _sanitized(value: Any, limit: int, home: str) -> Any:
+    if value is None or isinstance(value, int | float):
+        return value
     if isinstance(value, str):
-        return shorten(clean(value), limit)
+        return shorten(_cleaned(value, home), limit)
     if isinstance(value, Mapping):
         return {
-            shorten(clean(str(key)), limit): _sanitize_under_key(str(key), value, limit) for key, value in value.items()
+            shorten(_cleaned(str(key), home), limit): _under_key(str(key), value, limit, home)
+            for key, value in value.items()
         }
     if isinstance(value, Sequence) and not isinstance(value, bytes):
-        return [sanitize_value(value, limit) for value in value]
+        return [_sanitized(value, limit, home) for value in value]
     return value
 
 
-def _sanitize_under_key(key: str, value: Any, limit: int) -> Any:
+def _under_key(key: str, value: Any, limit: int, home: str) -> Any:
     """The value under a key, masked as a whole if the key is the name of a secret."""
     if isinstance(value, str) and value and _SECRET_NAME.match(key):
         return MASK
-    return sanitize_value(value, limit)
+    return _sanitized(value, limit, home)
