@@ -294,7 +294,7 @@ def _likeness(words: tuple[str, ...], role: str, others: tuple[str, ...], other_
 def _layout(entry: Entry, weight: Weight, fit: Fit) -> tuple[Layout, tuple[int, ...]] | None:
     """Layout of the entry in a weight of the other side, and the axes of its stack; ``None`` if it does not fit."""
     for axes in _stack_axes(entry, fit.stack_axis):
-        if len(weight.shape) < len(axes) or tuple(weight.shape[axis] for axis in axes) != entry.stacked:
+        if len(weight.shape) <= max(axes, default=-1) or tuple(weight.shape[axis] for axis in axes) != entry.stacked:
             continue
         shape = tuple(size for axis, size in enumerate(weight.shape) if axis not in axes)
         layout = _layout_of(entry, weight, shape, fit)

@@ -204,6 +204,13 @@ def test_experts_of_layers_are_stacked_on_both_axes() -> None:
     np.testing.assert_array_equal(made["layers/router/kernel"][:, 2], given["layers.2.router.weight"].T)
 
 
+def test_a_weight_with_one_axis_is_compared_with_stacks_that_have_more() -> None:
+    plain = [weight(f"layers.{index}.decay", 3) for index in range(2)] + [weight("decay", 5)]
+    given, made = in_jax(plain, [weight("layers/decay", 2, 3), weight("decay", 5)])
+    np.testing.assert_array_equal(made["decay"], given["decay"])
+    np.testing.assert_array_equal(made["layers/decay"][1], given["layers.1.decay"])
+
+
 def test_factors_of_an_adapter_are_not_confused_where_both_are_square() -> None:
     plain = [weight(f"q_proj.lora_{letter}.default.weight", 4, 4, kind="linear") for letter in "AB"]
     other = [weight(f"q_proj/lora_{letter}/kernel", 4, 4) for letter in "ba"]
