@@ -127,8 +127,7 @@ def check(trace: Trace) -> Iterable[Finding]:
             work = _work(trace, account, cause)
             if dispatches and work.kind in (*ENGINES, FrameKind.UNKNOWN):
                 continue  # `unjitted_step` or `launch_bound` has it, with the function
-            unclear = work.kind in (FrameKind.UNKNOWN, *ENGINES) and not work.named
-            if cause == "other_host" and unclear and account.lacked_core:
+            if cause == "other_host" and work.kind is FrameKind.UNKNOWN and not work.named and account.lacked_core:
                 continue  # it may be a consequence of the waiting
             key = (work.subject, work.place())
             works[key] = work if key not in works else works[key].merged(work)
