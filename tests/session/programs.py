@@ -43,7 +43,8 @@ def environment(**more: str) -> dict[str, str]:
 def plain(*arguments: str, cwd: Path, **options: Any) -> subprocess.CompletedProcess[str]:
     """``python ARGUMENTS``."""
     options.setdefault("env", environment())
-    return warm.run([sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, timeout=SECONDS, **options)
+    options.setdefault("timeout", SECONDS)
+    return warm.run([sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, **options)
 
 
 def captured(*arguments: str, cwd: Path, **options: Any) -> subprocess.CompletedProcess[str]:
