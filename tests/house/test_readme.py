@@ -6,6 +6,7 @@ are not downloaded again (2 GB): the packages of this environment are linked int
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -33,6 +35,7 @@ NOT_RUN = {
     "make demo": "installs from an index",
     "make test": "runs this suite",
     "perfscope advise memory": "names the command below it",
+    "perfscope compare TORCH_RUN JAX_RUN": "needs runs of a model in both frameworks: tests/plugins/port makes them",
     "perfscope setup h100": "downloads a compiler of 700 MB",
     "perfscope compile --target h100 -m perfscope.workloads.jax.attention --device gpu --size gpu": "needs it",
     "perfscope run torchrun --nproc-per-node 8 train.py": "eight processes: minutes on two cores",
@@ -183,6 +186,7 @@ def prepare(work: Path) -> None:
         shutil.copytree(fixtures / fixture, work / "perfscope-runs" / name)
     (work / "perfscope-runs" / "latest").symlink_to("before")
     (work / "dump.hlo.pb").write_bytes(hlo())
+    (work / "model.safetensors").write_bytes(weights())
     who = ("-c", "user.name=a", "-c", "user.email=a@example.org")
     for words in (("init", "-q", "-b", "main"), ("add", "."), (*who, "commit", "-qm", "one"), ("checkout", "-qb", "b")):
         subprocess.run(["git", *words], cwd=work, check=True)
@@ -197,6 +201,20 @@ def hlo() -> bytes:
     lowered = jax.jit(lambda x: jax.numpy.tanh(x @ x)).lower(jax.ShapeDtypeStruct((8, 8), "float32"))
     held: bytes = lowered.compiler_ir("hlo").as_serialized_hlo_module_proto()
     return held
+
+
+def weights() -> bytes:
+    """The weights of ``MODEL_TORCH`` as a safetensors file."""
+    held: dict[str, Any] = {}
+    exec(MODEL_TORCH, held)
+    model, _ = held["make"]()
+    arrays = {name: value.numpy().tobytes() for name, value in model.state_dict().items()}
+    head, at = {}, 0
+    for name, value in model.state_dict().items():
+        head[name] = {"dtype": "F32", "shape": [*value.shape], "data_offsets": [at, at + len(arrays[name])]}
+        at += len(arrays[name])
+    text = json.dumps(head).encode()
+    return len(text).to_bytes(8, "little") + text + b"".join(arrays.values())
 
 
 def environment(bin_folder: Path) -> dict[str, str]:

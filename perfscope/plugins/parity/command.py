@@ -18,7 +18,7 @@ from perfscope.commands.options import (
     verbose_option,
     write_answers,
 )
-from perfscope.model.errors import DONE, GATE_NOT_MET, INCONCLUSIVE, UsageError
+from perfscope.model.errors import DONE, GATE_NOT_MET, INCONCLUSIVE, DataError, UsageError
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 SIDES = ("a", "b")
@@ -88,6 +88,7 @@ def parity(a: str, b: str, **settings: Any) -> int:
     from perfscope.plugins.parity.sections import render_text
     from perfscope.plugins.parity.sides import compare_sides
 
+    a, b = _folder_of(a), _folder_of(b)
     if _holds_runs(a) and _holds_runs(b):
         return _runs(Path(a), Path(b), settings)
     if settings["markdown"] or settings["shift"] is not None or settings["tolerance"] != "exact":
@@ -111,6 +112,18 @@ def parity(a: str, b: str, **settings: Any) -> int:
         return GATE_NOT_MET
     open_ = document.verdict == "not compared" or document.unmatched_a or document.unmatched_b
     return INCONCLUSIVE if open_ and settings["strict"] else DONE
+
+
+def _folder_of(source: str) -> str:
+    """The folder of a run that is given by its name; other values unchanged."""
+    from perfscope.model.documents import run_folders
+
+    if ":" in source or Path(source).exists():
+        return source
+    try:
+        return str(run_folders.find(source))
+    except DataError:
+        return source
 
 
 def _holds_runs(source: str) -> bool:
