@@ -236,7 +236,7 @@ PICTURES: dict[str, Picture] = {
     "sampled-stacks": (False, 620, _stacks),
     "timeline": (True, 655, _event),
 }
-"""Of recordings, by name."""
+"""Pictures of recordings, by name."""
 
 OF_RUNS: dict[str, Picture] = {
     "live": (False, 760, _live),
@@ -244,7 +244,7 @@ OF_RUNS: dict[str, Picture] = {
     "runs": (False, 560, _runs),
     "try": (False, 900, _try),
 }
-"""Of a folder of runs, by name."""
+"""Pictures of a folder of runs, by name."""
 
 if __name__ == "__main__":
     main(sys.argv[1:])

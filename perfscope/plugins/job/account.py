@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from perfscope.model.errors import DataError
 from perfscope.plugins.job.causes import CAUSES, KEPT, Cause
-from perfscope.plugins.job.charge import Charged, charge, lose, take_off
+from perfscope.plugins.job.charge import Charged, charge, continues, lose, take_off
 from perfscope.plugins.job.document import ledger_files, load_ledger, read_rank
 from perfscope.plugins.job.steps import Point, RankState, StepChange, joined, points_of, state_of, step_changes
 
@@ -114,7 +114,7 @@ class _Sums:
             self.totals["between attempts"] += max(0, begin - at)
             charged = charge(ledger)
             points = joined([*points, *points_of(charged)])
-            lost = 0 if ledger.ended or following is None else lose(charged, following)
+            lost = 0 if following is None or not continues(ledger, following) else lose(charged, following)
             take_off(charged, max(0, min(at, end) - begin))  # clocks that jump: time is counted once
             at = max(at, end)
             self.totals.update(charged.totals)

@@ -68,6 +68,14 @@ def _move(charged: Charged, parts: Iterable[Triple], cause: Cause, *, back: bool
         charged.lines[cause, place.line] -= sign * ns
 
 
+def continues(ledger: ProcessLedger, following: ProcessLedger) -> bool:
+    """Whether the next process does the work of this one again: this one was killed, or its save was restored.
+
+    A rank whose peer was killed often ends by an error itself, with all rows written.
+    """
+    return not ledger.ended or _kept_until(ledger, following) is not None
+
+
 def lose(charged: Charged, following: ProcessLedger) -> int:
     """Charge what a killed process trained after the save that the next attempt restored to *lost work*, ns."""
     kept_until = _kept_until(charged.ledger, following)
@@ -86,7 +94,7 @@ def _trains(charged: Charged, part: Triple) -> bool:
 
 
 def _kept_until(ledger: ProcessLedger, following: ProcessLedger) -> int | None:
-    """Begin of the save from which the next attempt went on; ``None`` if it began anew."""
+    """Begin of the save that the next attempt restored; ``None`` if it restored nothing."""
     saves = [event for row in ledger.rows for event in row.checkpoints if event[0] == SAVE and event[5]]
     restored = [event for row in following.rows for event in row.checkpoints if event[0] == RESTORE and event[5]]
     if not saves or not restored:

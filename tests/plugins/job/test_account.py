@@ -95,6 +95,16 @@ def test_what_a_killed_process_trained_after_its_last_save_is_lost(tmp_path: Pat
     assert [event.kind for event in account.events] == ["started", "save", "killed", "started", "restore", "ended"]
 
 
+def test_a_rank_that_ended_by_an_error_loses_what_it_did_not_save(tmp_path: Path) -> None:
+    first = Written(tmp_path, pid=1)
+    first.row({"train": 10}, steps=10)
+    first.row({"save": 1}, checkpoints=[first.checkpoint("save", 0, "aa")])
+    first.row({"train": 7}, steps=7, tail={})
+    second = Written(tmp_path, pid=2, at=20)
+    second.row({"train": 5}, steps=5, checkpoints=[second.checkpoint("restore", 0, "aa")], tail={})
+    assert seconds(job_account([tmp_path]))["lost work"] == 7
+
+
 def test_without_a_restore_all_of_its_training_is_lost(tmp_path: Path) -> None:
     assert seconds(killed_and_resumed(tmp_path, restored=None))["lost work"] == 17
 
