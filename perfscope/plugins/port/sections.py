@@ -85,6 +85,8 @@ def _headline(ledger: Ledger) -> str:
     if first is None:
         return f"{lead}; neither does anything that the other does not"
     who = a if first.side == "a" else b
+    if steps[0] and steps[1] and not first.explains and (first.side == "a") == (steps[0] < steps[1]):
+        return f"{lead}, which no work of one side only explains"  # the first row is of the faster side
     return f"{lead}; {who} {_WORDS[first.kind]}" + (", which explains it" if first.explains else "")
 
 
