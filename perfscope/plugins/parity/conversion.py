@@ -8,6 +8,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from perfscope.plugins.parity.checkpoints import Checkpoint, narrowed, widened
+from perfscope.plugins.parity.checkpoints.float8 import EXPONENT_BITS
 from perfscope.plugins.parity.document import Weight
 from perfscope.plugins.parity.errors import DIGITS
 from perfscope.plugins.parity.translation import Translation
@@ -48,7 +49,9 @@ class Conversion:
         return stored if own == dtype else narrowed(widened(stored, own), dtype)
 
     def _dtype(self, name: str) -> str:
-        sources = (self._dtypes[source] for source in self._translation.sources(name))
+        sources = {self._dtypes[source] for source in self._translation.sources(name)}
+        if self._target is None and len(sources) > 1 and sources <= EXPONENT_BITS.keys():
+            return "float16"  # holds the values of both
         return self._target or max(sources, key=lambda each: (DIGITS[each], each))
 
 

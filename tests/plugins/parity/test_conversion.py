@@ -24,6 +24,7 @@ from perfscope.plugins.parity.checkpoints import (
     widened,
     write_checkpoint,
 )
+from perfscope.plugins.parity.checkpoints.float8 import EXPONENT_BITS
 from perfscope.plugins.parity.checkpoints.stored import STORAGE
 from perfscope.plugins.parity.conversion import Conversion
 from perfscope.plugins.parity.document import Kind, Weight
@@ -227,6 +228,42 @@ def test_stored_values_are_widened_and_narrowed_without_a_change(dtype: str) -> 
     numbers = ~np.isnan(values)
     assert same_bits(back[numbers], bits[numbers])
     assert np.isnan(widened(back, dtype)[~numbers]).all()
+
+
+@pytest.mark.parametrize("dtype", sorted(EXPONENT_BITS))
+def test_float8_is_that_of_ml_dtypes(dtype: str) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    bits = np.arange(256, dtype=np.uint8)
+    known = bits.view(getattr(ml_dtypes, dtype)).astype(np.float32)
+    np.testing.assert_array_equal(widened(bits, dtype), known)
+    between = np.sort(known[np.isfinite(known)])
+    given = np.concatenate([between, (between[1:] + between[:-1]) / 2, [-0.0, np.inf, -np.inf, 464.1, 1e9]])
+    given = given.astype(np.float32)  # ml_dtypes rounds float64 to float32 first
+    given = np.concatenate([given, np.nextafter(given, np.float32(0)), np.nextafter(given, np.float32(np.inf))])
+    with np.errstate(over="ignore"):
+        expected = given.astype(getattr(ml_dtypes, dtype)).view(np.uint8)
+    np.testing.assert_array_equal(narrowed(given, dtype), expected)
+
+
+def test_float8_weights_keep_their_bytes_in_every_format(tmp_path: Path) -> None:
+    """Parts in both encodings become one array in the narrowest dtype that holds their values."""
+    pytest.importorskip("torch")
+    weights = [weight("a.weight", 16, 8, dtype="float8_e4m3fn"), weight("b.weight", 16, 8, dtype="float8_e5m2")]
+    arrays = stored(weights)
+    for suffix in (".pt", ".safetensors"):
+        opened = open_checkpoint(written(tmp_path / f"w{suffix}", weights, arrays))
+        assert [each.dtype for each in opened.weights] == ["float8_e4m3fn", "float8_e5m2"]
+        assert all(same_bits(opened.arrays[name], array) for name, array in arrays.items())
+    parts = [
+        weight(f"{name}_proj.weight", 2, 4, kind="linear", dtype=dtype)
+        for name, dtype in (("q", "float8_e4m3fn"), ("k", "float8_e4m3fn"), ("v", "float8_e5m2"))
+    ]
+    source = Checkpoint(weights=tuple(parts), arrays=stored(parts), torch=True)
+    fused = Checkpoint(weights=(weight("qkv/kernel", 4, 6),), arrays={}, torch=False)
+    made = open_checkpoint(converted(source, fused, tmp_path / "fused.safetensors"))
+    assert made.weights[0].dtype == "float16"
+    values = np.concatenate([widened(source.arrays[each.name], each.dtype) for each in parts]).T
+    np.testing.assert_array_equal(made.arrays["qkv/kernel"].astype(np.float32), values)
 
 
 def test_one_array_is_in_memory_at_a_time(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_parameters_of_a_training_state(tmp_path: Path, restored: dict[str, Any]) -> None:
-    from perfscope.plugins.parity.checkpoints.orbax import read_orbax
+    from perfscope.plugins.parity.checkpoints.orbax import open_orbax
 
     kernel = jnp.arange(6.0).reshape(2, 3)
     restored[tmp_path.name] = {
@@ -42,34 +42,34 @@ def test_parameters_of_a_training_state(tmp_path: Path, restored: dict[str, Any]
         "opt_state": {"up": {"kernel": kernel}},
         "step": 7,
     }
-    weights, arrays = read_orbax(tmp_path)
-    assert {weight.name: (weight.shape, weight.dtype) for weight in weights} == {
+    opened = open_orbax(tmp_path)
+    assert {weight.name: (weight.shape, weight.dtype) for weight in opened.weights} == {
         "up/kernel": ((2, 3), "float32"),
         "up/bias": ((3,), "bfloat16"),
     }
-    assert arrays["up/bias"].dtype == np.float32
-    assert np.array_equal(arrays["up/kernel"], np.arange(6.0).reshape(2, 3))
+    assert opened.arrays["up/bias"].tolist() == [0x3F80] * 3
+    assert np.array_equal(opened.arrays["up/kernel"], np.arange(6.0).reshape(2, 3))
 
 
 def test_the_step_of_a_manager_has_it_in_a_folder(tmp_path: Path, restored: dict[str, Any]) -> None:
-    from perfscope.plugins.parity.checkpoints.orbax import read_orbax
+    from perfscope.plugins.parity.checkpoints.orbax import open_orbax
 
     (tmp_path / "default").mkdir()
     restored["default"] = {"scale": jnp.ones(2)}
-    assert list(read_orbax(tmp_path)[1]) == ["scale"]
+    assert list(open_orbax(tmp_path).arrays) == ["scale"]
 
 
 def test_no_checkpoint_is_one_line(tmp_path: Path, restored: dict[str, Any]) -> None:
-    from perfscope.plugins.parity.checkpoints.orbax import read_orbax
+    from perfscope.plugins.parity.checkpoints.orbax import open_orbax
 
     assert restored == {}
     with pytest.raises(DataError, match=r"not read as an Orbax checkpoint: FileNotFoundError: [^\n]*$"):
-        read_orbax(tmp_path)
+        open_orbax(tmp_path)
 
 
 def test_without_orbax_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from perfscope.plugins.parity.checkpoints.orbax import read_orbax
+    from perfscope.plugins.parity.checkpoints.orbax import open_orbax
 
     monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
     with pytest.raises(DataError, match="pip install orbax-checkpoint"):
-        read_orbax(tmp_path)
+        open_orbax(tmp_path)

@@ -72,6 +72,11 @@ def test_steps_without_a_finite_loss_are_left_out(monkeypatch: pytest.MonkeyPatc
         compared(monkeypatch, empty, empty)
 
 
+def test_runs_without_values_are_told_how_to_record_them(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"perfscope run --fingerprint .* --numerics"):
+        compare_trainings(tmp_path, tmp_path)
+
+
 def test_command(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     program = tmp_path / "train.py"

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from perfscope.model.errors import DataError
-from perfscope.plugins.parity.checkpoints.stored import Checkpoint, Make, narrowed
-from perfscope.plugins.parity.document import Arrays, Weight
+from perfscope.plugins.parity.checkpoints.stored import STORAGE, Checkpoint, Make
+from perfscope.plugins.parity.document import Weight
 
 DEFAULT_ITEM = "default"
 """Where Orbax's `CheckpointManager` stores a tree in the folder of a step."""
@@ -18,13 +18,13 @@ PARAMETERS = "params"
 """Keys of parameters in a training state or Flax model: if present, only that part is read."""
 
 
-def read_orbax(folder: Path) -> tuple[list[Weight], Arrays]:
-    """Floating-point leaves of the tree in ``folder``, 16-bit ones widened to float32, by the names of a pytree.
+def open_orbax(folder: Path) -> Checkpoint:
+    """Floating-point leaves of the tree in ``folder``, by the names of a pytree; all of them are in memory.
 
     ``DataError`` with one line if Orbax is not installed, or the folder is not an Orbax checkpoint.
     """
     checkpointer = _checkpointer(folder)
-    from perfscope.plugins.parity.jax_side import named_floats, to_numpy
+    from perfscope.plugins.parity.jax_side import named_floats
 
     item = folder / DEFAULT_ITEM
     try:
@@ -34,15 +34,9 @@ def read_orbax(folder: Path) -> tuple[list[Weight], Arrays]:
         raise DataError(f"{folder}: not read as an Orbax checkpoint: {type(error).__name__}: {reason}") from error
     while isinstance(tree, dict) and PARAMETERS in tree:
         tree = tree[PARAMETERS]
-    leaves = named_floats(tree)
+    leaves = [(name, leaf) for name, leaf in named_floats(tree) if str(leaf.dtype) in STORAGE]
     weights = [Weight(name=name, shape=tuple(leaf.shape), dtype=str(leaf.dtype)) for name, leaf in leaves]
-    return weights, {name: to_numpy(leaf) for name, leaf in leaves}
-
-
-def open_orbax(folder: Path) -> Checkpoint:
-    """The tree in ``folder``, all of it in memory. Errors: those of `read_orbax`."""
-    weights, values = read_orbax(folder)
-    arrays = {weight.name: narrowed(values[weight.name], weight.dtype) for weight in weights}
+    arrays = {name: np.asarray(leaf).view(STORAGE[str(leaf.dtype)]) for name, leaf in leaves}
     return Checkpoint(weights=tuple(weights), arrays=arrays, torch=False)
 
 
@@ -71,7 +65,8 @@ def write_orbax(folder: Path, specs: Sequence[Weight], make: Make) -> None:
 def _leaf(array: np.ndarray, dtype: str) -> np.ndarray:
     import ml_dtypes  # comes with jax
 
-    return np.array(array).view(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.array(array)
+    found = np.array(array)
+    return found if str(found.dtype) == dtype else found.view(getattr(ml_dtypes, dtype))
 
 
 def _checkpointer(folder: Path) -> Any:

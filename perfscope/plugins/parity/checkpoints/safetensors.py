@@ -23,7 +23,14 @@ MOST_HEADER = 100 << 20
 """Most bytes of a header; the limit of the format."""
 MOST_INDEX = 256 << 20
 INDEX = ".safetensors.index.json"
-_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_NAMES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+}
 _CODES = {name: code for code, name in _NAMES.items()}
 _EMBEDDING = re.compile(r"embed|wte|wpe", re.IGNORECASE)
 _FUSED_IN_OUT = re.compile(r"(.*)c_attn\.weight")

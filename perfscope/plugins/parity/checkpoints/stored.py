@@ -8,11 +8,18 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from msgspec import Struct
 
+from perfscope.plugins.parity.checkpoints import float8
 from perfscope.plugins.parity.document import Weight
 from perfscope.plugins.parity.errors import rounded
 
-STORAGE = {"float64": "<f8", "float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}
-"""dtype of a weight -> dtype of its array in numpy, which has no bfloat16: its bits."""
+STORAGE = {
+    "float64": "<f8",
+    "float32": "<f4",
+    "float16": "<f2",
+    "bfloat16": "<u2",
+    **dict.fromkeys(float8.EXPONENT_BITS, "|u1"),
+}
+"""dtype of a weight -> dtype of its array in numpy, which has no bfloat16 and no float8: their bits."""
 
 
 class Checkpoint(Struct, frozen=True, kw_only=True):
@@ -37,7 +44,9 @@ Make = Callable[[str], np.ndarray]
 
 
 def widened(array: np.ndarray, dtype: str) -> np.ndarray:
-    """The values of a stored array; 16-bit ones as float32, which is exact."""
+    """The values of a stored array; narrower ones as float32, which is exact."""
+    if dtype in float8.EXPONENT_BITS:
+        return float8.values(dtype)[array]
     if dtype == "bfloat16":
         return (array.astype(np.uint32) << np.uint32(16)).view(np.float32).reshape(array.shape)
     return array.astype(np.float32) if dtype == "float16" else array
@@ -45,6 +54,8 @@ def widened(array: np.ndarray, dtype: str) -> np.ndarray:
 
 def narrowed(array: np.ndarray, dtype: str) -> np.ndarray:
     """Values as they are stored in ``dtype``, rounded to nearest, ties to even; NaN stays NaN."""
+    if dtype in float8.EXPONENT_BITS:
+        return float8.codes(array, dtype)
     if dtype != "bfloat16":
         return array.astype(STORAGE[dtype], copy=False)
     single = np.ascontiguousarray(array, np.float32)

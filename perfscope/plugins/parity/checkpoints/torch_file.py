@@ -18,6 +18,9 @@ from perfscope.plugins.parity.document import Weight
 NESTED = ("state_dict", "model_state_dict", "model", "module")
 """Keys of a training state under which the model's state dict is."""
 
+_BITS = {"bfloat16": "int16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
+"""dtypes that numpy lacks -> integers of their size, which both have."""
+
 
 class _Arrays(Mapping[str, np.ndarray]):
     def __init__(self, tensors: dict[str, Any]) -> None:
@@ -27,9 +30,10 @@ class _Arrays(Mapping[str, np.ndarray]):
         import torch
 
         tensor = self._tensors[name].detach()
-        bits = tensor.contiguous().view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        bits = tensor.contiguous().view(getattr(torch, _BITS[dtype])) if dtype in _BITS else tensor
         array: np.ndarray = bits.numpy()
-        return array.view("<u2") if tensor.dtype is torch.bfloat16 else array
+        return array.view(STORAGE[dtype]) if dtype in _BITS else array
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -92,8 +96,7 @@ def write_torch(file: Path, specs: Sequence[Weight], make: Make) -> None:
     state: dict[str, Any] = {}
     for spec in specs:
         array = np.array(make(spec.name))
-        bits = array.view(np.int16) if spec.dtype == "bfloat16" else array
-        tensor = torch.from_numpy(bits)
-        tensor = tensor.view(torch.bfloat16) if spec.dtype == "bfloat16" else tensor
+        tensor = torch.from_numpy(array.view(_BITS.get(spec.dtype, array.dtype)))
+        tensor = tensor.view(getattr(torch, spec.dtype)) if spec.dtype in _BITS else tensor
         state |= dict.fromkeys((spec.name, *spec.aliases), tensor)
     torch.save(state, file)
