@@ -113,8 +113,8 @@ def _runs(folder: Path) -> list[Run]:
             runs.append({step.step: step for step in load_numerics(path / artifacts[0]).steps})
     if not runs:
         raise DataError(
-            f"{folder}: it has neither fingerprints nor numerics: record both runs with perfscope run --fingerprint ... "
-            "to compare them op by op, or with --numerics to compare their losses"
+            f"{folder}: it has neither fingerprints nor numerics: record both runs with perfscope run --fingerprint "
+            "... to compare them op by op, or with --numerics to compare their losses"
         )
     return runs
 

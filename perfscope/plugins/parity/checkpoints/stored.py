@@ -46,7 +46,7 @@ Make = Callable[[str], np.ndarray]
 def widened(array: np.ndarray, dtype: str) -> np.ndarray:
     """The values of a stored array; narrower ones as float32, which is exact."""
     if dtype in float8.EXPONENT_BITS:
-        return float8.values(dtype)[array]
+        return np.asarray(float8.values(dtype)[array])
     if dtype == "bfloat16":
         return (array.astype(np.uint32) << np.uint32(16)).view(np.float32).reshape(array.shape)
     return array.astype(np.float32) if dtype == "float16" else array
