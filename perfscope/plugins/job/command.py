@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from perfscope.commands.completion import complete_runs
-from perfscope.commands.options import STDOUT, announce, quiet_option, screen, verbose_option, write_answers
+from perfscope.commands.options import STDOUT, announce, quiet_option, screen, verbose_option
 from perfscope.model.documents.run_folders import LATEST
-from perfscope.model.errors import UsageError
+from perfscope.model.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from perfscope.plugins.job.account import JobAccount
+    from perfscope.plugins.job.outlets import Outlet
 
 
 @click.command(epilog="`perfscope run --ledger` keeps the ledgers; several RUNs are attempts of one job.")
 @click.argument("runs", nargs=-1, shell_complete=complete_runs)
 @click.option("--json", "json_file", metavar="FILE", help="Write the account as JSON (- for stdout, alone).")
 @click.option("--markdown", "markdown_file", metavar="FILE", help="Write it as Markdown (- for stdout, alone).")
-@click.option("--metrics", "metrics_file", metavar="FILE", help="Write it in OpenMetrics (- for stdout, alone).")
+@click.option("--metrics", "metrics_file", metavar="FILE", help="Write it for node_exporter's textfile collector.")
 @click.option("--serve", "port", type=click.IntRange(0, 65535), metavar="PORT", help="Answer Prometheus on loopback.")
-@click.option("--every", type=click.FloatRange(min=1), metavar="SECONDS", help="Write again and again, until Ctrl-C.")
+@click.option(
+    "--every",
+    type=click.FloatRange(min=1),
+    metavar="SECONDS",
+    help="Write and send again and again, until the job has ended.",
+)
 @quiet_option
 @verbose_option
 def job(
@@ -43,72 +50,69 @@ def job(
 
     A job that still runs is shown up to its last written rows.
     """
-    from perfscope.model.documents import run_folders
-
-    folders = [run_folders.find(run) for run in runs or (LATEST,)]
     files = (json_file, markdown_file, metrics_file)
-    if every is not None and not any(files):
-        raise UsageError("--every writes files again: it goes with --metrics, --json or --markdown")
+    outlets = _outlets(files, quiet=quiet)
+    if every is not None and not outlets:
+        raise UsageError("--every writes and sends again: it needs --metrics, --json or --markdown")
+    folders = _folders(runs or (LATEST,), every)
     if port is not None:
         _serve(folders, port, quiet=quiet)
         return
-    _write(folders, files, quiet=quiet)
+    from perfscope.plugins.job.outlets import moment_of, tell
+
+    moment = moment_of(folders)
     if STDOUT not in files:
-        show(folders, verbose=verbose)
-    while every is not None:
+        show_account(moment.account, verbose=verbose)
+    if outlets:
+        tell(folders, outlets, every=every, moment=moment)
+
+
+def _folders(runs: Sequence[str], every: float | None) -> list[Path]:
+    """The run folders; with ``every`` (seconds) a job that has not started yet is waited for."""
+    from perfscope.model.documents import run_folders
+    from perfscope.plugins.job.document import ledger_files
+
+    waits = False
+    while True:
+        try:
+            folders = [run_folders.find(run) for run in runs]
+            if every is None or any(map(ledger_files, folders)) or not any(map(run_folders.is_running, folders)):
+                return folders
+        except DataError:
+            if every is None:
+                raise
+        if not waits:
+            announce(f"waiting for the ledger of {', '.join(runs)}")
+        waits = True
         time.sleep(every)
-        _write(folders, files, quiet=True)
+
+
+def _outlets(files: tuple[str | None, str | None, str | None], *, quiet: bool) -> list[Outlet]:
+    from perfscope.plugins.job.outlets.files import Files
+
+    return [Files(*files, quiet=quiet)] if any(files) else []
 
 
 def show(runs: Sequence[Path], *, verbose: bool = False) -> None:
     """Print the account of runs on stdout; ``DataError`` if they have no ledger."""
-    from perfscope.dashboards.report.renderers.text import report_text
     from perfscope.plugins.job.account import job_account
+
+    show_account(job_account(runs), verbose=verbose)
+
+
+def show_account(account: JobAccount, *, verbose: bool = False) -> None:
+    """Print an account on stdout."""
+    from perfscope.dashboards.report.renderers.text import report_text
     from perfscope.plugins.job.report import report_of
 
-    report = report_of(job_account(runs))
-    click.echo(report_text(report, **screen(sys.stdout), verbose=verbose), nl=False, color=True)
-
-
-def _write(runs: Sequence[Path], files: tuple[str | None, str | None, str | None], *, quiet: bool) -> None:
-    if not any(files):
-        return
-    from perfscope.plugins.job.account import job_account
-
-    account = job_account(runs)
-    json_file, markdown_file, metrics_file = files
-
-    def markdown() -> str:
-        from perfscope.dashboards.report.renderers.markdown import open_section, sections_markdown
-        from perfscope.plugins.job.report import report_of
-
-        report = report_of(account)
-        head = "\n".join(f"- {fact}" for fact in report.facts)
-        first, *others = report.sections
-        return f"**{report.headline}**\n\n{head}\n\n{open_section(first)}\n\n{sections_markdown(others)}\n"
-
-    def json() -> str:
-        from perfscope.plugins.job.json_document import dump
-
-        return dump(account).decode()
-
-    write_answers([(json_file, json), (markdown_file, markdown), (metrics_file, _metrics(runs))], quiet=quiet)
-
-
-def _metrics(runs: Sequence[Path]) -> Callable[[], str]:
-    def text() -> str:
-        from perfscope.plugins.job.account import job_account
-        from perfscope.plugins.job.metrics import openmetrics
-
-        return openmetrics(job_account(runs), runs[0].resolve().name)
-
-    return text
+    click.echo(report_text(report_of(account), **screen(sys.stdout), verbose=verbose), nl=False, color=True)
 
 
 def _serve(runs: Sequence[Path], port: int, *, quiet: bool) -> None:
-    from perfscope.plugins.job.metrics import serve
+    from perfscope.plugins.job.outlets import moment_of
+    from perfscope.plugins.job.outlets.metrics import openmetrics, serve
 
-    server = serve(_metrics(runs), port)
+    server = serve(lambda: openmetrics(moment_of(runs)), port)
     announce(f"metrics at http://127.0.0.1:{server.server_address[1]}/metrics until Ctrl-C", quiet=quiet)
     try:
         server.serve_forever()

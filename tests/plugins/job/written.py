@@ -7,8 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from perfscope.model.documents.run import RUN_FILE
 from perfscope.plugins.job.recorder import FOLDER, INSIDE, SCHEMA
+from tests.conftest import REPOSITORY
 
+FIXTURE = REPOSITORY / "fixtures" / "cpu-attention-sdpa-item"
 S = 1_000_000_000
 BEGAN = 1_700_000_000 * S
 """Since 1970, of the first process."""
@@ -90,3 +93,17 @@ class Written:
                 self._nodes[key] = len(self._nodes)
             above = self._nodes[key]
         return above
+
+
+def killed_and_resumed(run: Path) -> Path:
+    """A run with two ranks, one of which was killed and resumed."""
+    run.mkdir()
+    (run / RUN_FILE).write_bytes((FIXTURE / RUN_FILE).read_bytes())
+    first = Written(run, rank=0, pid=1)
+    first.row({"train": 30, "data": 10}, steps=30, resident=1 << 30)
+    first.row({"save": 1}, checkpoints=[first.checkpoint("save", 1, "aa")])
+    first.row({"train": 5}, steps=5)
+    second = Written(run, rank=0, pid=2, at=60)
+    second.row({"train": 30}, steps=30, checkpoints=[second.checkpoint("restore", 0, "aa")], loss=0.5, tail={})
+    Written(run, rank=1, pid=3).row({"train": 88, "eval": 2}, steps=60, gpu=[0.5, 300.0, 1 << 33], tail={})
+    return run

@@ -1,7 +1,8 @@
-"""The account of a job in OpenMetrics, for Prometheus: a file for node_exporter's textfile collector, or an endpoint.
+"""The account of a job for Prometheus: an endpoint, or a file for node_exporter's textfile collector.
 
-The exposition is of the OpenMetrics specification 1.0: ``# TYPE``, ``# HELP`` and ``# UNIT`` before the samples of a
-family, label values with backslash, quote and line feed escaped, ``# EOF`` at the end.
+The endpoint answers in OpenMetrics 1.0: ``# TYPE``, ``# HELP`` and ``# UNIT`` before the samples of a family, label
+values with backslash, quote and line feed escaped, ``# EOF`` at the end. node_exporter reads Prometheus's older text
+format: there the name of a counter's family ends in ``_total``, and there is neither unit nor end.
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 
-from perfscope.model.errors import PerfscopeError
+from perfscope.model.errors import PerfscopeError, UsageError
 from perfscope.plugins.job.account import JobAccount
+from perfscope.plugins.job.outlets import Moment
 from perfscope.plugins.job.steps import RankState
 
 TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+
+ALWAYS = ("save", "failed save", "failed restore", "stalled", "killed")
+"""Kinds of events that are exposed from 0 on: ``increase`` in Prometheus misses the first event of a new series."""
 
 
 class _Family(NamedTuple):
@@ -25,23 +30,34 @@ class _Family(NamedTuple):
     samples: tuple[tuple[dict[str, str], float], ...]
 
 
-def openmetrics(account: JobAccount, job: str) -> str:
-    """The exposition of a job; ``job``: value of the label of that name on every sample."""
-    lines: list[str] = []
-    for family in _families(account):
+def openmetrics(moment: Moment) -> str:
+    """The exposition for scrapes."""
+    return "\n".join([*_lines(moment, openmetrics=True), "# EOF", ""])
+
+
+def textfile(moment: Moment) -> str:
+    """The content of a file for node_exporter's textfile collector."""
+    return "\n".join([*_lines(moment, openmetrics=False), ""])
+
+
+def _lines(moment: Moment, *, openmetrics: bool) -> Iterator[str]:
+    for family in _families(moment):
         if not family.samples:
             continue
-        lines += [f"# TYPE {family.name} {family.kind}"]
-        lines += [f"# UNIT {family.name} {family.unit}"] if family.unit else []
-        lines += [f"# HELP {family.name} {family.meaning}"]
-        suffix = "_total" if family.kind == "counter" else ""
+        sampled = f"{family.name}_total" if family.kind == "counter" else family.name
+        named = family.name if openmetrics else sampled
+        yield f"# TYPE {named} {family.kind}"
+        if openmetrics and family.unit:
+            yield f"# UNIT {named} {family.unit}"
+        yield f"# HELP {named} {family.meaning}"
         for labels, value in family.samples:
-            named = ",".join(f'{key}="{_escaped(text)}"' for key, text in {"job_name": job, **labels}.items())
-            lines.append(f"{family.name}{suffix}{{{named}}} {value:.10g}")
-    return "\n".join([*lines, "# EOF", ""])
+            pairs = (f'{key}="{_escaped(text)}"' for key, text in {"job_name": moment.job, **labels}.items())
+            yield f"{sampled}{{{','.join(pairs)}}} {value:.12g}"
 
 
-def _families(account: JobAccount) -> Iterator[_Family]:
+def _families(moment: Moment) -> Iterator[_Family]:
+    account = moment.account
+    yield _Family("perfscope_job_running", "gauge", "", "1 until the job has ended.", (({}, moment.running),))
     yield _Family(
         "perfscope_job_time_seconds",
         "gauge",
@@ -59,7 +75,7 @@ def _families(account: JobAccount) -> Iterator[_Family]:
     yield _Family("perfscope_job_steps", "counter", "", "Completed steps.", (({}, account.steps),))
     if account.tokens:
         yield _Family("perfscope_job_tokens", "counter", "", "Trained tokens of all ranks.", (({}, account.tokens),))
-    kinds = dict.fromkeys(event.kind for event in account.events)
+    kinds = dict.fromkeys((*ALWAYS, *(event.kind for event in account.events)))
     yield _Family(
         "perfscope_job_events",
         "counter",
@@ -109,7 +125,10 @@ def _escaped(text: str) -> str:
 
 
 def serve(make: Callable[[], str], port: int) -> ThreadingHTTPServer:
-    """A server on loopback that answers ``GET /metrics`` with ``make()``; ``serve_forever`` starts it."""
+    """A server on loopback that answers ``GET /metrics`` with ``make()``; ``serve_forever`` starts it.
+
+    ``UsageError`` if the port is taken.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -130,4 +149,7 @@ def serve(make: Callable[[], str], port: int) -> ThreadingHTTPServer:
         def log_message(self, *_: object) -> None:
             """Log nothing: scrapes come every few seconds."""
 
-    return ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    try:
+        return ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    except OSError as error:
+        raise UsageError(f"--serve {port}: {(error.strerror or 'cannot listen').lower()}") from error
