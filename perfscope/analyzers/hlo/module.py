@@ -129,6 +129,8 @@ class Instruction(Struct, frozen=True, kw_only=True):
     """The framework's path, such as ``jit(step)/transpose(jvp(mlp))/dot_general``."""
     file: str | None = None
     line: int | None = None
+    lines: tuple[tuple[str, int], ...] = ()
+    """Files and lines of the user's calls, from the outermost one to this op's; empty if the file has no frames."""
     scheduling_name: str = ""
     """Name before rematerialization cloned it (GPU)."""
     wraps: str = ""

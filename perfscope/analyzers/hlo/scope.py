@@ -166,19 +166,25 @@ class FrameTable(Struct, frozen=True, kw_only=True):
     """Location -> file id, line."""
     frames: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     """Frame -> location id, id of the caller's frame (0 without a caller)."""
-    _found: dict[int, tuple[str, int] | None] = field(default_factory=dict)
+    _found: dict[int, tuple[tuple[str, int], ...]] = field(default_factory=dict)
 
     def user_line(self, frame: int) -> tuple[str, int] | None:
         """Return file and line of the innermost frame of the user's code, else of the innermost frame.
 
         ``None`` if the tables lack the frame. A cyclic chain ends at its repetition.
         """
+        lines = self.user_lines(frame)
+        return lines[-1] if lines else None
+
+    def user_lines(self, frame: int) -> tuple[tuple[str, int], ...]:
+        """Return file and line of the user's frames, the outermost call first; without any, the innermost frame."""
         if frame not in self._found:
             self._found[frame] = self._walked(frame)
         return self._found[frame]
 
-    def _walked(self, frame: int) -> tuple[str, int] | None:
-        innermost = None
+    def _walked(self, frame: int) -> tuple[tuple[str, int], ...]:
+        innermost: tuple[tuple[str, int], ...] = ()
+        found: list[tuple[str, int]] = []
         seen: set[int] = set()
         while frame in self.frames and frame not in seen:
             seen.add(frame)
@@ -186,11 +192,11 @@ class FrameTable(Struct, frozen=True, kw_only=True):
             file, line = self.locations.get(location, (0, 0))
             if file in self.files:
                 place = (self.files[file], line)
+                innermost = innermost or (place,)
                 if not is_library(place[0]):
-                    return place
-                innermost = innermost or place
+                    found.append(place)
             frame = caller
-        return innermost
+        return tuple(reversed(found)) or innermost
 
 
 # Source lines for instructions without one: copies, zeros and layout changes that XLA adds get the line they serve.

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from perfscope.plugins.port.document import Difference
 from perfscope.plugins.port.labels import Layer
 from perfscope.plugins.port.ledger import Both, Key, Placed, kind_name, time_outside
-from perfscope.plugins.port.pieces import Fact, Piece
+from perfscope.plugins.port.pieces import Fact, Piece, common_call
 
 LEAST_SHARE = 0.02
 """Smallest share of a step that is a difference: less is in the noise of two measured steps."""
@@ -269,9 +269,14 @@ def _unrolled(placed: Placed) -> Iterator[Doing]:
         pieces = placed.program.pieces
         own = [piece for piece in pieces if piece.line is not None and set(piece.weights) & set(most[0].weights)]
         first = own[0] if own else pieces[most[0].first]
+        weights = {
+            one for group in alike.values() if len(group) == len(most) for layer in group for one in layer.weights
+        }
+        call = common_call(piece for piece in pieces if piece.phase == "forward" and weights & set(piece.weights))
+        file, line = call or (first.file, first.line)
         inside = sum(piece.launches for piece in pieces if piece.phase in ("forward", "backward"))
         yield Doing(
-            kind=UNROLLED, key=None, count=inside * (len(most) - 1) // len(most), file=first.file, line=first.line,
+            kind=UNROLLED, key=None, count=inside * (len(most) - 1) // len(most), file=file, line=line,
             detail=f"{len(most)} alike layers are compiled one by one",
         )  # fmt: skip
 

@@ -28,7 +28,7 @@ from perfscope.analyzers.hlo import (
 from perfscope.analyzers.programs import donation_of, updates
 from perfscope.model.trace import Trace
 from perfscope.plugins.port.instruction_times import times_of
-from perfscope.plugins.port.pieces import Fact, Held, Kind, Phase, Piece, Program, Weight
+from perfscope.plugins.port.pieces import Fact, Held, Kind, Phase, Piece, Program, Weight, common_call
 
 _MOVES = frozenset(
     {
@@ -76,7 +76,7 @@ def jax_step(trace: Trace) -> Program | None:
         facts=(
             *_attentions(reader),
             *_constants(module, reader),
-            *_not_donated(module),
+            *_not_donated(module, reader.pieces),
             *_reads(trace),
             *_dispatches(trace, main),
         ),
@@ -117,6 +117,9 @@ class _Reader:
         self._emit(self.module.entry_computation(), 1)
         self.pieces = _phases(self.pieces, self._holders, self.module.entry)
         self._keep_weights()
+        again = [piece for piece in self.pieces if piece.recompute]
+        call = common_call(again)
+        self.pieces = [replace(piece, checkpoint=call) if piece.recompute else piece for piece in self.pieces]
 
     def _emit(self, computation: Computation, turns: int) -> None:
         for instruction in computation.instructions:
@@ -170,6 +173,7 @@ class _Reader:
                 scope="/".join(named.path),
                 file=instruction.file,
                 line=instruction.line,
+                lines=instruction.lines,
                 added=not instruction.op_name,
             )
         )
@@ -436,12 +440,15 @@ def _readers(graph: HloProgram, number: int) -> frozenset[int]:
     return frozenset(found)
 
 
-def _not_donated(module: HloModule) -> Iterator[Fact]:
+def _not_donated(module: HloModule, pieces: list[Piece]) -> Iterator[Fact]:
+    """State that is not donated, at the line that calls the program; without frames, at the line of an update."""
     found = donation_of(module)
     if found is not None:
-        place = next(one for one in module.entry_computation().instructions if one.name == found.updates[0].written_by)
+        one = next(one for one in module.entry_computation().instructions if one.name == found.updates[0].written_by)
+        call = common_call(*([piece for piece in pieces if piece.phase == phase] for phase in ("forward", "optimizer")))
+        file, line = call or (one.file, one.line)
         yield Fact(
-            kind="donation", bytes=found.bytes, count=len(found.updates), file=place.file, line=place.line,
+            kind="donation", bytes=found.bytes, count=len(found.updates), file=file, line=line,
             detail=found.updates[0].parameter.op_name,
         )  # fmt: skip
 

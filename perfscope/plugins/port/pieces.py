@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import Literal
 
 from msgspec import Struct
@@ -61,6 +63,8 @@ class Piece(Struct, frozen=True, kw_only=True):
     """Innermost module, or the user's named scopes."""
     file: str | None = None
     line: int | None = None
+    lines: tuple[tuple[str, int], ...] = ()
+    """Lines of the user's calls from the outermost one to this op, if the program has them."""
     origin: int | None = None
     """In the backward pass: the piece of the forward pass that it differentiates, if the recording has it."""
     updates: tuple[int, ...] = ()
@@ -69,6 +73,35 @@ class Piece(Struct, frozen=True, kw_only=True):
     """File and line of the call that makes the backward pass run it again, if the recording has it."""
     added: bool = False
     """The compiler added it: it has no name in the program."""
+
+
+_MOST_SHARE_A_CALL = 0.75
+"""Share of pieces below one call from which it is the call of all: a few have the lines of an earlier trace, because
+JAX keeps the traces of jitted functions."""
+
+
+def common_call(*groups: Iterable[Piece]) -> tuple[str, int] | None:
+    """The innermost line through which the pieces of all groups are called; ``None`` without a common one."""
+    call = None
+    for column in zip(*(_common_path(group) for group in groups), strict=False):
+        if len(set(column)) > 1:
+            break
+        call = column[0]
+    return call
+
+
+def _common_path(pieces: Iterable[Piece]) -> list[tuple[str, int]]:
+    paths = [piece.lines for piece in pieces if piece.lines]
+    found: list[tuple[str, int]] = []
+    least = _MOST_SHARE_A_CALL * len(paths)
+    while paths:
+        counts = Counter(path[len(found)] for path in paths if len(path) > len(found))
+        line, count = max(counts.items(), key=lambda pair: pair[1], default=(("", 0), 0))
+        if not count or count < least:
+            break
+        found.append(line)
+        paths = [path for path in paths if list(path[: len(found)]) == found]
+    return found
 
 
 class Held(Struct, frozen=True, kw_only=True):

@@ -45,9 +45,9 @@ def loss_of(params: Any, ids: Any, changes: frozenset[str]) -> Any:
     block = jax.checkpoint(layer) if "checkpoint" in changes else layer
     if "unroll" in changes:
         for number in range(len(params["layers"])):
-            x = block(x, params["layers"][number])
+            x = block(x, params["layers"][number])  # planted: unroll
     else:
-        x, _ = jax.lax.scan(lambda x, p: (block(x, p), None), x, params["layers"])
+        x, _ = jax.lax.scan(lambda x, p: (block(x, p), None), x, params["layers"])  # planted: checkpoint
     logits = norm(x, params["norm"]) @ params["lm_head"]
     logs = jax.nn.log_softmax(logits.astype(jnp.float32))
     return -jnp.take_along_axis(logs, ids[:, 1:, None], -1).mean()
@@ -90,5 +90,5 @@ def step_of(*changes: str, layers: int = L, dtype: Any = jnp.float32) -> tuple[A
         params, mean, square = jax.tree.transpose(jax.tree.structure(grads), jax.tree.structure((0, 0, 0)), new)
         return {"params": params, "mean": mean, "square": square}, loss
 
-    donated = () if "keep" in planted else (0,)  # planted: keep
+    donated = () if "keep" in planted else (0,)
     return jax.jit(step, donate_argnums=donated), (state, ids)

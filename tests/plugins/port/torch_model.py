@@ -107,7 +107,7 @@ def step_of(*changes: str, layers: int = L, dtype: Any = torch.float32) -> Any:
         loss.backward()
         if "item" in planted:
             assert loss.item() > 0  # planted: item
-        adam.step()
+        adam.step()  # planted: loop
         adam.zero_grad()
 
     step()

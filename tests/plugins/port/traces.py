@@ -33,6 +33,6 @@ def torch_trace(step: Callable[[], None]) -> Trace:
 
 def jax_trace(step: Any, arguments: tuple[Any, ...]) -> Trace:
     """The program of a jitted step, compiled."""
-    compiled = step.lower(*arguments).compile()
+    compiled = step.lower(*arguments).compile()  # planted: keep
     (module,) = compiled.runtime_executable().hlo_modules()
     return hlo_trace(module_of_proto(module.as_serialized_hlo_module_proto(), "jax"))

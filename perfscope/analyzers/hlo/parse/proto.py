@@ -195,6 +195,7 @@ class _Conversion:
             op_name=metadata.op_name,
             file=file,
             line=line,
+            lines=self._frames.user_lines(metadata.stack_frame_id),
             scheduling_name=metadata.scheduling_name,
             wraps=what.name if what is not proto else "",
             fusion_kind=what.fusion_kind or None,

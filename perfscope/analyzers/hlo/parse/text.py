@@ -257,6 +257,7 @@ class InstructionReader(Struct, kw_only=True):
             op_name=metadata.get("op_name", ""),
             file=file,
             line=place,
+            lines=self._lines(metadata),
             scheduling_name=metadata.get("scheduling_name", ""),
             fusion_kind=written.pop("kind", None),
             custom_call_target=None if target is None else unquoted(target),
@@ -288,6 +289,10 @@ class InstructionReader(Struct, kw_only=True):
         frame = metadata.get("stack_frame_id", "")
         found = self.frames.user_line(int(frame)) if frame.isdecimal() else None
         return (None, None) if found is None else found
+
+    def _lines(self, metadata: Mapping[str, str]) -> tuple[tuple[str, int], ...]:
+        frame = metadata.get("stack_frame_id", "")
+        return self.frames.user_lines(int(frame)) if frame.isdecimal() else ()
 
     def _config(self, text: str) -> Mapping[str, Any]:
         if text not in self._configs:
