@@ -2,27 +2,35 @@
 
 A rank's time goes from the start of its first process to the end of its last one. Time without a process of the rank
 is *between attempts*. A process that was killed is followed by its next attempt; what it trained after the last save
-that the next attempt restored is *lost work*. Ranks are read one after the other, and only sums of each are kept.
+that the next attempt restored is *lost work*. Ranks are read one by one (`rank.py`), and only sums of each are kept.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from msgspec import Struct
 
+from perfscope.analyzers.readers import LostTask, cores, work_through
 from perfscope.model.errors import DataError
 from perfscope.plugins.job.causes import CAUSES, KEPT, Cause
-from perfscope.plugins.job.charge import Charged, charge, continues, lose, take_off
-from perfscope.plugins.job.document import ledger_files, load_ledger, read_rank
-from perfscope.plugins.job.steps import Point, RankState, StepChange, joined, points_of, state_of, step_changes
+from perfscope.plugins.job.document import ledger_files, read_rank
+from perfscope.plugins.job.nodes import Courses, Node
+from perfscope.plugins.job.rank import Attempt, Event, RankAccount, RankTask, rank_account
+from perfscope.plugins.job.steps import RankState, StepChange
+from perfscope.plugins.job.timeline import Bin, Timeline
 
 MOST_LINES = 12
 """Lines per cause."""
-MOST_EVENTS = 1_000
-"""Checkpoints per process."""
+BYTES_PER_PROCESS = 8 << 20
+"""Least size of ledgers for another process that reads: half a second's work."""
+
+Executor = Callable[
+    [Callable[[RankTask], RankAccount], Sequence[RankTask]], Iterator[tuple[int, RankAccount | LostTask]]
+]
+"""Runs the tasks in any order, here or elsewhere: (number, result)."""
 
 
 class CauseTime(Struct, frozen=True, kw_only=True):
@@ -34,35 +42,6 @@ class CauseTime(Struct, frozen=True, kw_only=True):
     """Share of the time of all ranks."""
     lines: tuple[tuple[str, int], ...]
     """(Line of the program, ns), most first."""
-
-
-class Event(Struct, frozen=True, kw_only=True):
-    """Something that happened once."""
-
-    kind: str
-    """``save``, ``restore``, ``failed save``, ``failed restore``, ``stalled``, ``started``, ``killed``, ``ended``."""
-    unix_ns: int
-    ns: int
-    """Its duration; 0 for a moment."""
-    rank: int | None
-    line: str
-    text: str = ""
-
-
-class Attempt(Struct, frozen=True, kw_only=True):
-    """One process of a rank."""
-
-    rank: int | None
-    host: str
-    pid: int
-    begin_ns: int
-    """Since 1970."""
-    end_ns: int
-    ended: bool
-    """By itself; else it was killed, or still runs."""
-    steps: int
-    lost_ns: int
-    """Part of its training that the next attempt did not continue from."""
 
 
 class JobAccount(Struct, frozen=True, kw_only=True):
@@ -82,99 +61,93 @@ class JobAccount(Struct, frozen=True, kw_only=True):
     tokens: int
     """Sum over all ranks, counted in the same way; 0 if the program reports no tokens."""
     ranks: tuple[RankState, ...]
+    nodes: tuple[Node, ...]
+    """Slowest first; without a comparison where all ranks are on one."""
     attempts: tuple[Attempt, ...]
     events: tuple[Event, ...]
     changes: tuple[StepChange, ...]
+    width_ns: int
+    """Of ``bins``."""
+    bins: tuple[Bin, ...]
+    """The time of all ranks over time; they sum to ``causes``."""
     notes: tuple[str, ...]
 
 
 class _Sums:
-    """Sums and rows of the ranks that were read."""
+    """Sums of the ranks that were read."""
 
-    def __init__(self) -> None:
+    def __init__(self, notes: list[str]) -> None:
         self.totals: Counter[Cause] = Counter()
         self.lines: Counter[tuple[Cause, str]] = Counter()
-        self.attempts: list[Attempt] = []
-        self.events: list[Event] = []
-        self.changes: list[StepChange] = []
-        self.ranks: list[RankState] = []
-        self.steps: list[int] = []
-        self.tokens = 0
-        self.notes: list[str] = []
+        self.timeline = Timeline()
+        self.courses = Courses()
+        self.read: dict[int, RankAccount] = {}
+        self.notes = notes
 
-    def add_rank(self, rank: int | None, files: Sequence[Path]) -> None:
-        """Read the processes of a rank, and add what they did."""
-        processes = sorted((load_ledger(file) for file in files), key=lambda ledger: ledger.head.unix_ns)
-        at, steps = processes[0].head.unix_ns, 0
-        points: list[Point] = []
-        for number, ledger in enumerate(processes):
-            following = processes[number + 1] if number + 1 < len(processes) else None
-            begin = ledger.head.unix_ns
-            end = begin + ledger.end_ns - ledger.head.began_ns
-            self.totals["between attempts"] += max(0, begin - at)
-            charged = charge(ledger)
-            points = joined([*points, *points_of(charged)])
-            lost = 0 if following is None or not continues(ledger, following) else lose(charged, following)
-            take_off(charged, max(0, min(at, end) - begin))  # clocks that jump: time is counted once
-            at = max(at, end)
-            self.totals.update(charged.totals)
-            self.lines.update(charged.lines)
-            self._keep_most_lines()
-            done = sum(row.steps for row in ledger.rows)
-            steps += done
-            self.tokens += sum(row.tokens for row in ledger.rows)
-            self.notes += ledger.notes
-            self.attempts.append(
-                Attempt(
-                    rank=rank,
-                    host=ledger.head.host,
-                    pid=ledger.head.pid,
-                    begin_ns=begin,
-                    end_ns=end,
-                    ended=ledger.ended,
-                    steps=done,
-                    lost_ns=lost,
-                )
-            )
-            self.events += _events(charged, rank, last=following is None)
-        self.steps.append(steps)
-        self.ranks.append(state_of(rank, charged))
-        self.changes += step_changes(rank, points)
-
-    def _keep_most_lines(self) -> None:
-        """Bound the lines of a job with many ranks and programs."""
-        if len(self.lines) > 100 * MOST_LINES * len(CAUSES):
+    def add(self, number: int, rank: RankAccount) -> None:
+        """Add a rank; ``number``: its place in the order of ranks."""
+        self.totals.update(rank.totals)
+        self.lines.update({(cause, line): ns for cause, line, ns in rank.lines})
+        if len(self.lines) > 100 * MOST_LINES * len(CAUSES):  # many ranks and programs
             self.lines = Counter(dict(self.lines.most_common(50 * MOST_LINES * len(CAUSES))))
+        timeline = Timeline(rank.width_ns, rank.bins)
+        self.courses.add(rank, timeline)
+        self.timeline.merge(timeline)
+        self.read[number] = rank
 
 
-def job_account(runs: Sequence[Path]) -> JobAccount:
-    """The account of the runs of one job; ``DataError`` if none of them has a ledger that can be read."""
-    sums = _Sums()
-    for rank, files in _ranks(runs, sums.notes).items():
-        sums.add_rank(rank, files)
-    if not sums.attempts:
+def job_account(runs: Sequence[Path], read: Executor | None = None) -> JobAccount:
+    """The account of the runs of one job; ``DataError`` if none of them has a ledger that can be read.
+
+    ``read``: where ranks are read; by default in as many processes as are useful.
+    """
+    notes: list[str] = []
+    tasks = _tasks(runs, notes)
+    sums = _Sums(notes)
+    for number, rank in (read or _here)(rank_account, tasks):
+        if isinstance(rank, LostTask):
+            notes.append(f"rank {tasks[number].rank}: its reader {rank.why}; the rank is left out")
+        else:
+            sums.add(number, rank)
+    if not sums.read:
         names = ", ".join(map(str, runs))
-        why = f": {sums.notes[0]}" if sums.notes else "; `perfscope run --ledger` keeps one"
+        why = f": {notes[0]}" if notes else "; `perfscope run --ledger` keeps one"
         raise DataError(f"{names}: no ledger{why}")
+    return _account(sums)
+
+
+def _here(
+    work: Callable[[RankTask], RankAccount], tasks: Sequence[RankTask]
+) -> Iterator[tuple[int, RankAccount | LostTask]]:
+    size = sum(file.stat().st_size for task in tasks for file in task.files)
+    return work_through(work, tasks, min(cores(), size // BYTES_PER_PROCESS))
+
+
+def _account(sums: _Sums) -> JobAccount:
+    ranks = [sums.read[number] for number in sorted(sums.read)]
+    attempts = [attempt for rank in ranks for attempt in rank.attempts]
     total = sum(sums.totals.values())
-    begin = min(attempt.begin_ns for attempt in sums.attempts)
+    begin = min(attempt.begin_ns for attempt in attempts)
     return JobAccount(
         total_ns=total,
-        wall_ns=max(attempt.end_ns for attempt in sums.attempts) - begin,
+        wall_ns=max(attempt.end_ns for attempt in attempts) - begin,
         begin_unix_ns=begin,
         causes=_cause_times(sums, total),
         goodput=sum(ns for cause, ns in sums.totals.items() if cause in KEPT) / total if total else 0.0,
-        steps=max(sums.steps),
-        tokens=sums.tokens,
-        ranks=tuple(sums.ranks),
-        attempts=tuple(sorted(sums.attempts, key=lambda attempt: (attempt.begin_ns, attempt.rank or 0))),
-        events=tuple(sorted(sums.events, key=lambda event: event.unix_ns)),
-        changes=tuple(sorted(sums.changes, key=lambda change: change.unix_ns)),
-        notes=tuple(sums.notes),
+        steps=max(rank.steps for rank in ranks),
+        tokens=sum(rank.tokens for rank in ranks),
+        ranks=tuple(rank.state for rank in ranks),
+        nodes=sums.courses.nodes(),
+        attempts=tuple(sorted(attempts, key=lambda attempt: (attempt.begin_ns, attempt.rank or 0))),
+        events=tuple(sorted((event for rank in ranks for event in rank.events), key=lambda event: event.unix_ns)),
+        changes=tuple(sorted((change for rank in ranks for change in rank.changes), key=lambda change: change.unix_ns)),
+        width_ns=sums.timeline.width_ns,
+        bins=sums.timeline.bins(),
+        notes=(*sums.notes, *(note for rank in ranks for note in rank.notes)),
     )
 
 
-def _ranks(runs: Sequence[Path], notes: list[str]) -> dict[int | None, list[Path]]:
+def _tasks(runs: Sequence[Path], notes: list[str]) -> list[RankTask]:
     """Files of the job itself by rank: its ranks; without ranks those with steps; without either all. No launchers."""
     by_rank: dict[int | None, list[Path]] = defaultdict(list)
     stepping: list[Path] = []
@@ -190,8 +163,10 @@ def _ranks(runs: Sequence[Path], notes: list[str]) -> dict[int | None, list[Path
                 stepping.append(file)
     ranks = sorted(rank for rank in by_rank if rank is not None)
     if ranks:
-        return {rank: by_rank[rank] for rank in ranks}
-    return {None: stepping} if stepping else dict(by_rank)
+        by_rank = defaultdict(list, {rank: by_rank[rank] for rank in ranks})
+    elif stepping:
+        by_rank = defaultdict(list, {None: stepping})
+    return [RankTask(rank=rank, files=tuple(files)) for rank, files in by_rank.items()]
 
 
 def _cause_times(sums: _Sums, total: int) -> tuple[CauseTime, ...]:
@@ -204,34 +179,3 @@ def _cause_times(sums: _Sums, total: int) -> tuple[CauseTime, ...]:
         CauseTime(cause=cause, ns=sums.totals[cause], share=sums.totals[cause] / total, lines=tuple(by_cause[cause]))
         for cause in order
     )
-
-
-def _events(charged: Charged, rank: int | None, *, last: bool) -> Iterator[Event]:
-    ledger = charged.ledger
-    offset = ledger.head.unix_ns - ledger.head.began_ns
-    where = f"{ledger.head.host}, process {ledger.head.pid}"
-    yield Event(kind="started", unix_ns=ledger.head.unix_ns, ns=0, rank=rank, line="", text=where)
-    checkpoints = [event for row in ledger.rows for event in row.checkpoints]
-    for kind, call, begin, end, line, ok, stored, _ in checkpoints[:MOST_EVENTS]:
-        later = f"stored {(stored - end) / 1e9:.1f} s later" if stored > end else ""
-        yield Event(
-            kind=kind if ok else f"failed {kind}",
-            unix_ns=begin + offset,
-            ns=end - begin,
-            rank=rank,
-            line=line,
-            text=", ".join(filter(None, (call, later))),
-        )
-    for stall in ledger.stalls:
-        threads = [(name, charged.place(node).line) for name, node in stall.stacks if node >= 0]
-        yield Event(
-            kind="stalled",
-            unix_ns=(stall.stalled or 0) + offset,
-            ns=0,
-            rank=rank,
-            line=next((line for name, line in threads if name == "MainThread"), ""),
-            text="; ".join(f"{name}: {line}" for name, line in threads[:8]),
-        )
-    if not last or ledger.ended:
-        kind = "ended" if ledger.ended else "killed"
-        yield Event(kind=kind, unix_ns=ledger.end_ns + offset, ns=0, rank=rank, line="", text=where)

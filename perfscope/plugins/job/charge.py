@@ -1,16 +1,24 @@
-"""The time of one process by cause and line, and what of it was lost."""
+"""The time of one process by row and cause, and by cause and line; what of it was lost."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
 
-from perfscope.plugins.job.causes import Cause, Place, cause_in, places
+import numpy as np
+import numpy.typing as npt
+
+from perfscope.plugins.job.causes import CAUSES, Cause, Place, cause_in, places
 from perfscope.plugins.job.checkpoints import RESTORE, SAVE
-from perfscope.plugins.job.document import ProcessLedger, Row, Triple
+from perfscope.plugins.job.document import ProcessLedger, Triple
 
 TRAINS: frozenset[Cause] = frozenset({"training steps", "warm-up steps"})
+COLUMN: dict[Cause, int] = {cause: column for column, cause in enumerate(CAUSES)}
+PHASES = 4
+
+Ints = npt.NDArray[np.int64]
 
 
 class Charged(NamedTuple):
@@ -18,54 +26,90 @@ class Charged(NamedTuple):
 
     ledger: ProcessLedger
     places: list[Place]
-    totals: Counter[Cause]
-    """They sum to the time from the start of the process to the end of its last row."""
+    by_row: Ints
+    """(1 + rows, causes), ns: the time before the first row, and each row with the gap before it."""
     lines: Counter[tuple[Cause, str]]
+    parts: Ints
+    """(parts, 4) of all rows: row from 0, node, phase, ns."""
 
     def place(self, node: int) -> Place:
         """The place of a node; that of no stack for one that was lost."""
         return self.places[node] if node < len(self.places) else self.places[-1]
 
+    @property
+    def totals(self) -> Counter[Cause]:
+        """Time by cause; sums to the time from the start of the process to the end of its last row."""
+        return Counter({cause: int(ns) for cause, ns in zip(CAUSES, self.by_row.sum(axis=0), strict=True)})
+
+    def ends(self) -> list[int]:
+        """Ends of the rows of ``by_row``, ``perf_counter_ns``; each begins where the one before ended."""
+        return [self.ledger.head.from_ns, *(row.begin if row.end is None else row.end for row in self.ledger.rows)]
+
 
 def charge(ledger: ProcessLedger) -> Charged:
     """The time of a process from its start to the end of its last row, by cause and line."""
-    known = places(ledger)
-    charged = Charged(ledger, known, Counter(), Counter())
-    charged.totals["imports"] += max(0, ledger.head.from_ns - ledger.head.began_ns)
-    at = ledger.head.from_ns
+    charged = _by_stack(ledger)
     stuck: tuple[Triple, ...] = ()
-    for row in ledger.rows:
-        charged.totals["not recorded"] += row.begin - at
-        charged.totals["waiting for a core"] += row.core
-        _add(charged, row.at, 1)
-        at = row.begin if row.end is None else row.end
+    stuck_at = 0
+    for number, row in enumerate(ledger.rows, 1):
         if row.steps:
+            _move(charged, stuck, stuck_at, "stalled")
             stuck = ()
-        elif row.stuck:
-            _move(charged, stuck, "stalled", back=True)
-            stuck = row.stuck
-            _move(charged, stuck, "stalled")
+        elif row.stuck:  # since the last step: what an earlier row has is in it
+            stuck, stuck_at = row.stuck, number
+    _move(charged, stuck, stuck_at, "stalled")
     if ledger.rows and ledger.rows[-1].tail and not stuck:
-        _move(charged, tuple(part for part in ledger.rows[-1].tail if part[1] > 0), "after the last step")
+        tail = tuple(part for part in ledger.rows[-1].tail if part[1] > 0)
+        _move(charged, tail, len(ledger.rows), "after the last step")
     return charged
 
 
-def _add(charged: Charged, parts: Iterable[Triple], sign: int) -> None:
+def _by_stack(ledger: ProcessLedger) -> Charged:
+    """Each part by the cause of its stack."""
+    known = places(ledger)
+    parts = _parts(ledger)
+    columns = np.array([[COLUMN[cause_in(place, phase)] for phase in range(PHASES)] for place in known])
+    by_row = np.zeros((1 + len(ledger.rows), len(CAUSES)), dtype=np.int64)
+    by_row[0, COLUMN["imports"]] = max(0, ledger.head.from_ns - ledger.head.began_ns)
+    begins = np.array([row.begin for row in ledger.rows], dtype=np.int64)
+    ends = np.array([row.begin if row.end is None else row.end for row in ledger.rows], dtype=np.int64)
+    by_row[1:, COLUMN["not recorded"]] = begins - np.concatenate(([ledger.head.from_ns], ends[:-1]))[: len(begins)]
+    by_row[1:, COLUMN["waiting for a core"]] = [row.core for row in ledger.rows]
+    row, node, phase, ns = parts.T
+    node[node >= len(known)] = -1
+    np.add.at(by_row, (row + 1, columns[node, phase]), ns)
+    sums = np.zeros((len(known), PHASES), dtype=np.int64)
+    np.add.at(sums, (node, phase), ns)
+    lines: Counter[tuple[Cause, str]] = Counter()
+    for at, phase_at in np.argwhere(sums):
+        lines[CAUSES[columns[at, phase_at]], known[at].line] += int(sums[at, phase_at])
+    return Charged(ledger, known, by_row, lines, parts)
+
+
+def _parts(ledger: ProcessLedger) -> Ints:
+    counts = [len(row.at) for row in ledger.rows]
+    flat = chain.from_iterable(chain.from_iterable(row.at for row in ledger.rows))
+    triples = np.fromiter(flat, dtype=np.int64, count=3 * sum(counts)).reshape(-1, 3)
+    return np.column_stack((np.repeat(np.arange(len(counts)), counts), triples))
+
+
+def _move(charged: Charged, parts: Sequence[Triple], last: int, cause: Cause) -> None:
+    """Charge parts of the rows up to ``last`` to another cause, newest rows first."""
+    left: Counter[Cause] = Counter()
     for node, phase, ns in parts:
         place = charged.place(node)
-        cause = cause_in(place, phase)
-        charged.totals[cause] += sign * ns
-        charged.lines[cause, place.line] += sign * ns
-
-
-def _move(charged: Charged, parts: Iterable[Triple], cause: Cause, *, back: bool = False) -> None:
-    """Charge parts that were charged by their stacks to one cause, or ``back``."""
-    sign = 1 if back else -1
-    _add(charged, parts, sign)
-    for node, _, ns in parts:
-        place = charged.place(node)
-        charged.totals[cause] -= sign * ns
-        charged.lines[cause, place.line] -= sign * ns
+        own = cause_in(place, phase)
+        left[own] += ns
+        charged.lines[own, place.line] -= ns
+        charged.lines[cause, place.line] += ns
+    for own, ns in left.items():
+        row = last
+        while ns and row >= 0:
+            moved = min(ns, int(charged.by_row[row, COLUMN[own]]))
+            charged.by_row[row, COLUMN[own]] -= moved
+            charged.by_row[row, COLUMN[cause]] += moved
+            ns -= moved
+            row -= 1
 
 
 def continues(ledger: ProcessLedger, following: ProcessLedger) -> bool:
@@ -79,18 +123,28 @@ def continues(ledger: ProcessLedger, following: ProcessLedger) -> bool:
 def lose(charged: Charged, following: ProcessLedger) -> int:
     """Charge what a killed process trained after the save that the next attempt restored to *lost work*, ns."""
     kept_until = _kept_until(charged.ledger, following)
-    lost = 0
-    for row in charged.ledger.rows:
-        if kept_until is not None and row.begin < kept_until:
-            continue
-        trained = [part for part in row.at if _trains(charged, part)]
-        _move(charged, trained, "lost work")
-        lost += sum(ns for _, _, ns in trained)
+    rows = charged.ledger.rows
+    first = 0 if kept_until is None else next((n for n, row in enumerate(rows) if row.begin >= kept_until), len(rows))
+    trained = [COLUMN[cause] for cause in sorted(TRAINS)]
+    after = charged.by_row[1 + first :]
+    lost = int(after[:, trained].sum())
+    after[:, COLUMN["lost work"]] += after[:, trained].sum(axis=1)
+    after[:, trained] = 0
+    for cause, line, ns in _summed(charged, charged.parts[charged.parts[:, 0] >= first]):
+        if cause in TRAINS:
+            moved = min(ns, charged.lines[cause, line])
+            charged.lines[cause, line] -= moved
+            charged.lines["lost work", line] += moved
     return lost
 
 
-def _trains(charged: Charged, part: Triple) -> bool:
-    return cause_in(charged.place(part[0]), part[1]) in TRAINS
+def _summed(charged: Charged, parts: Iterable[Any]) -> Iterable[tuple[Cause, str, int]]:
+    sums: Counter[tuple[Cause, str]] = Counter()
+    for _, node, phase, ns in parts:
+        place = charged.place(node)
+        sums[cause_in(place, phase), place.line] += int(ns)
+    for (cause, line), ns in sums.items():
+        yield cause, line, ns
 
 
 def _kept_until(ledger: ProcessLedger, following: ProcessLedger) -> int | None:
@@ -105,18 +159,30 @@ def _kept_until(ledger: ProcessLedger, following: ProcessLedger) -> int | None:
 
 
 def take_off(charged: Charged, cut: int) -> None:
-    """Take time that another process of the same rank has already off the largest causes."""
-    for cause, ns in charged.totals.most_common():
-        taken = min(cut, ns)
-        charged.totals[cause] -= taken
-        cut -= taken
+    """Take the first ``cut`` ns off, which another process of the same rank has already."""
+    for row in charged.by_row:
+        for column in np.argsort(-row):
+            taken = min(cut, int(row[column]))
+            row[column] -= taken
+            cut -= taken
+        if not cut:
+            return
 
 
-def training_lines(charged: Charged, row: Row) -> Counter[str]:
-    """Time of a row in training steps, by the program's line."""
-    lines: Counter[str] = Counter()
-    for node, phase, ns in row.at:
-        place = charged.place(node)
-        if cause_in(place, phase) in TRAINS:
-            lines[place.line] += ns
+def training_lines(charged: Charged, groups: Ints) -> list[Counter[str]]:
+    """Time in training steps by the program's line, of groups of rows; ``groups``: the group of each row, -1: none.
+
+    Parts that were charged to stalls or to lost work since are in it too.
+    """
+    lines: list[Counter[str]] = [Counter() for _ in range(int(groups.max(initial=-1)) + 1)]
+    row, node, phase, ns = charged.parts.T
+    known = sorted({place.line for place in charged.places})
+    of_line = {line: number for number, line in enumerate(known)}
+    wanted = np.array([[cause_in(place, at) in TRAINS for at in range(PHASES)] for place in charged.places])
+    line_of = np.array([of_line[place.line] for place in charged.places])
+    chosen = wanted[node, phase] & (groups[row] >= 0)
+    sums = np.zeros((len(lines), len(known)), dtype=np.int64)
+    np.add.at(sums, (groups[row[chosen]], line_of[node[chosen]]), ns[chosen])
+    for group, line in np.argwhere(sums):
+        lines[group][known[line]] = int(sums[group, line])
     return lines

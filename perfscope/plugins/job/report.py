@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 
 from perfscope.dashboards.report.blocks import Badge, Column, Effect, Report, Section, Table, Text, Value, table, tables
 from perfscope.model.units import format_ns
-from perfscope.plugins.job.account import Attempt, CauseTime, Event, JobAccount
+from perfscope.plugins.job.account import CauseTime, JobAccount
+from perfscope.plugins.job.rank import Attempt, Event
 from perfscope.plugins.job.steps import StepChange
 
 FEW = 10

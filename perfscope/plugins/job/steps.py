@@ -7,10 +7,11 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import NamedTuple
 
+import numpy as np
 from msgspec import Struct
 
 from perfscope.plugins.history import change_points
-from perfscope.plugins.job.charge import Charged, training_lines
+from perfscope.plugins.job.charge import COLUMN, TRAINS, Charged, training_lines
 
 LEAST = 0.05
 """Smallest relative change that is reported: rows of ten seconds on a shared machine differ by a few per cent."""
@@ -74,9 +75,20 @@ class RankState(Struct, frozen=True, kw_only=True):
 def points_of(charged: Charged) -> list[Point]:
     """Rows of a process that hold whole steps; its first and last such row hold parts of other phases."""
     offset = charged.ledger.head.unix_ns - charged.ledger.head.began_ns
-    stepped = [row for row in charged.ledger.rows if row.steps][1:-1]
-    points = [Point(row.begin + offset, row.steps, training_lines(charged, row)) for row in stepped]
-    return joined([point for point in points if point.lines.total() > 0])
+    rows = charged.ledger.rows
+    trained = charged.by_row[1:, [COLUMN[cause] for cause in sorted(TRAINS)]].sum(axis=1)
+    stepped = [number for number, row in enumerate(rows) if row.steps][1:-1]
+    stepped = [number for number in stepped if trained[number] > 0]
+    size = 1
+    while len(stepped) > size * MOST_POINTS:
+        size *= 2
+    groups = np.full(len(rows), -1)
+    groups[stepped] = np.arange(len(stepped)) // size
+    found = []
+    for number, lines in enumerate(training_lines(charged, groups)):
+        members = stepped[number * size : (number + 1) * size]
+        found.append(Point(rows[members[0]].begin + offset, sum(rows[at].steps for at in members), lines))
+    return found
 
 
 def joined(points: list[Point]) -> list[Point]:
@@ -119,10 +131,11 @@ def step_changes(rank: int | None, points: Sequence[Point]) -> list[StepChange]:
 def state_of(rank: int | None, charged: Charged) -> RankState:
     """The state of a rank by its last process."""
     rows = charged.ledger.rows
-    latest = [row for row in rows if row.steps][-LATEST:]
+    late = [number for number, row in enumerate(rows) if row.steps][-LATEST:]
+    latest = [rows[number] for number in late]
     steps, seconds = sum(row.steps for row in latest), sum((row.end or row.begin) - row.begin for row in latest) / 1e9
     tokens = sum(row.tokens for row in latest)
-    training = sum(training_lines(charged, row).total() for row in latest)
+    training = int(charged.by_row[1:, [COLUMN[cause] for cause in sorted(TRAINS)]][late].sum())
     return RankState(
         rank=rank,
         host=charged.ledger.head.host,

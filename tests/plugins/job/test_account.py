@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,11 @@ from tests.plugins.job.written import BEGAN, S, Written
 
 
 def seconds(account: JobAccount) -> dict[str, float]:
+    over_time: Counter[str] = Counter()
+    for part in account.bins:
+        over_time.update(part.causes)
+    assert over_time == Counter({cause.cause: cause.ns for cause in account.causes})
+    assert all(ns >= 0 for part in account.bins for ns in part.causes.values())
     return {cause.cause: cause.ns / S for cause in account.causes}
 
 

@@ -63,8 +63,8 @@ def test_a_program_is_accounted_for_from_start_to_end(tmp_path: Path) -> None:
     assert account.steps == 300
     (attempt,) = account.attempts
     assert attempt.ended
-    assert [event.kind for event in account.events] == ["started", "save", "ended"]
-    assert account.events[1].line == f"train.py:{PROGRAM.count(chr(10)) + 3}"
+    assert [event.kind for event in account.events] == ["started", "evaluation", "save", "ended"]
+    assert account.events[2].line == f"train.py:{PROGRAM.count(chr(10)) + 3}"
     found = seconds(account)
     assert found["sleeping"] > 0
     evaluation = next(cause for cause in account.causes if cause.cause == "evaluation")
