@@ -67,7 +67,7 @@ class JobAccount(Struct, frozen=True, kw_only=True):
     events: tuple[Event, ...]
     changes: tuple[StepChange, ...]
     width_ns: int
-    """Of ``bins``."""
+    """Width of ``bins``."""
     bins: tuple[Bin, ...]
     """The time of all ranks over time; they sum to ``causes``."""
     notes: tuple[str, ...]

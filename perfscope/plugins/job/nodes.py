@@ -115,7 +115,7 @@ class Courses:
 
 
 def _excesses(hosts: dict[str, float]) -> dict[str, float]:
-    """Of each host over the median of the others; nothing for a host alone."""
+    """Excess of each host over the median of the other hosts; empty for a host alone."""
     if len(hosts) < 2:
         return {}
     ordered = sorted(hosts.values())

@@ -16,7 +16,7 @@ Ints = npt.NDArray[np.int64]
 NARROWEST_NS = 2_000_000_000
 """Rows are not shorter."""
 MOST_BINS = 256
-"""Of a job: a picture shows no more. Bins are two, four, eight ... seconds wide."""
+"""Most bins of a job, as many as a picture shows. They are two, four, eight ... seconds wide."""
 
 
 class Bin(Struct, frozen=True, kw_only=True):
