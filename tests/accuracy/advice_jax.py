@@ -98,6 +98,15 @@ JAX: tuple[AdviceCase, ...] = (
         fix=("pad|fixed|dynamic_update_slice|alloc",),
     ),
     _case(
+        "inference",
+        "a cache as xs and ys of a scan over layers",
+        "jax_scan_cache",
+        "keras-team/keras-hub 2781 (2026), jax-ml/jax 17845",
+        rules=("data_movement",),
+        line=("jax.lax.scan(layer",),
+        fix=("carry",),
+    ),
+    _case(
         "reads",
         "five numbers of each step",
         "jax_metrics_each_step",
@@ -275,6 +284,7 @@ JAX: tuple[AdviceCase, ...] = (
     ),
     _case("control", "a jitted and donated step", "control_jax_train", "own", true_too=("host_sync",)),
     _case("control", "decoding in one compiled loop", "control_jax_decode", "own", true_too=("sequential_scan",)),
+    _case("control", "a cache in the carry of a scan", "control_jax_scan_cache", "own", true_too=("data_movement",)),
     _case("control", "a sharded batch", "control_jax_sharded", "own", true_too=("exposed_communication",)),
     _case(
         "control", "pmap with a loss every tenth step", "control_jax_pmap", "own", true_too=("exposed_communication",)

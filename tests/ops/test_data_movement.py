@@ -10,9 +10,9 @@ import pytest
 
 from perfscope.analyzers.ops.movement import movements
 from perfscope.model.finding import Outcome
-from perfscope.model.op_graph import GraphStorage
+from perfscope.model.op_graph import GraphStorage, OpGraph
 from perfscope.model.trace import Trace
-from tests.build import EVERYTHING, TraceBuilder
+from tests.build import EVERYTHING, TraceBuilder, replace
 from tests.graphs import GraphBuilder
 from tests.rules import judged_by
 
@@ -94,6 +94,43 @@ def test_the_cache_is_also_known_by_the_op_graph():
     (finding,) = outcome(t.build()).findings
     assert finding.subject == "cache join"
     assert (finding.where.file, finding.where.line) == ("train.py", 12)
+
+
+def decoding(*, op: str, kept: bool, read_again: bool = False) -> OpGraph:
+    """A step that writes a whole cache again by ``op``, which attention then reads."""
+    g = GraphBuilder()
+    cache, new = g.input((8, 4, 64, 32)), g.input((8, 4, 1, 32))
+    copied = g.op(op, [cache, new], (8, 4, 64, 32), function="decode", file="train.py", line=12)
+    read = cache if read_again else copied
+    g.op("_scaled_dot_product_attention", [read], (8, 4, 1, 32), function="decode", file="train.py")
+    graph = g.graph(live=[copied] if kept else [])
+    made = {graph.tensors[index].storage: op.index for op in graph.ops for index in op.outputs}
+    sizes = {tensor.storage: tensor.bytes for tensor in graph.tensors}
+    storages = tuple(
+        GraphStorage(bytes=sizes.get(number, 0), born=made.get(number), died=None) for number in range(max(sizes) + 1)
+    )
+    return replace(graph, storages=storages)
+
+
+@pytest.mark.parametrize(
+    ("op", "kept", "read_again", "subject"),
+    [
+        ("where", True, False, "cache copy"),
+        ("index_copy", True, False, "cache copy"),
+        ("index_select", True, False, "row pick"),
+        ("where", False, False, None),  # a masked copy that only this step reads
+        ("where", True, True, None),  # the old cache is still read
+        ("mul", True, False, None),  # a state that is computed anew
+    ],
+)
+def test_a_cache_that_is_written_again_as_a_whole(op: str, kept: bool, read_again: bool, subject: str | None):
+    t = steps_of([(f"aten::{op}", 150), ("aten::_scaled_dot_product_attention", 200)])
+    t.op_graph = decoding(op=op, kept=kept, read_again=read_again)
+    findings = outcome(t.build()).findings
+    assert [finding.subject for finding in findings] == ([] if subject is None else [subject])
+    for finding in findings:
+        assert (finding.where.file, finding.where.line) == ("train.py", 12)
+        assert finding.cost_ns_per_step == 150_000
 
 
 @pytest.mark.parametrize(("us", "status"), [(99, "clean"), (101, "flagged")])

@@ -84,6 +84,68 @@ def test_a_cache_that_is_written_in_place_is_clean() -> None:
     assert outcome(hlo_trace(hlo_module(cache(grown=False)))).status == "clean"
 
 
+CACHE, LAYER, NEW = "f32[8,16,1024,64]", "f32[1,16,1024,64]", "f32[1,16,1,64]"
+
+
+def layers(*, carried: bool) -> str:
+    """A loop over layers that writes one position of each layer's cache: in place, or from one array to another."""
+    at = "%turn, %zero, %zero, %zero"
+    lines = [
+        f"%state = (s32[], {CACHE}, {CACHE}, {NEW}) parameter(0)",
+        "%turn = s32[] get-tuple-element(%state), index=0",
+        f"%written = {CACHE} get-tuple-element(%state), index=1",
+        f"%read = {CACHE} get-tuple-element(%state), index=2",
+        f"%new = {NEW} get-tuple-element(%state), index=3",
+        "%zero = s32[] constant(0)",
+        "%one = s32[] constant(1)",
+        "%next = s32[] add(%turn, %one)",
+    ]
+    if carried:
+        lines.append(f"%done = {CACHE} dynamic-update-slice(%written, %new, {at})")
+    else:
+        lines += [
+            f"%layer = {LAYER} dynamic-slice(%read, {at}), dynamic_slice_sizes={{1,16,1024,64}}",
+            f"%own = {LAYER} copy(%layer)",
+            f"%grown = {LAYER} dynamic-update-slice(%own, %new, %zero, %zero, %zero, %zero)",
+            f"%done = {CACHE} dynamic-update-slice(%written, %grown, {at})",
+        ]
+    body = "\n".join(f"  {line}" for line in lines)
+    loop = 'metadata={op_name="jit(step)/while" source_file="/app/model.py" source_line=17}'
+    return f"""%body (state: (s32[], {CACHE}, {CACHE}, {NEW})) -> (s32[], {CACHE}, {CACHE}, {NEW}) {{
+{body}
+  ROOT %result = (s32[], {CACHE}, {CACHE}, {NEW}) tuple(%next, %done, %read, %new)
+}}
+
+%more (state: (s32[], {CACHE}, {CACHE}, {NEW})) -> pred[] {{
+  %state = (s32[], {CACHE}, {CACHE}, {NEW}) parameter(0)
+  %turn = s32[] get-tuple-element(%state), index=0
+  %last = s32[] constant(8)
+  ROOT %less = pred[] compare(%turn, %last), direction=LT
+}}
+
+ENTRY %main (cache: {CACHE}, new: {NEW}) -> {CACHE} {{
+  %cache = {CACHE} parameter(0)
+  %new = {NEW} parameter(1)
+  %zero = s32[] constant(0)
+  %nothing = f32[] constant(0)
+  %empty = {CACHE} broadcast(%nothing), dimensions={{}}, {GPU}
+  %start = (s32[], {CACHE}, {CACHE}, {NEW}) tuple(%zero, %empty, %cache, %new)
+  %loop = (s32[], {CACHE}, {CACHE}, {NEW}) while(%start), condition=%more, body=%body, {loop}
+  %out = {CACHE} get-tuple-element(%loop), index=1
+  ROOT %kept = {CACHE} copy(%out)
+}}
+"""
+
+
+def test_a_cache_that_a_loop_hands_from_array_to_array_is_flagged_at_the_loop() -> None:
+    (finding,) = outcome(hlo_trace(hlo_module(layers(carried=False)))).findings
+    assert finding.subject == "loop copy"
+    assert (finding.where.file, finding.where.line) == ("/app/model.py", 17)
+    named = {row["instruction"] for row in finding.evidence}
+    assert named == {"layer", "own", "done", "empty", "kept"}, "not the write of the new part"
+    assert outcome(hlo_trace(hlo_module(layers(carried=True)))).status == "clean"
+
+
 def test_heads_that_are_repeated_are_flagged_and_grouped_queries_are_clean() -> None:
     (finding,) = outcome(hlo_trace(hlo_module(heads(repeated=True)))).findings
     assert finding.subject == "head repeat"

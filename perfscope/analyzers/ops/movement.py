@@ -11,14 +11,15 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Collection, Iterator
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
 from perfscope.analyzers.graph import short_name, trace_flow
+from perfscope.analyzers.ops.cache_copies import ATTENTION, attention_functions, cache_copies, is_attention
 from perfscope.analyzers.spans import input_slices, named_slices, nearest_ancestor, op_times
 from perfscope.analyzers.time import (
     CallSite,
@@ -31,11 +32,8 @@ from perfscope.analyzers.time import (
 )
 from perfscope.model.frames.kinds import FrameKind
 from perfscope.model.intervals import Int64, covered, union
-from perfscope.model.op_flops import BATCHED_PRODUCTS, PLAIN_PRODUCTS
+from perfscope.model.op_flops import PLAIN_PRODUCTS
 from perfscope.model.trace import MISSING, CopyKind, SliceKind, Trace
-
-if TYPE_CHECKING:
-    from perfscope.model.op_graph import GraphOp
 
 MovementKind = Literal[
     "index_gradient",
@@ -43,6 +41,8 @@ MovementKind = Literal[
     "embedding_gradient",
     "one_hot",
     "cache_join",
+    "cache_copy",
+    "row_pick",
     "kept_join",
     "join",
     "head_repeat",
@@ -59,7 +59,8 @@ MovementKind = Literal[
     "shift",
 ]
 """``kept_join``: a value kept before the step and a new one are joined and kept for the next step; ``cache_join``:
-attention also reads the result. ``head_repeat``: keys and values are copied for each query head.
+attention also reads the result. ``cache_copy``: a cache is written again as a whole; ``row_pick``: by an index of its
+rows. ``head_repeat``: keys and values are copied for each query head.
 """
 
 MOST_SITES = 1_000
@@ -75,7 +76,6 @@ _VIEW_GRADIENT = re.compile(
     r"(?:Select|Slice|Unfold|Diagonal|AsStrided|Narrow)Backward\d*"
 )
 _PICK_GRADIENT = re.compile(r"(?:autograd::engine::evaluate_function: )?IndexBackward\d*")
-_ATTENTION = re.compile(r"attention|flash_attn|sdpa|fmha", re.IGNORECASE)
 _JOINS = frozenset({"cat", "stack", "_cat", "concat", "hstack", "vstack"})
 _FILLS = frozenset({"fill", "zero", "fill_scalar"})
 _GATHERS = frozenset({"index", "index_select", "gather", "take", "take_along_dim", "masked_select"})
@@ -171,6 +171,9 @@ def movements(trace: Trace) -> tuple[Movement, ...]:
     whole = trace.fact(account_windows).whole_ns
     causes = _causes(trace, rows)
     causes[np.isin(rows, trace.fact(_products_of_one_hot))] = "one_hot"
+    copies = trace.fact(cache_copies)
+    for kind, ops in (("cache_copy", copies.copies), ("row_pick", copies.picks)):
+        causes[np.isin(rows, _rows_of(trace, ops))] = kind
     found: list[Movement] = []
     for kind in dict.fromkeys(causes.tolist()):
         mine = np.flatnonzero(causes == kind)
@@ -194,11 +197,16 @@ def _products_of_one_hot(trace: Trace) -> Int64:
         readers |= open_
     numbers = {graph.ops[op].sequence for op in readers} - {None}
     readers |= {op.index for op in graph.ops if op.phase == "backward" and op.sequence in numbers}
+    return _rows_of(trace, readers)
+
+
+def _rows_of(trace: Trace, ops: Collection[int]) -> Int64:
+    """Return rows of ``slices`` with these ops of the op graph, of those with most time."""
+    if not ops:
+        return np.empty(0, np.int64)
     rows, times = trace.fact(times_of_ops)
     longest = rows[np.argsort(-times, kind="stable")][:MOST_SITES].tolist()
-    return np.array(
-        [row for row in longest if (op := graph_op(trace, row)) is not None and op.index in readers], np.int64
-    )
+    return np.array([row for row in longest if (op := graph_op(trace, row)) is not None and op.index in ops], np.int64)
 
 
 def _plain(name: str) -> str:
@@ -289,8 +297,8 @@ def _movement(trace: Trace, kind: str, rows: Int64, times: Int64, sites: list[Ca
     lines = sorted(((line, calls, ns) for line, (calls, ns) in by_line.items()), key=lambda item: -item[2])
     at_line = [sites[min(i, len(sites) - 1)] for i in chosen.tolist()]
     site = next((s for s in at_line if s.file is not None and s.where().label() == lines[0][0]), at_line[0])
-    attention = trace.fact(_attention_functions)
-    near = (site.file, site.function) in attention if site.function else bool(_ATTENTION.search(site.module or ""))
+    attention = trace.fact(attention_functions)
+    near = (site.file, site.function) in attention if site.function else bool(ATTENTION.search(site.module or ""))
     near = near or _attention_reads(trace, longest)
     exact, onto = _kept(trace, kind, rows, near=near)
     if exact == "repeat" and near and _rank(trace, longest) != 2:
@@ -321,34 +329,13 @@ def _in_backward(trace: Trace, row: int) -> bool:
     return any(_is_backward(name) for _, name in _lineage_ops(trace, row))
 
 
-def _attention_functions(trace: Trace) -> frozenset[tuple[str | None, str | None]]:
-    """Return (file, function) of the program that call attention, or compute it from products."""
-    names = named_slices(trace, lambda name: _ATTENTION.search(name) and not name.startswith("nn.Module"))
-    rows = np.flatnonzero(names & (trace.rows["slices"]["kind"] == SliceKind.OP))
-    sites = {(site.file, site.function) for site in (call_site(trace, row) for row in rows[:MOST_SITES].tolist())}
-    graph = trace.op_graph
-    by_hand = set() if graph is None else _products_after_softmax(graph.ops)
-    return frozenset(sites - {(None, None)} | by_hand)
-
-
-def _products_after_softmax(ops: tuple[GraphOp, ...]) -> set[tuple[str | None, str | None]]:
-    """(file, function) with a softmax and a batched product."""
-    batched = {(op.file, op.function) for op in ops if short_name(op).rstrip("_") in BATCHED_PRODUCTS}
-    return {(op.file, op.function) for op in ops if short_name(op) == "_softmax"} & batched
-
-
 def _attention_reads(trace: Trace, row: int) -> bool:
     """Whether attention, fused or not, reads the result of an op, by the op graph."""
     op, graph, flow = graph_op(trace, row), trace.op_graph, trace.fact(trace_flow)
     if op is None or graph is None or flow is None:
         return False
     readers = [graph.ops[index] for index in flow.consumers[op.index]]
-    written_out = trace.fact(_attention_functions)
-    return any(
-        _ATTENTION.search(reader.name)
-        or (short_name(reader) in BATCHED_PRODUCTS and (reader.file, reader.function) in written_out)
-        for reader in readers
-    )
+    return any(is_attention(trace, reader) for reader in readers)
 
 
 def _refined(trace: Trace, kind: str, row: int) -> str:

@@ -13,11 +13,12 @@ from typing import Literal
 from msgspec import Struct
 
 from perfscope.analyzers.hlo import Computation, HloModule, Instruction, hlo_costs, scope_of
+from perfscope.analyzers.programs.copied_caches import copied_through_loops
 from perfscope.analyzers.programs.saving import Part, once_ns
 from perfscope.model.trace import Trace
 
-ProgramMovementKind = Literal["cache_join", "kept_join", "join", "head_repeat", "repeat", "dequantise", "convert",
-                              "layout", "scatter"]  # fmt: skip
+ProgramMovementKind = Literal["cache_join", "loop_copy", "kept_join", "join", "head_repeat", "repeat", "dequantise",
+                              "convert", "layout", "scatter"]  # fmt: skip
 
 LEAST_ELEMENTS = 1 << 16
 """Minimum number of elements of a result: smaller arrays stay in caches, and a program has hundreds of them."""
@@ -35,35 +36,51 @@ class ProgramMovement(Struct, frozen=True, kw_only=True):
     instructions: tuple[tuple[int, Instruction, float, int], ...]
     """(index in ``Trace.hlo``, instruction, ns of one run of its program, runs in it), costliest first."""
     parts: tuple[Part, ...]
+    place: Instruction
+    """The instruction with the line to change: the loop, or the costliest with a line."""
 
 
 def program_movements(trace: Trace) -> tuple[ProgramMovement, ...]:
     """Return those with known time, by cause and file."""
     once = trace.fact(once_ns)
     groups: dict[tuple[ProgramMovementKind, str | None], list[tuple[int, Instruction, float, int]]] = defaultdict(list)
+    loops: dict[tuple[ProgramMovementKind, str | None], Instruction] = {}
     for index, cost in enumerate(trace.fact(hlo_costs)):
         module = trace.hlo[index]
         attends = _attends(module)
+        in_loops = {copy: item.loop for item in copied_through_loops(module) for copy in item.copies}
         for row in cost.rows:
             if row.place == "inside" or not row.runs or row.instruction.shape.elements < LEAST_ELEMENTS:
                 continue
             time = once.get((index, row.computation, row.instruction.name))
-            kind = None if not time else _kind(module, module.computations[row.computation], row.instruction, attends)
-            if kind is not None and time:
+            if not time:
+                continue
+            loop = in_loops.get((row.computation, row.instruction.name))
+            kind: ProgramMovementKind | None = "loop_copy" if loop is not None else None
+            kind = kind or _kind(module, module.computations[row.computation], row.instruction, attends)
+            if kind is not None:
                 item = (index, row.instruction, time * row.runs, row.runs)
-                groups[kind, row.instruction.file].append(item)
-    return tuple(_movement(trace, kind, rows) for (kind, _), rows in groups.items())
+                key = kind, (loop or row.instruction).file
+                groups[key].append(item)
+                if loop is not None:
+                    loops[key] = loop
+    return tuple(_movement(trace, key[0], rows, loops.get(key)) for key, rows in groups.items())
 
 
 def _movement(
-    trace: Trace, kind: ProgramMovementKind, rows: Sequence[tuple[int, Instruction, float, int]]
+    trace: Trace,
+    kind: ProgramMovementKind,
+    rows: Sequence[tuple[int, Instruction, float, int]],
+    loop: Instruction | None,
 ) -> ProgramMovement:
     ordered = tuple(sorted(rows, key=lambda row: -row[2]))
     parts = tuple(
         Part(module=trace.hlo[index], instructions=(instruction.name,), modelled_ns=time, whole=True)
         for index, instruction, time, _ in ordered
     )
-    return ProgramMovement(kind=kind, instructions=ordered, parts=parts)
+    placed = (instruction for _, instruction, _, _ in ordered if instruction.file is not None)
+    place = loop or next(placed, ordered[0][1])
+    return ProgramMovement(kind=kind, instructions=ordered, parts=parts, place=place)
 
 
 def _attends(module: HloModule) -> bool:

@@ -11,20 +11,23 @@ Example:
         cache[:, n : n + 1] = new
 
 Why it costs: such an op computes nothing, and reads and writes every byte of its operands. A cache of keys and values
-that is grown by `torch.cat` is copied as a whole for each token; `repeat_interleave` writes the keys once for each
-query head; the gradient of `x[i]` is a tensor of the size of `x` filled with zeros, once for each `i`; `one_hot`
-writes a row of zeros for each index; a weight that is kept in int8 and converted in each call is written again as
-float before the product reads it.
+that is grown by `torch.cat` is copied as a whole for each token; `torch.where` with a mask, `index_copy` without the
+underscore, or `clone` before a write make a new cache for one new part of it; `repeat_interleave` writes the keys once
+for each query head; the gradient of `x[i]` is a tensor of the size of `x` filled with zeros, once for each `i`;
+`one_hot` writes a row of zeros for each index; a weight that is kept in int8 and converted in each call is written
+again as float before the product reads it.
 
 How it is found: time by op in the steps (of the kernels that it launched, or of the op itself without an accelerator),
 grouped by cause and by function of the program. The ops around one tell its cause: `aten::fill_` in `SelectBackward0`
 belongs to an index of the forward pass, whose line is given. Whether a join is of what the step before left comes from
 the op graph of a run, or from recorded shapes: most of what it reads was there before the step, and its result outlives
-the step. A copy that reads a dimension of stride 0 repeats data. The cost is the time of these ops, an upper bound: the
-fix may leave a part of it. Work of data loaders is left out, and so is the joining of gradients of `unbind` and
-`split`, which is the cheap way. In compiled XLA programs: instructions and fusions without arithmetic on half as many
-elements as their result has, by opcode and by whether they read an argument of the program. The time is measured, or
-modelled where the program did not run.
+the step. A cache is copied if it is older than the step, attention reads it or its copy, the copy has the same size and
+outlives the step, and no later op reads the old one. A copy that reads a dimension of stride 0 repeats data. The cost
+is the time of these ops, an upper bound: the fix may leave a part of it. Work of data loaders is left out, and so is
+the joining of gradients of `unbind` and `split`, which is the cheap way. In compiled XLA programs: instructions and
+fusions without arithmetic on half as many elements as their result has, by opcode and by whether they read an argument
+of the program; and arrays that a loop (`jax.lax.scan`) takes apart and puts together again while it changes a part of
+each slice. The time is measured, or modelled where the program did not run.
 
 Fix: it depends on the cause. Allocate a cache once at its full length and write each step's part into it
 (`StaticCache` in transformers); pass grouped heads as they are
@@ -110,6 +113,18 @@ _WORDS: dict[str, _Words] = {
         "Each step reads and writes all that earlier steps left.",
         "Allocate the cache once at its full length and write each step's keys and values into it "
         "(`cache[:, :, n:n + 1] = k`); in transformers `cache_implementation=\"static\"`.",
+    ),
+    "cache_copy": _Words(
+        "the whole cache of keys and values is written again by {cause}",
+        "Each step reads and writes all that earlier steps left, to add one part to it.",
+        "Write each step's keys and values into the cache in place: `cache[:, :, n:n + 1] = k`, or `index_copy_` and "
+        "`scatter_` with their underscore.",
+    ),
+    "row_pick": _Words(
+        "the whole cache of keys and values is copied by {cause} to pick its rows",
+        "Each step reads and writes all that earlier steps left.",
+        "Leave the cache where it is: keep the row of each sequence in an index and copy only rows that changed, or "
+        "share the blocks of a paged cache (`block_table`). Rows that stay in order need no copy.",
     ),
     "kept_join": _Words(
         "{op} copies all that was kept before, in each step",

@@ -28,6 +28,11 @@ _WORDS: dict[str, tuple[str, str]] = {
         "Allocate the cache once at its full length and write each step's part with `jax.lax.dynamic_update_slice`; "
         "donate it (`jax.jit(step, donate_argnames=...)`), or it is copied all the same.",
     ),
+    "loop_copy": (
+        "a loop takes an array apart and puts it together again, to change a small part of it",
+        "Hold the array (a cache) in the carry of the loop in place of `xs` and `ys`, and write the new part in place: "
+        "`jax.lax.dynamic_update_slice` with the number of the turn, or `cache.at[layer, :, n].set(k)`.",
+    ),
     "kept_join": (
         "`concatenate` copies all that was kept before, in each call",
         "Write new parts into an array of the full size with `jax.lax.dynamic_update_slice`, and donate it "
@@ -79,7 +84,6 @@ def program_findings(trace: Trace) -> Iterable[Finding]:
 def _finding(trace: Trace, movement: ProgramMovement) -> Finding:
     title, advice = _WORDS[movement.kind]
     _, first, _, _ = movement.instructions[0]
-    place = next((item for _, item, _, _ in movement.instructions if item.file is not None), first)
     count = len({item.name for _, item, _, _ in movement.instructions})
     finding = Finding(
         subject=movement.kind.replace("_", " "),
@@ -87,7 +91,7 @@ def _finding(trace: Trace, movement: ProgramMovement) -> Finding:
         severity="low",
         basis="structural",
         advice=advice,
-        where=Where(op=first.name, file=place.file, line=place.line),
+        where=Where(op=first.name, file=movement.place.file, line=movement.place.line),
         evidence=tuple(
             {
                 "program": trace.hlo[index].name,
