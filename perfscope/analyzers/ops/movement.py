@@ -344,7 +344,7 @@ def _refined(trace: Trace, kind: str, row: int) -> str:
     ``""``: it moves no data of the program.
     """
     if kind in ("layout", "clone") and _expanded(trace, row):
-        return "repeat"
+        return "" if _in_backward(trace, row) else "repeat"  # the gradient of a mean is expanded: no code to change
     if kind == "convert" and _converts_a_number(trace, row):
         return ""
     if kind == "assign" and _of_autograd(trace, row):

@@ -27,15 +27,12 @@ from perfscope.analyzers.ops.achieved import (
 )
 from perfscope.analyzers.ops.kernel_names import short_kernel_name
 from perfscope.analyzers.spans import op_times
-from perfscope.analyzers.time import UNKNOWN_SITE, CallSite, call_site, device_doubts, warm_windows
+from perfscope.analyzers.time import MOST_SITES, UNKNOWN_SITE, CallSite, call_site, device_doubts, warm_windows
 from perfscope.model.intervals import Int64, Intervals, covered, numbered, union
 from perfscope.model.trace import MISSING, Trace
 
 MOST_ROWS = 50
 """Maximum number of rows kept per kind and trace."""
-
-MOST_PLACED = 1_000
-"""Maximum number of ops whose module and line are looked up, most device time first; each takes about 0.1 ms."""
 
 NOT_KNOWN = "(not known)"
 
@@ -168,7 +165,7 @@ def _of_ops(trace: Trace, work: _Work, kernels: Sequence[str], kernel: Int64) ->
     codes[known] = names[of_op.op[known]]
     different, op_name = numbered(codes)
     texts = list(map(trace.text, different.tolist()))
-    placed = known[np.argsort(-of_op.total[known], kind="stable")[:MOST_PLACED]]
+    placed = known[np.argsort(-of_op.total[known], kind="stable")[:MOST_SITES]]
     sites = [call_site(trace, op) for op in of_op.op[placed].tolist()]
     site = np.zeros(len(order), np.int64)
     site[placed] = np.arange(1, len(placed) + 1)

@@ -55,8 +55,8 @@ def top_sections(top: TopWork | None) -> tuple[Section, ...]:
 
 def line_sections(top: TopWork | None) -> tuple[Section, ...]:
     """The same work by source line of the program; empty if no line is known."""
-    rows = () if top is None else tuple(row for row in top.lines if row.name != NOT_KNOWN)
-    if top is None or not rows:
+    rows = () if top is None else top.lines
+    if top is None or all(row.name == NOT_KNOWN for row in rows):
         return ()
     return (
         Section(title="By source line", summary=_whole(top), blocks=(_table("lines", rows, top, few=FIRST_LINES),)),
