@@ -108,6 +108,7 @@ def test_what_checkpointing_runs_again_counts_for_hfu_alone() -> None:
     node = "autograd::engine::evaluate_function: MmBackward0"
     b.op(node, 30, 90, tid=2)
     b.op("aten::mm", 40, 50, tid=2, external_id=2, shapes=MM, dtypes=HALF, sequence=5, forward_thread=0)
+    b.op("aten::mm", 60, 70, tid=2)
     b.kernel("gemm", 200, 300, external_id=2)
     (used,) = top_of(b.build()).utilization
     assert used.hfu == pytest.approx(2 * used.mfu)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from perfscope.analyzers.engine import analyze, judge
@@ -9,6 +10,7 @@ from perfscope.analyzers.registry import load_rule
 from perfscope.model.documents.run import ProgramFact
 from perfscope.model.trace import Trace
 from tests.build import EVERYTHING, TraceBuilder
+from tests.graphs import GraphBuilder
 
 RULE = load_rule("needless_grad")
 WATCHED = ProgramFact(name="threads", value="2")
@@ -41,6 +43,15 @@ def test_beside_training_it_is_one_part_of_the_program() -> None:
 
 def test_two_calls_may_be_a_check_of_the_output() -> None:
     assert judge(RULE, called(WATCHED, graphs(2))).status == "clean"
+
+
+@pytest.mark.parametrize(("backward", "status"), [(False, "flagged"), (True, "clean")])
+def test_one_call_suffices_if_its_graph_is_in_the_step_and_never_run_backward(backward: bool, status: str) -> None:
+    g = GraphBuilder()
+    out = g.op("mul", [g.input((4, 8))], sequence=7, file="evaluate.py", line=7)
+    if backward:
+        g.op("mul", [out], phase="backward", sequence=7)
+    assert judge(RULE, replace(called(WATCHED, graphs(1)), op_graph=g.graph())).status == status
 
 
 def test_a_run_without_such_calls_is_clean() -> None:

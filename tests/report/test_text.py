@@ -161,7 +161,7 @@ def test_the_first_screen_of_a_cpu_program_has_its_source_lines() -> None:
     judged = analyze(load_all(REPOSITORY / "fixtures" / "cpu-attention-sdpa-item"))
     screen = render(judged).splitlines()[:SCREEN]
     begin = next(index for index, line in enumerate(screen) if line.startswith("  By source line: CPU ops"))
-    assert screen[begin + 2].startswith("  perfscope/workloads/attention.py:43  1.56 ms  41.0%")
+    assert screen[begin + 2].startswith("  perfscope/workloads/attention.py:43  1.60 ms  42.0%")
     assert any(line.startswith("  next: perfscope explain") for line in screen[begin:])
     assert render(judged).count("By source line") == render(judged, verbose=True).count("By source line") == 1
 

@@ -47,8 +47,9 @@ def recomputed_ops(trace: Trace) -> npt.NDArray[np.int64]:
     seeds = graphed & (slices["forward_thread"] == 0)
     around = nearest_ancestor(trace, parents, seeds | nodes)
     outermost = rows[seeds & ~np.where(around == MISSING, False, seeds[around])]
-    called = inner & (nearest_ancestor(trace, parents, is_op) == owner)
-    ordinary = np.unique(owner[called & ~graphed])
+    around = nearest_ancestor(trace, parents, is_op)
+    called = nodes[around] | (slices["forward_thread"][around] > 0)  # the engine's span, and the node's own inside it
+    ordinary = np.unique(owner[inner & called & ~graphed])
     return _below_dispatched(trace, outermost[np.isin(owner[outermost], ordinary)], nodes)
 
 

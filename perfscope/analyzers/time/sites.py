@@ -6,8 +6,8 @@ them computes; the first line of the user is used. A Python stack would show the
 1. The op graph of a run has the executed line. Its ops are matched with the trace's by the k-th op of a name in the
 step, and only in steps in which both have the same number of that name.
 
-2. Python spans of the trace itself: the user's innermost frame that covers the moment. An op of the backward pass has the
-place of its forward op.
+2. Python spans of the trace itself: the user's innermost frame that covers the moment. An op of the backward pass has
+the place of its forward op.
 
 3. Python spans of ``trace.detail``, a second recording of the same program: matched by the order of the ops in a step,
 never by time.

@@ -23,8 +23,8 @@ is reported if no backward pass reached the output of any sampled call before th
 used in a later backward pass (rollouts, accumulated losses, `torch.autograd.grad`) are not reported. The line is that
 of the call; if training calls the same function, that of its caller. Calls under `torch.no_grad()` and models whose
 parameters are all frozen have no such node. One or two sampled calls suffice if the op graph of a step has ops at that
-line that build a graph, and no backward op of them. The saving in memory and time is not measured. The finding is high if the
-recording has no backward pass at all.
+line that build a graph, and no backward op of them. The saving in memory and time is not measured. The finding is high
+if the recording has no backward pass at all.
 
 Fix:
     Disable gradients around the loop or function that contains the line::
@@ -72,8 +72,8 @@ def check(trace: Trace) -> Iterator[Finding]:
             where=Where(file=fact.file, line=fact.line, module=fact.value),
             evidence=({"module": fact.value, "sampled_calls": fact.count, "calls_with_backward": 0},),
             advice="Call it under `with torch.no_grad():`, or decorate the function of the loop with "
-            "`@torch.inference_mode()`. `model.eval()` does not disable gradients. If the same batch was in the call that "
-            "trains, use its output.",
+            "`@torch.inference_mode()`. `model.eval()` does not disable gradients. If the training call had this batch, use "
+            "its output.",
         )
 
 

@@ -14,8 +14,8 @@ Why it costs: each backward pass runs the gradients of all layers below its loss
 of these layers, and gradients are linear: one backward pass of the sum of the losses gives the same gradients in the
 time of one. The same holds for a Jacobian that is computed row by row: its rows are one batched backward pass.
 
-How it is found: autograd gives each node of a graph a number. A node that is evaluated again in the same step belongs to
-a graph that was kept (`retain_graph=True`, `create_graph=True`) and run again. Nodes that build a graph themselves
+How it is found: autograd gives each node of a graph a number. A node that is evaluated again in the same step belongs
+to a graph that was kept (`retain_graph=True`, `create_graph=True`) and run again. Nodes that build a graph themselves
 (`create_graph=True`) are counted apart from the others, because a gradient penalty must run both once. Recomputation
 by checkpoints makes new nodes and is no repetition. The cost is the time of all evaluations but the first: of the
 device work that nothing else hides, or of the ops themselves without an accelerator. It is an upper bound, because the

@@ -19,11 +19,10 @@ Why it costs:
 How it is found:
     Inside the backward pass only a repeated forward gets new autograd sequence numbers. Ops that have one inside an
     autograd node, and all ops they call, are recomputation, unless every op of the node has one: that is a double
-    backward (`create_graph=True`). The time is that of the kernels and copies they launched, or of the ops themselves in
-    a program without an accelerator. The cost is the part of it that other
-    device work does not hide. It is an upper bound: keeping everything saves all of it and needs the memory. If
-    allocator events were recorded, the finding has the free memory. Recomputation by a compiler inside its kernels is
-    not visible in a trace.
+    backward (`create_graph=True`). The time is that of the kernels and copies they launched, or of the ops themselves
+    in a program without an accelerator. The cost is the part of it that other device work does not hide. It is an
+    upper bound: keeping everything saves all of it and needs the memory. If allocator events were recorded, the
+    finding has the free memory. Recomputation by a compiler inside its kernels is not visible in a trace.
 
     The place is the call of `checkpoint` if the op graph has it, because the fix is there; the evidence has the lines
     that run again.
