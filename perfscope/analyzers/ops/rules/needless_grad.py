@@ -72,8 +72,8 @@ def check(trace: Trace) -> Iterator[Finding]:
             where=Where(file=fact.file, line=fact.line, module=fact.value),
             evidence=({"module": fact.value, "sampled_calls": fact.count, "calls_with_backward": 0},),
             advice="Call it under `with torch.no_grad():`, or decorate the function of the loop with "
-            "`@torch.inference_mode()`. `model.eval()` does not disable gradients. If the training call had this batch, use "
-            "its output.",
+            "`@torch.inference_mode()`. `model.eval()` does not disable gradients. If the training call "
+            "had this batch, use its output.",
         )
 
 
