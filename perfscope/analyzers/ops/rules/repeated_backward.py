@@ -17,7 +17,7 @@ time of one. The same holds for a Jacobian that is computed row by row: its rows
 How it is found: autograd gives each node of a graph a number. A node that is evaluated again in the same step belongs
 to a graph that was kept (`retain_graph=True`, `create_graph=True`) and run again. Nodes that build a graph themselves
 (`create_graph=True`) are counted apart from the others, because a gradient penalty must run both once. Recomputation
-by checkpoints makes new nodes and is no repetition. The cost is the time of all evaluations but the first: of the
+by checkpoints makes new nodes and does not count. The cost is the time of all evaluations but the first: of the
 device work that nothing else hides, or of the ops themselves without an accelerator. It is an upper bound, because the
 sum of the losses still adds up their gradients. The place is the line of the forward pass with most of the time.
 
@@ -27,7 +27,7 @@ Fix:
         (loss_a + 0.5 * loss_b).backward()
 
     If a loss must not reach some of these layers (the discriminator's loss and the generator), detach their output for
-    that loss; it then has a graph of its own, without them. For the rows of a Jacobian::
+    that loss: its graph then ends there. For the rows of a Jacobian::
 
         jacobian = torch.func.vmap(torch.func.jacrev(f))(x)
         rows = torch.autograd.grad(y, x, grad_outputs=eye, is_grads_batched=True)
@@ -53,7 +53,7 @@ from perfscope.model.severity import severity_of
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
 MIN_SHARE = 0.02
-"""Smallest share of the steps: the sum of the losses has a cost of its own, about that of a small op per loss."""
+"""Smallest share of the steps: adding the losses costs a small op for each."""
 
 MAX_ROWS = 10
 
