@@ -45,8 +45,7 @@ from perfscope.analyzers.ops.finding_spans import spans_of_slices
 from perfscope.analyzers.ops.graph_time import spans_time
 from perfscope.analyzers.ops.recompute import autograd_nodes
 from perfscope.analyzers.spans import nearest_ancestor, removed_inside
-from perfscope.analyzers.time import call_site, per_step, whole_ns
-from perfscope.analyzers.time.sites import steps_at
+from perfscope.analyzers.time import call_site, per_step, steps_at, whole_ns
 from perfscope.model.finding import Finding
 from perfscope.model.intervals import Int64
 from perfscope.model.severity import severity_of
