@@ -66,6 +66,8 @@ class JudgeTask(Struct, frozen=True, kw_only=True):
     """Rule -> reason for turning it off."""
     thresholds: Thresholds = field(default_factory=dict)
     selection: Selection = EVERYTHING
+    chosen: dict[frozenset[str], tuple[Rule, ...]] = field(default_factory=dict)
+    """Rules by what is recorded, as far as they were needed; empty where the task is sent."""
 
     def __call__(self, task: Task) -> TaskResult:
         """Read a task and analyze its traces."""
@@ -81,7 +83,10 @@ class JudgeTask(Struct, frozen=True, kw_only=True):
         """
         ranks = self.selection.ranks
         traces = [trace for trace in read.traces if ranks is None or trace.trace.source.rank in ranks]
-        rules = chosen_rules(self.rules, self.off, recorded=recorded_by(trace.trace for trace in traces))
+        recorded = recorded_by(trace.trace for trace in traces)
+        if recorded not in self.chosen:
+            self.chosen[recorded] = chosen_rules(self.rules, self.off, recorded=recorded)
+        rules = self.chosen[recorded]
         try:
             with changed(self.thresholds):
                 return replace(read, traces=tuple(self._judged(trace, rules) for trace in traces))

@@ -36,6 +36,7 @@ MOST_ROWS = 1_000
 """Rows of a table and trace in an analysis: it is read by people, and SQL has all rows."""
 
 
+@cache
 def result_modules(*kinds: str) -> Mapping[str, str]:
     """Module of each table of perfscope by its name; nothing is imported. ``kinds``: folders, by default both."""
     here = Path(__file__).parent

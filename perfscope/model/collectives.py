@@ -37,6 +37,7 @@ _SIZES = {
 }  # fmt: skip
 
 
+@lru_cache(maxsize=4096)
 def operation_of(name: str) -> str:
     """``_allgather_base`` -> ``all_gather``; a name without a known operation stays as it is."""
     plain = name.lower().replace("_", "").replace("-", "")
@@ -46,6 +47,7 @@ def operation_of(name: str) -> str:
     return name
 
 
+@lru_cache(maxsize=4096)
 def algorithm_of(kernel: str) -> tuple[str | None, str | None]:
     """(algorithm, protocol) from the names of NCCL's kernels: ``('RING', 'LL')``; None if missing."""
     match = _KERNEL.search(kernel)

@@ -60,9 +60,32 @@ def numbered(values: npt.NDArray[np.integer[Any]]) -> tuple[Int64, Int64]:
     return found + low, number[offset]
 
 
+_LARGEST = 2**62
+
+
+def distinct_rows(*columns: npt.NDArray[np.integer[Any]]) -> tuple[Int64, Int64]:
+    """First row of each distinct combination of values, sorted by these, and the combination of every row.
+
+    Shapes (k,) and (n,). As ``np.unique(np.stack(columns), axis=1, return_index=True, return_inverse=True)``, but each
+    column is numbered first, so that one number per row is sorted instead of the row.
+    """
+    code = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        values, number = numbered(column)
+        if len(values) and int(code.max()) >= _LARGEST // len(values):
+            code = numbered(code)[1]
+        code = code * len(values) + number
+    numbers, kind = numbered(code)
+    first = np.empty(len(numbers), np.int64)
+    first[kind[::-1]] = np.arange(len(code))[::-1]
+    return first, kind
+
+
 def union(starts: npt.ArrayLike, ends: npt.ArrayLike) -> Intervals:
     """Disjoint union of any intervals. Touching ones are joined, empty ones vanish."""
     begin, finish = np.asarray(starts, np.int64), np.asarray(ends, np.int64)
+    if not len(begin):
+        return EMPTY
     if native_library() is not None:
         from perfscope.native import sweep
 
@@ -97,6 +120,8 @@ def covered(busy: Intervals, starts: npt.ArrayLike, ends: npt.ArrayLike) -> Int6
         return np.zeros(0, np.int64)
     low = int(np.searchsorted(busy.ends, starts.min(), side="right"))
     high = int(np.searchsorted(busy.starts, ends.max(), side="left"))
+    if low == high:
+        return np.zeros(len(starts), np.int64)
     busy = Intervals(busy.starts[low:high], busy.ends[low:high])
     if native_library() is not None:
         from perfscope.native import sweep

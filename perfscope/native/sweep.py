@@ -224,7 +224,7 @@ Pair = tuple[Array, Array]
 
 def union(starts: Array, ends: Array) -> Pair:
     """Return the disjoint union of any intervals."""
-    return _intervals(0, (starts, ends), (starts[:0], ends[:0]))
+    return _intervals(0, (starts, ends), None)
 
 
 def intersection(first: Pair, second: Pair) -> Pair:
@@ -237,29 +237,36 @@ def difference(first: Pair, second: Pair) -> Pair:
     return _intervals(2, first, second)
 
 
-def _intervals(what: int, first: Pair, second: Pair) -> Pair:
+def _held(pair: Pair | None) -> tuple[_Intervals, Pair | None]:
+    """Return a set as an argument, and the arrays that must outlive its use."""
+    if pair is None:
+        return _Intervals(), None
+    starts, ends = (np.ascontiguousarray(column, np.int64) for column in pair)
+    return _Intervals(starts.ctypes.data, ends.ctypes.data, len(starts)), (starts, ends)
+
+
+def _intervals(what: int, first: Pair, second: Pair | None) -> Pair:
     native = _library()
     native.perfscope_intervals.restype = ctypes.c_int64
-    held = [[np.ascontiguousarray(column, np.int64) for column in pair] for pair in (first, second)]
-    room = sum(len(pair[0]) for pair in held)
-    starts, ends = np.empty(room, np.int64), np.empty(room, np.int64)
-    given = [_Intervals(*map(pointer, pair), len(pair[0])) for pair in (*held, (starts, ends))]
-    made = native.perfscope_intervals(ctypes.c_int64(what), *map(ctypes.byref, given))
+    (left, _held_left), (right, _held_right) = _held(first), _held(second)
+    room = left.count + right.count
+    result = np.empty((2, room), np.int64)
+    into = _Intervals(result.ctypes.data, result.ctypes.data + result.itemsize * room, room)
+    made = native.perfscope_intervals(ctypes.c_int64(what), *map(ctypes.byref, (left, right, into)))
     if made == _NO_MEMORY:
         raise MemoryError
     if made < 0:
         raise FaultError
-    return starts[:made], ends[:made]
+    return result[0, :made], result[1, :made]
 
 
 def covered(busy: Pair, starts: Array, ends: Array) -> Array:
     """Return how much of each interval is in a disjoint set, ns; shape (n,), int64."""
     native = _library()
     native.perfscope_covered.restype = ctypes.c_int64
-    held = [[np.ascontiguousarray(column, np.int64) for column in pair] for pair in (busy, (starts, ends))]
-    given = [_Intervals(*map(pointer, pair), len(pair[0])) for pair in held]
+    (inside, _held_busy), (asked, _held_asked) = _held(busy), _held((starts, ends))
     result = np.empty(len(starts), np.int64)
-    done = native.perfscope_covered(*map(ctypes.byref, given), pointer(result))
+    done = native.perfscope_covered(ctypes.byref(inside), ctypes.byref(asked), pointer(result))
     if done == _NO_MEMORY:
         raise MemoryError
     if done < 0:

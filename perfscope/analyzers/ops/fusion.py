@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +23,7 @@ from perfscope.analyzers.ops.eager_cost import elementwise_result
 from perfscope.analyzers.ops.kernels import Operand, input_tensors
 from perfscope.analyzers.ops.recompute import EVALUATE
 from perfscope.analyzers.spans import GRAPH_CALL, named_slices, nearest_ancestor, slice_name
+from perfscope.model.intervals import numbered
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
 if TYPE_CHECKING:
@@ -394,6 +396,7 @@ def _elements(tensor: GraphTensor) -> int:
 # and 1.0 in the optimizer; only forward chains are reported.
 
 
+@lru_cache(maxsize=65536)
 def is_elementwise_kernel(name: str) -> bool:
     """Whether it is a generic elementwise kernel of PyTorch, by its name."""
     return _ELEMENTWISE_KERNEL.search(name) is not None
@@ -434,23 +437,27 @@ def forward_chains(trace: Trace) -> tuple[KernelChain, ...]:
     """Return the chains of the forward pass, in order of time. Requires kernels linked to ops, and shapes."""
     kernels, slices = trace.rows["kernels"], trace.rows["slices"]
     forward = ~_outside_forward(trace) & (slices["kind"] == SliceKind.OP)
-    codes = np.unique(trace.rows["kernels"]["name"])
-    elementwise = frozenset(int(code) for code in codes if is_elementwise_kernel(trace.text(int(code))))
+    codes, name = numbered(kernels["name"])
+    elementwise = np.array([is_elementwise_kernel(trace.text(code)) for code in codes.tolist()], bool)
+    order = np.lexsort((kernels["start_ns"], kernels["stream"], kernels["device"]))
+    op, device, stream = (kernels[column][order] for column in ("op", "device", "stream"))
+    fits = (op != MISSING) & elementwise[name[order]]
+    fits[fits] = forward[op[fits]]
+    follows = fits.copy()
+    follows[:1] = False
+    follows[1:] &= fits[:-1] & (device[1:] == device[:-1]) & (stream[1:] == stream[:-1])
     finished: list[list[int]] = []
     chain: list[int] = []
     made: Operand | None = None
-    place: tuple[int, int] | None = None
-    for kernel in np.lexsort((kernels["start_ns"], kernels["stream"], kernels["device"])).tolist():
-        op = int(kernels["op"][kernel])
-        here = (int(kernels["device"][kernel]), int(kernels["stream"][kernel]))
-        fits = op != MISSING and bool(forward[op]) and int(kernels["name"][kernel]) in elementwise
-        reads, result = _signature(trace, op) if fits else ((), None)
-        if made is None or here != place or made not in reads:
+    columns = (order[fits], op[fits], follows[fits])
+    for kernel, reader, after in zip(*(column.tolist() for column in columns), strict=True):
+        reads, result = _signature(trace, reader)
+        if not after or made is None or made not in reads:
             finished.append(chain)
             chain = []
         if result is not None:
             chain.append(kernel)
-        made, place = result, here
+        made = result
     finished.append(chain)
     chains = [_chain(trace, found) for found in finished if len(found) > 1]
     return tuple(sorted(chains, key=lambda chain: int(kernels["start_ns"][chain.kernels[0]])))

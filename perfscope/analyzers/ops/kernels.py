@@ -81,6 +81,7 @@ def matmul_precision(kernel: str) -> Precision | None:
     return next((precision for pattern, precision in _BY_NAME if pattern.search(kernel)), None)
 
 
+@lru_cache(maxsize=65536)
 def uses_tensor_cores(kernel: str) -> bool | None:
     """Whether a kernel uses tensor (matrix) cores by its name: False for products in plain float32, None if unknown."""
     if matmul_precision(kernel) == "float32" or "simt" in kernel:

@@ -7,6 +7,7 @@ by grid, the program's lines from sampled stacks, and the time without a core.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
@@ -30,7 +31,7 @@ from perfscope.analyzers.time import (
     thread_lines,
 )
 from perfscope.model.frames.kinds import FrameKind
-from perfscope.model.intervals import EMPTY, Int64, Intervals
+from perfscope.model.intervals import EMPTY, Int64, Intervals, distinct_rows, numbered
 from perfscope.model.trace import MISSING, Trace
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class ShapedOp(Struct, frozen=True, kw_only=True):
     @property
     def elements(self) -> int:
         """Elements of all inputs of all calls."""
-        return self.calls * sum(int(np.prod(shape, dtype=np.int64)) for shape in self.shapes)
+        return self.calls * sum(map(math.prod, self.shapes))
 
 
 class KernelTime(Struct, frozen=True):
@@ -179,16 +180,20 @@ def _recorded_ops(trace: Trace) -> tuple[ShapedOp, ...]:
     times = trace.fact(op_times)
     rows = times.row[slices["shapes"][times.row] != MISSING]
     steps = _step_numbers(trace, slices["start_ns"][rows])
-    keys = np.stack((steps, slices["name"][rows], slices["shapes"][rows]))[:, steps != MISSING]
-    rows = rows[steps != MISSING]
+    rows, steps = rows[steps != MISSING], steps[steps != MISSING]
     if not len(rows):
         return ()
-    found, first, counts = np.unique(keys, axis=1, return_index=True, return_counts=True)
+    names, shapes = slices["name"][rows], slices["shapes"][rows]
+    first, kind = distinct_rows(steps, names, shapes)
+    columns = (steps[first], names[first], shapes[first], np.bincount(kind), rows[first])
+    of_text: dict[int, tuple[tuple[int, ...], ...]] = {}
     ops = []
-    for (step, name, shapes), row, count in zip(found.T.tolist(), rows[first].tolist(), counts.tolist(), strict=True):
+    for step, name, code, count, row in zip(*(column.tolist() for column in columns), strict=True):
         text = trace.text(name)
         if text.startswith("aten::"):
-            ops.append((ShapedOp(step=step, name=text, shapes=_shapes(trace.text(shapes)), calls=count), row))
+            if code not in of_text:
+                of_text[code] = _shapes(trace.text(code))
+            ops.append((ShapedOp(step=step, name=text, shapes=of_text[code], calls=count), row))
     ops.sort(key=lambda item: (-item[0].elements, item[0].name))
     result = []
     for number, (op, row) in enumerate(ops[:MOST_OPS]):
@@ -213,7 +218,7 @@ def _shapes(text: str) -> tuple[tuple[int, ...], ...]:
 
 def _op_ns(trace: Trace) -> dict[str, int]:
     times, names = trace.fact(op_times), trace.rows["slices"]["name"]
-    codes, inverse = np.unique(names[times.row], return_inverse=True)
+    codes, inverse = numbered(names[times.row])
     total = np.bincount(inverse, weights=times.self_ns, minlength=len(codes))
     return {trace.text(int(code)): round(ns) for code, ns in zip(codes.tolist(), total.tolist(), strict=True)}
 
@@ -227,16 +232,14 @@ def _kernels(trace: Trace) -> dict[tuple[int, str, int], KernelTime]:
     rows, steps = rows[steps != MISSING], steps[steps != MISSING]
     if not len(rows):
         return {}
-    keys = np.stack((steps, kernels["name"][rows], kernels["blocks"][rows]))
-    found, inverse, counts = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
-    lasted = (kernels["end_ns"] - kernels["start_ns"])[rows]
-    total = np.bincount(inverse.reshape(-1), weights=lasted, minlength=len(counts))
+    names, blocks = kernels["name"][rows], kernels["blocks"][rows]
+    first, kind = distinct_rows(steps, names, blocks)
+    total = np.bincount(kind, weights=(kernels["end_ns"] - kernels["start_ns"])[rows])
     order = np.argsort(-total, kind="stable")[:MOST_KERNELS]
+    columns = (steps[first], names[first], blocks[first], np.bincount(kind), total.astype(np.int64))
     return {
-        (int(found[0, at]), trace.text(int(found[1, at])), int(found[2, at])): KernelTime(
-            int(counts[at]), int(total[at])
-        )
-        for at in order.tolist()
+        (step, trace.text(name), grid): KernelTime(calls, ns)
+        for step, name, grid, calls, ns in zip(*(column[order].tolist() for column in columns), strict=True)
     }
 
 

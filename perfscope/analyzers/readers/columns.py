@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from perfscope.model.intervals import numbered
 from perfscope.model.trace import Rows, SliceKind
 from perfscope.model.trace.columns import MISSING, Array
 from perfscope.native import library as native_library
@@ -99,23 +98,6 @@ def reorder(columns: Columns, order: Array) -> None:
         return
     for name in columns:
         columns[name] = columns[name][order]
-
-
-def distinct_rows(*columns: Array) -> tuple[list[Array], Array]:
-    """Return the columns and the inverse, (n,), of ``np.unique(np.stack(columns, 1), axis=0, return_inverse=True)``.
-
-    Each column is numbered first, so that one number per row is sorted instead of the row.
-    """
-    code = np.zeros(len(columns[0]), np.int64)
-    for column in columns:
-        values, number = numbered(column)
-        if len(values) and len(code) and int(code.max()) >= LARGEST // len(values):
-            code = numbered(code)[1]
-        code = code * len(values) + number
-    numbers, inverse = numbered(code)
-    first = np.empty(len(numbers), np.int64)
-    first[inverse] = np.arange(len(code))
-    return [column[first] for column in columns], inverse
 
 
 class Lookup:

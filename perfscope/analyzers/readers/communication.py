@@ -6,6 +6,7 @@ Template arguments are not part of the name, because they may contain any text.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 _OPERATIONS = (
@@ -73,6 +74,7 @@ _NAMED_BY_LIBRARY = tuple(
 )
 
 
+@lru_cache(maxsize=65536)
 def is_communication(kernel: str) -> bool:
     """Return whether a kernel's name is that of a collective or a point-to-point transfer."""
     return _ANY.search(kernel.split("<", 1)[0]) is not None

@@ -163,7 +163,11 @@ def _bus_errors_reported(path: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _unpacked(path: Path, packing: str, largest: int) -> Iterator[bytes | mmap.mmap]:
     with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY) as file:
-        _decompress(path, file, packing, largest)
+        pieces = _Pieces(file)
+        _decompress(path, pieces, packing, largest)
+        if pieces.only is not None:
+            yield pieces.only
+            return
         size = file.tell()
         if size <= IN_MEMORY:
             file.seek(0)
@@ -172,6 +176,23 @@ def _unpacked(path: Path, packing: str, largest: int) -> Iterator[bytes | mmap.m
         file.flush()
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             yield data
+
+
+class _Pieces:
+    """Writes pieces to a file, but a single one: it is the whole content."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.only: bytes | None = b""
+
+    def write(self, piece: bytes) -> None:
+        if self.only == b"":
+            self.only = piece
+            return
+        if self.only is not None:
+            self._file.write(self.only)
+            self.only = None
+        self._file.write(piece)
 
 
 @contextlib.contextmanager
@@ -194,7 +215,7 @@ def unpacked_path(path: Path, suffix: str) -> Iterator[Path]:
         raise DataError(f"{path}: {error.strerror or error}") from error
 
 
-def _decompress(path: Path, into: IO[bytes], packing: str, largest: int) -> None:
+def _decompress(path: Path, into: IO[bytes] | _Pieces, packing: str, largest: int) -> None:
     total = 0
     try:
         for piece in _gzip_pieces(path) if packing == "gzip" else _xz_pieces(path):

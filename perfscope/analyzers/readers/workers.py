@@ -7,6 +7,7 @@ Each process has one task at a time, so as many traces are in memory as there ar
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import pickle
@@ -140,6 +141,7 @@ def _serve(work: Callable[[Any], Any], line: Connection, inherited: Sequence[Con
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group, and the parent ends this process.
     for other in inherited:
         other.close()  # Otherwise the end of the parent goes unnoticed.
+    gc.freeze()  # Imported modules live as long as this process.
     while True:
         try:
             task = line.recv()

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from perfscope.model.finding import MOST_SPANS, Removed, Span
-from perfscope.model.intervals import Int64, Intervals, covered, union
+from perfscope.model.intervals import Int64, Intervals, covered, numbered, union
 from perfscope.model.trace import MISSING, CallKind, Rows, SliceKind, Trace
 from perfscope.native import library as native_library
 
@@ -21,10 +21,20 @@ _LOADER_PREFIXES = ("enumerate(DataLoader)#", "enumerate(DataPipe)#")
 
 
 def named_slices(trace: Trace, matches: Callable[[str], object]) -> npt.NDArray[np.bool_]:
-    """Mask of the rows of ``slices`` for which ``matches(name)`` holds; each text of the trace is tested once."""
-    chosen = np.fromiter(map(bool, map(matches, trace.strings)), bool, len(trace.strings))
-    names = trace.rows["slices"]["name"]
-    return chosen[names] if chosen.any() else np.zeros(len(names), bool)
+    """Mask of the rows of ``slices`` for which ``matches(name)`` holds; each name of a row is tested once."""
+    names, codes = trace.rows["slices"]["name"], trace.fact(names_of_slices)
+    found = [code for code, text in codes.items() if matches(text)]
+    if not found:
+        return np.zeros(len(names), bool)
+    chosen = np.zeros(len(trace.strings) + 1, bool)  # the last one is that of `MISSING`
+    chosen[found] = True
+    return chosen[names]
+
+
+def names_of_slices(trace: Trace) -> dict[int, str]:
+    """Return code and text of each name of a row of ``slices``; a fact of the trace."""
+    codes, _ = numbered(trace.rows["slices"]["name"])
+    return {code: trace.text(code) for code in codes.tolist()}
 
 
 def slice_name(trace: Trace, row: int) -> str:

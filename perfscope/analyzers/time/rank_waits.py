@@ -12,10 +12,11 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from perfscope.analyzers.spans import named_slices
 from perfscope.analyzers.time.samples import SampledPieces, shown_kinds, waiting_samples
 from perfscope.model.collectives import operation_of
 from perfscope.model.frames.kinds import ENGINES, FrameKind
-from perfscope.model.intervals import EMPTY, Intervals, difference, intersection, union
+from perfscope.model.intervals import EMPTY, Intervals, difference, intersection, numbered, union
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
 BACKEND_OPS = "c10d::"
@@ -55,8 +56,7 @@ def waits_in_calls(trace: Trace, thread: int) -> Intervals:
         return EMPTY
     slices = trace.rows["slices"]
     ops = (slices["kind"] == SliceKind.OP) & (slices["thread"] == thread)
-    codes = [code for code, text in enumerate(trace.strings) if text.startswith(BACKEND_OPS)]
-    calls = ops & np.isin(slices["name"], codes)
+    calls = ops & named_slices(trace, lambda text: text.startswith(BACKEND_OPS))
     parents = slices["parent"]
     inside = ops & ~calls & (parents != MISSING)
     inside[inside] = calls[parents[inside]]
@@ -93,7 +93,8 @@ def reductions_per_update(trace: Trace) -> int:
     annotations = slices["kind"] == SliceKind.ANNOTATION
     forwards = np.sort(slices["start_ns"][annotations & _named(trace, FORWARD)])
     updates = np.sort(slices["start_ns"][annotations & _named(trace, OPTIMIZER)])
-    reduces = [code for code, text in enumerate(trace.strings) if operation_of(text) == "all_reduce"]
+    codes, _ = numbered(collectives["name"])
+    reduces = [code for code in codes.tolist() if operation_of(trace.text(code)) == "all_reduce"]
     rows = np.flatnonzero(np.isin(collectives["name"], reduces))
     begins = collectives["start_ns"][rows].copy()
     kernels, calls = trace.rows["kernels"], trace.rows["calls"]
@@ -109,8 +110,7 @@ def reductions_per_update(trace: Trace) -> int:
 
 
 def _named(trace: Trace, prefix: str) -> npt.NDArray[np.bool_]:
-    codes = [code for code, text in enumerate(trace.strings) if text.startswith(prefix)]
-    return np.isin(trace.rows["slices"]["name"], codes)
+    return named_slices(trace, lambda text: text.startswith(prefix))
 
 
 def reduced_too_often(trace: Trace) -> str:

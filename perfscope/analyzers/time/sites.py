@@ -276,6 +276,8 @@ def _op_inside(trace: Trace, row: int, recorded: CallSite) -> GraphOp | None:
 
 def _from_stack(trace: Trace, row: int) -> CallSite:
     """Return the user's innermost frame around a row, else that of a library."""
+    if not trace.fact(_has_stacks):
+        return UNKNOWN_SITE
     around, known = _around(trace, row), trace.fact(_sites_of_frames)
     if around.op_forward != MISSING:
         return _from_stack(trace, around.op_forward)
@@ -284,6 +286,11 @@ def _from_stack(trace: Trace, row: int) -> CallSite:
     if around.frame not in known:
         known[around.frame] = _from_frame(trace, around.frame)
     return known[around.frame]
+
+
+def _has_stacks(trace: Trace) -> bool:
+    """Return whether any Python span was recorded."""
+    return bool((trace.rows["slices"]["kind"] == _PYTHON).any())
 
 
 def _sites_of_frames(trace: Trace) -> dict[int, CallSite]:
@@ -334,10 +341,13 @@ def _arounds(trace: Trace) -> dict[int, _Around]:
 
 def _around(trace: Trace, row: int) -> _Around:
     """Return the spans around a row; each row of a deep stack is visited once."""
-    known, parents, missing = trace.fact(_arounds), trace.rows["slices"]["parent"], list[int]()
+    known = trace.fact(_arounds)
+    if row in known:
+        return known[row]
+    parents, missing = trace.rows["slices"]["parent"].data, list[int]()  # its values are ints of Python
     while row != MISSING and row not in known:
         missing.append(row)
-        row = int(parents[row])
+        row = parents[row]
     around = _Around() if row == MISSING else known[row]
     for inner in reversed(missing):
         around = known[inner] = _further_in(trace, inner, around)
@@ -368,8 +378,8 @@ def _further_in(trace: Trace, row: int, outside: _Around) -> _Around:
 def _forward_of(trace: Trace, row: int) -> int:
     """Return the forward op of a backward node, by autograd sequence number; else ``MISSING``."""
     slices = trace.rows["slices"]
-    sequence = int(slices["sequence"][row])
-    if slices["kind"][row] != _OP or sequence == MISSING or slices["forward_thread"][row] <= 0:
+    sequence = slices["sequence"].data[row]
+    if sequence == MISSING or slices["kind"][row] != _OP or slices["forward_thread"][row] <= 0:
         return MISSING
     forward = trace.fact(_forward_ops).get(sequence, MISSING)
     return forward if forward != MISSING and slices["start_ns"][forward] < slices["start_ns"][row] else MISSING

@@ -29,7 +29,7 @@ LARGEST_BASE_NS = 2**61
 
 _LARGEST_NUMBER = 2**63
 
-_TAIL_WINDOW = 1 << 16
+_TAIL_WINDOW = 1 << 13
 """Bytes from the end in which the end of the events is searched first."""
 _LARGEST_TAIL = 1 << 25
 """Maximum bytes of keys after the events. They are usually a few kB; without an end in 32 MiB the file is truncated."""

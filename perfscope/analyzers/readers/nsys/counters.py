@@ -16,7 +16,8 @@ from collections.abc import Callable
 import numpy as np
 
 from perfscope.analyzers.readers.columns import Columns, join_columns
-from perfscope.analyzers.readers.nsys.database import NULL, Session, distinct_rows, nullable, process_of
+from perfscope.analyzers.readers.nsys.database import NULL, Session, nullable, process_of
+from perfscope.model.intervals import distinct_rows
 from perfscope.model.trace.columns import Array
 
 _METRICS = "TARGET_INFO_GPU_METRICS"

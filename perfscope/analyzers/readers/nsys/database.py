@@ -349,17 +349,6 @@ def pid_of(process: int) -> int:
     return process & 0xFFFFFF
 
 
-def distinct_rows(*columns: Array) -> tuple[Array, Array]:
-    """Return one row of each distinct kind, and the kind of every row. Shapes (k,) and (n,)."""
-    _, first, kind = np.unique(columns[0], return_index=True, return_inverse=True)
-    for column in columns[1:]:
-        distinct, own = np.unique(column, return_inverse=True)
-        _, first, kind = np.unique(
-            kind.reshape(-1).astype(np.int64) * len(distinct) + own.reshape(-1), return_index=True, return_inverse=True
-        )
-    return first, kind.reshape(-1)
-
-
 def nullable(values: Array) -> Array:
     """Return ``values`` with ``MISSING`` for unknown ones."""
     return np.where((values == NULL) | (values < 0), MISSING, values)

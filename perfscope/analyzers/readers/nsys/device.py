@@ -7,7 +7,8 @@ from msgspec import Struct
 
 from perfscope.analyzers.readers.columns import Columns, join_columns
 from perfscope.analyzers.readers.nsys import names
-from perfscope.analyzers.readers.nsys.database import NULL, Session, distinct_rows, nullable, pid_of
+from perfscope.analyzers.readers.nsys.database import NULL, Session, nullable, pid_of
+from perfscope.model.intervals import distinct_rows
 from perfscope.model.trace import CopyKind, HostMemory
 from perfscope.model.trace.columns import MISSING, Array
 

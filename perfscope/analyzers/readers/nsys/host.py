@@ -13,8 +13,9 @@ from msgspec import Struct, field
 from perfscope.analyzers.readers.columns import Columns, join_columns
 from perfscope.analyzers.readers.kineto import categories
 from perfscope.analyzers.readers.nsys import names
-from perfscope.analyzers.readers.nsys.database import NULL, Export, Session, distinct_rows, nullable, process_of
+from perfscope.analyzers.readers.nsys.database import NULL, Export, Session, nullable, process_of
 from perfscope.analyzers.readers.nsys.samples import callers
+from perfscope.model.intervals import distinct_rows
 from perfscope.model.trace import SliceKind
 from perfscope.model.trace.columns import MISSING, Array
 

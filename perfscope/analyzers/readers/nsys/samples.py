@@ -11,9 +11,9 @@ import re
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.readers.columns import Columns, distinct_rows
+from perfscope.analyzers.readers.columns import Columns
 from perfscope.analyzers.readers.nsys.database import NULL, Session
-from perfscope.model.intervals import Int64
+from perfscope.model.intervals import Int64, distinct_rows
 from perfscope.model.trace import TABLES, Rows
 from perfscope.model.trace.columns import MISSING, Array
 
@@ -117,8 +117,9 @@ def _names(session: Session, chain: Columns) -> tuple[Array, Array]:
 
     ``MISSING`` for a missing frame. Only the last part of a file's path is kept.
     """
-    columns, inverse = distinct_rows(chain["symbol"], chain["module"], (chain["unresolved"] == 1).astype(np.int64))
-    distinct = np.stack(columns, axis=1)
+    columns = (chain["symbol"], chain["module"], (chain["unresolved"] == 1).astype(np.int64))
+    first, inverse = distinct_rows(*columns)
+    distinct = np.stack([column[first] for column in columns], axis=1)
     texts = session.database.texts({code for code in distinct[:, :2].ravel().tolist() if code != NULL})
     codes, system = np.full(len(distinct), MISSING, np.int64), np.zeros(len(distinct), bool)
     for row, (symbol, module, unresolved) in enumerate(distinct.tolist()):
@@ -155,10 +156,11 @@ def _tree(sample: Int64, name: Array) -> tuple[Int64, Int64, Int64]:
     innermost = np.full(len(starts), MISSING, np.int64)
     count, level = 0, 0
     while len(deeper := np.flatnonzero(depths > level)):
-        (callers, called), inverse = distinct_rows(innermost[deeper], name[starts[deeper] + level])
+        callers, called = innermost[deeper], name[starts[deeper] + level]
+        first, inverse = distinct_rows(callers, called)
         innermost[deeper] = count + inverse
-        parents.append(callers)
-        names.append(called)
-        count, level = count + len(callers), level + 1
+        parents.append(callers[first])
+        names.append(called[first])
+        count, level = count + len(first), level + 1
     nothing = np.empty(0, np.int64)
     return np.concatenate([nothing, *parents]), np.concatenate([nothing, *names]), innermost

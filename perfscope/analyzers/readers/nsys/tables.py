@@ -21,9 +21,10 @@ from perfscope.analyzers.readers.columns import (
 )
 from perfscope.analyzers.readers.kineto import categories
 from perfscope.analyzers.readers.nsys import host
-from perfscope.analyzers.readers.nsys.database import NULL, Session, distinct_rows, pid_of
+from perfscope.analyzers.readers.nsys.database import NULL, Session, pid_of
 from perfscope.analyzers.readers.nsys.device import products
 from perfscope.analyzers.readers.nsys.host import OWN_LANE, Steps, find_steps
+from perfscope.model.intervals import distinct_rows
 from perfscope.model.trace import TABLES, CallKind, MemoryAction, Rows
 from perfscope.model.trace.columns import MISSING, Array
 

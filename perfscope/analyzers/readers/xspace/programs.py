@@ -11,11 +11,10 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from perfscope.analyzers.hlo import MAX_GROUP_IDS, MAX_PROTO_BYTES, HloModule
-from perfscope.analyzers.readers.columns import distinct_rows
 from perfscope.analyzers.readers.xspace import names
 from perfscope.analyzers.readers.xspace.planes import Line, Plane, numbers, parts, signed
 from perfscope.model.errors import DataError
-from perfscope.model.intervals import numbered
+from perfscope.model.intervals import distinct_rows, numbered
 from perfscope.model.trace import MISSING, Rows
 from perfscope.model.trace.columns import Array
 from perfscope.model.wire import Field
@@ -58,9 +57,9 @@ class Placement:
         _, own = line.stats.get("num_addressable_devices", _NONE)
         self._own.update(number for number in numbered(own)[0].tolist() if number > 0)
         rows, device = line.stats.get("global_device_id", _NONE)
-        for event, number in zip(
-            *(part.tolist() for part in distinct_rows(line.ids[line.place[rows]], device)[0]), strict=True
-        ):
+        events = line.ids[line.place[rows]]
+        first, _ = distinct_rows(events, device)
+        for event, number in zip(events[first].tolist(), device[first].tolist(), strict=True):
             local = _LOCAL.match(plane.names.get(event, ""))
             if local is not None:
                 self._devices.add((int(local[1]), number))
@@ -78,9 +77,10 @@ class Placement:
             local.setdefault(number, set()).add(device)
         known = {number: devices.pop() for number, devices in local.items() if len(devices) == 1}
         hosted = ops["slice"] != MISSING
-        keys, inverse = distinct_rows(ops["module"], ops["program_id"], ops["ordinal"], hosted.astype(np.int64))
+        keys = (ops["module"], ops["program_id"], ops["ordinal"], hosted.astype(np.int64))
+        first, inverse = distinct_rows(*keys)
         result, devices = [], set()
-        for module, program, ordinal, on_host in zip(*(key.tolist() for key in keys), strict=True):
+        for module, program, ordinal, on_host in zip(*(key[first].tolist() for key in keys), strict=True):
             device = ordinal if on_host else known.get(ordinal, MISSING)
             index = at.get((module, program), {}).get(device, MISSING) if device != MISSING else MISSING
             result.append(index)
@@ -225,5 +225,7 @@ def started(module: HloModule) -> dict[str, str]:
 def _programs_of(ops: Rows, chosen: npt.NDArray[np.bool_], strings: Sequence[str]) -> set[tuple[str, int]]:
     """Return name and number of the programs of some instructions, without those that lack either."""
     chosen = chosen & (ops["module"] != MISSING) & (ops["program_id"] != MISSING)
-    modules, programs = distinct_rows(ops["module"][chosen], ops["program_id"][chosen])[0]
-    return {(strings[module], program) for module, program in zip(modules.tolist(), programs.tolist(), strict=True)}
+    modules, programs = ops["module"][chosen], ops["program_id"][chosen]
+    first, _ = distinct_rows(modules, programs)
+    named = zip(modules[first].tolist(), programs[first].tolist(), strict=True)
+    return {(strings[module], program) for module, program in named}

@@ -40,9 +40,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 from msgspec import Struct, field
 
 from perfscope.analyzers.examined import op_records
@@ -132,9 +133,15 @@ def _float64_shares(trace: Trace) -> dict[str, float]:
         typed = slices["dtypes"] != MISSING
         doubles = [code for code, text in enumerate(source.strings) if "double" in text or "float64" in text]
         is_wide = np.isin(slices["dtypes"], doubles)
-        calls = Counter(source.text(code) for code in slices["name"][typed].tolist())
-        wide = Counter(source.text(code) for code in slices["name"][typed & is_wide].tolist())
+        calls, wide = (_by_text(source, slices["name"][rows]) for rows in (typed, typed & is_wide))
     return {name: count / calls[name] for name, count in wide.items()}
+
+
+def _by_text(trace: Trace, codes: npt.NDArray[np.integer[Any]]) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for code, count in Counter(codes.tolist()).items():
+        counts[trace.text(code)] += count
+    return counts
 
 
 def _profiled(op: GraphOp) -> str:

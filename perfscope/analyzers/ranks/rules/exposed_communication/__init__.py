@@ -361,6 +361,7 @@ def _evidence(
             elements = _known(collectives["elements_in"][collective])
         groups[trace.text(int(kernels["name"][row])), group, size, elements, instructions.get(row, "")].append(row)
     duration = kernels["end_ns"] - kernels["start_ns"]
+    arrays = {key: np.array(rows, np.int64) for key, rows in groups.items()}
     table: list[Mapping[str, Cell]] = [
         {
             "kernel": name,
@@ -374,7 +375,7 @@ def _evidence(
             "shortest_ns": int(duration[rows].min()),
             "longest_ns": int(duration[rows].max()),
         }
-        for (name, group, size, elements, instruction), rows in groups.items()
+        for (name, group, size, elements, instruction), rows in arrays.items()
     ]
     table.sort(key=lambda row: -int(row["exposed_ns"] or 0))
     return tuple(table[:MOST_ROWS])
