@@ -349,7 +349,8 @@ _PART = {
 
 
 def _middle(parts: Parts) -> float:
-    return 0.0 + sum((getattr(parts, name).low + getattr(parts, name).high) / 2 for name in CATEGORIES)
+    spans = [parts.products, parts.attention, parts.kernels]
+    return sum((span.low + span.high) / 2 for span in spans)
 
 
 def in_scenarios(problem: Problem, scenarios: Scenarios, evaluated: Evaluated) -> Times:
