@@ -91,6 +91,8 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from perfscope.analyzers.devices.device import GIGA as GIGA
+    from perfscope.analyzers.devices.device import Node as Node
     from perfscope.analyzers.devices.roofline import NS as NS
     from perfscope.analyzers.devices.roofline import Bound as Bound
     from perfscope.analyzers.devices.roofline import Roof as Roof
@@ -111,19 +113,25 @@ if TYPE_CHECKING:
     from perfscope.analyzers.devices.tiles import padded_share as padded_share
     from perfscope.analyzers.devices.tiles import product_sizes as product_sizes
     from perfscope.analyzers.devices.tiles import wave_share as wave_share
+    from perfscope.analyzers.devices.topology import KEYS as KEYS
     from perfscope.analyzers.devices.topology import Network as Network
     from perfscope.analyzers.devices.topology import Topology as Topology
     from perfscope.analyzers.devices.topology import closes as closes
     from perfscope.analyzers.devices.topology import named_link as named_link
+    from perfscope.analyzers.devices.topology import read_network as read_network
     from perfscope.analyzers.devices.topology import read_topology as read_topology
+    from perfscope.analyzers.devices.user_table import UserTable as UserTable
+    from perfscope.analyzers.devices.user_table import read_user_table as read_user_table
 else:
     __getattr__ = names_from(
         __name__,
         {
+            "device": "GIGA Node",
             "roofline": "Bound NS Roof bytes_ns flops_ns kernel_roof link_ns peak_flops peak_ratio vector_ns",
             "target": "Target described_target",
             "target_text": "known_names parse_target read_bytes_text",
             "tiles": "Computation Sizes padded_share product_sizes wave_share",
-            "topology": "Network Topology closes named_link read_topology",
+            "topology": "KEYS Network Topology closes named_link read_network read_topology",
+            "user_table": "UserTable read_user_table",
         },
     )

@@ -18,10 +18,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perfscope.analyzers.devices import Network, Target
-from perfscope.analyzers.devices.device import GIGA, Node
-from perfscope.analyzers.devices.topology import KEYS, read_network
-from perfscope.analyzers.devices.user_table import UserTable, read_user_table
+from perfscope.analyzers.devices import GIGA, KEYS, Network, Node, Target, UserTable, read_network, read_user_table
 from perfscope.model.errors import DataError, UsageError
 
 MOST_BYTES = 8 << 20

@@ -44,6 +44,9 @@ CHUNKS = (2, 3, 4, 8)
 MOST_MICRO_BATCH = 16
 """Largest micro-batch: larger ones fill the same kernels and need more memory."""
 
+TOLD_S = 10.0
+"""Seconds between two lines of progress."""
+
 KEPT = 4000
 """Evaluated candidates that are kept; of the others only their numbers count."""
 
@@ -235,7 +238,7 @@ def search(
     Candidates are evaluated by their bound of time, the least first, so that a search that the budget ends has the most
     promising ones.
     """
-    began = time.monotonic()
+    began = told = time.monotonic()
     memory = usable_bytes(problem, headroom)
     evaluator, best, places = Evaluator(problem), _Best(), _Places(problem, space)
     leanest = _Leanest()
@@ -265,7 +268,8 @@ def search(
         evaluated += 1
         best.add(chosen)
         results.append(chosen)
-        if evaluated % 500 == 0:
+        if time.monotonic() - told > TOLD_S:
+            told = time.monotonic()
             progress(f"{evaluated:,} of {total:,} candidates, {cannot_win + too_large:,} left out by bounds")
     if not results:
         raise DataError(_nothing_fits(problem, memory, headroom, leanest.found, ended=bool(queue)))
