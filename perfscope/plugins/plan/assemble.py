@@ -96,10 +96,7 @@ def candidate_row(
     flops = problem.model.model_flops(problem.sequence) / problem.target.count
     shares = [None, None] if not peak else [rate * flops / peak for rate in per_second]
     return PlannedCandidate(
-        mesh=candidate.mesh.sizes, order=candidate.order, micro_batch=candidate.micro_batch,
-        micro_batches=item.micro_batches, policy=candidate.policy, schedule=candidate.schedule,
-        chunks=candidate.chunks, regather=candidate.regather, precision=candidate.precision,
-        offload=candidate.offload, layers=item.layers,
+        candidate=candidate, micro_batches=item.micro_batches, layers=item.layers,
         step_low_ns=round(item.low), step_middle_ns=round(item.middle), step_high_ns=round(item.high),
         memory_low=round(item.memory.total.low), memory_high=round(item.needs), fits=item.needs <= usable,
         tokens_per_s_low=per_second[0], tokens_per_s_high=per_second[1], price_low=prices[0], price_high=prices[1],

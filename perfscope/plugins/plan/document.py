@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from perfscope.model.documents.bounded_json import Count, Ns, Number, Texts, Value, read_document, schema_of
+from perfscope.plugins.plan.candidate import Candidate
 
 SCHEMA = "perfscope.plan/1"
 FILE = "plan.json"
@@ -53,19 +54,8 @@ class PlannedExchange(Value, frozen=True, kw_only=True):
 class PlannedCandidate(Value, frozen=True, kw_only=True):
     """One way to run the model. Times are modelled; bytes are of the device that needs most."""
 
-    mesh: dict[str, Count]
-    """Axis -> devices, all axes."""
-    order: Texts
-    """Axes from neighbouring devices to distant ones."""
-    micro_batch: Count
+    candidate: Candidate
     micro_batches: Count
-    policy: str
-    schedule: str
-    chunks: Count
-    regather: bool
-    """Whether divided parameters are gathered for every use."""
-    precision: str
-    offload: str
     layers: tuple[Count, ...]
     """Layers of each stage."""
     basis: Literal["modelled", "compiled"] = "modelled"

@@ -24,7 +24,6 @@ from perfscope.dashboards.report.renderers.markdown import inline, section_markd
 from perfscope.dashboards.report.renderers.text import WIDTH, report_text
 from perfscope.dashboards.report.renderers.values import range_text
 from perfscope.model.units import format_bytes, format_ns, format_share
-from perfscope.plugins.plan.candidate import AXES
 from perfscope.plugins.plan.document import Plan, PlannedCandidate, dump
 
 FEW, COMPARED = 10, 3
@@ -55,11 +54,9 @@ def report_of(plan: Plan) -> Report:
     return Report(headline=_headline(plan), facts=tuple(_facts(plan)), sections=tuple(_sections(plan)))
 
 
-def mesh_words(candidate: PlannedCandidate) -> str:
+def mesh_words(row: PlannedCandidate) -> str:
     """``fsdp 8, tensor 8``."""
-    return (
-        ", ".join(f"{axis} {candidate.mesh[axis]}" for axis in AXES if candidate.mesh.get(axis, 1) > 1) or "one device"
-    )
+    return row.candidate.mesh.words
 
 
 def _headline(plan: Plan) -> str:
@@ -124,12 +121,18 @@ def _meshes(plan: Plan) -> Table:
     columns: list[Column[PlannedCandidate]] = [
         Column("", lambda one: Badge("equal", "open") if one.equal_to_best else None),
         Column("mesh", mesh_words),
-        Column("micro-batch", lambda one: one.micro_batch, "count", 5),
-        Column("checkpoint", lambda one: one.policy, drop=6),
+        Column("micro-batch", lambda one: one.candidate.micro_batch, "count", 5),
+        Column("checkpoint", lambda one: one.candidate.policy, drop=6),
         Column("schedule", _schedule, drop=4),
-        Column("weights gathered", lambda one: GATHERED[one.regather] if _shards(one) else None, drop=3),
-        Column("precision", lambda one: one.precision if one.precision != "bfloat16" else None, drop=7),
-        Column("on the host", lambda one: one.offload if one.offload != "none" else None, drop=7),
+        Column(
+            "weights gathered",
+            lambda one: GATHERED[one.candidate.regather] if one.candidate.mesh.shards > 1 else None,
+            drop=3,
+        ),
+        Column(
+            "precision", lambda one: one.candidate.precision if one.candidate.precision != "bfloat16" else None, drop=7
+        ),
+        Column("on the host", lambda one: one.candidate.offload if one.candidate.offload != "none" else None, drop=7),
         Column("step", lambda one: Range(one.step_low_ns, one.step_high_ns), "ns"),
         Column("tokens/s", lambda one: Range(one.tokens_per_s_low, one.tokens_per_s_high), "quantity", 1),
         Column("price of 1M tokens", _price, drop=8),
@@ -139,14 +142,11 @@ def _meshes(plan: Plan) -> Table:
     return table(columns, plan.candidates, few=FEW)
 
 
-def _shards(one: PlannedCandidate) -> bool:
-    return any(one.mesh.get(axis, 1) > 1 for axis in ("fsdp", "expert", "context"))
-
-
 def _schedule(one: PlannedCandidate) -> str | None:
-    if one.mesh.get("pipeline", 1) < 2:
+    run = one.candidate
+    if run.mesh.pipeline == 1:
         return None
-    return f"{one.schedule} x{one.chunks}" if one.chunks > 1 else one.schedule
+    return f"{run.schedule} x{run.chunks}" if run.chunks > 1 else run.schedule
 
 
 def _price(one: PlannedCandidate) -> str | None:
