@@ -18,7 +18,6 @@ from perfscope.plugins.plan.document import (
     PlannedCandidate,
     PlannedExchange,
     PlannedPart,
-    Searched,
     Sensitivity,
 )
 from perfscope.plugins.plan.evaluate import ACCOUNT, NS, Evaluated, Evaluator, Problem
@@ -74,10 +73,7 @@ def plan_document(problem: Problem, found: Found, chosen: Chosen) -> Plan:
         calibrated_by=chosen.calibrated_by,
         candidates=rows,
         sensitivities=tuple(sensitivities(problem, [item for item, _ in meshes])),
-        searched=Searched(
-            candidates=found.candidates, too_large=found.too_large, cannot_win=found.cannot_win,
-            evaluated=found.evaluated, front=len(found.front), complete=found.complete, seconds=round(found.seconds, 1),
-        ),
+        searched=found.searched,
         assumptions=(*problem.target.assumptions, *texts),
         notes=(*([problem.fabric.words] if problem.fabric.words else []), *chosen.notes),
     )  # fmt: skip

@@ -107,10 +107,13 @@ class Searched(Value, frozen=True, kw_only=True):
 
     candidates: Count
     too_large: Count
+    """Left out because they do not fit, by the bound or by their memory at the low end."""
     cannot_win: Count
+    """Left out by the bound of time."""
     evaluated: Count
     front: Count
     complete: bool
+    """False: the budget of time ended it."""
     seconds: Number
 
 

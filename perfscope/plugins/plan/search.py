@@ -34,6 +34,7 @@ from perfscope.plugins.plan.candidate import (
     orders,
 )
 from perfscope.plugins.plan.decoder import Decoder
+from perfscope.plugins.plan.document import Searched
 from perfscope.plugins.plan.evaluate import Evaluated, Evaluator, Problem
 from perfscope.plugins.plan.memory import least_state
 from perfscope.plugins.plan.schedules import allowed
@@ -78,15 +79,7 @@ class Found(Struct, frozen=True, kw_only=True):
     """By their middle time."""
     kept: tuple[Evaluated, ...]
     """All evaluated that fit, by their middle time, at most ``KEPT``."""
-    candidates: int
-    too_large: int
-    """Left out because they do not fit, by the bound or by their memory at the low end."""
-    cannot_win: int
-    """Left out by the bound of time."""
-    evaluated: int
-    seconds: float
-    complete: bool = True
-    """False: the budget of time ended it."""
+    searched: Searched
 
 
 def usable_bytes(problem: Problem, headroom: float) -> int:
@@ -274,10 +267,17 @@ def search(
     if not results:
         raise DataError(_nothing_fits(problem, memory, headroom, leanest.found, ended=bool(queue)))
     results.sort(key=lambda item: item.middle)
-    return Found(
-        front=tuple(front_of(results)), kept=tuple(results[:KEPT]), candidates=total, too_large=too_large,
-        cannot_win=cannot_win, evaluated=evaluated, seconds=time.monotonic() - began, complete=not queue,
-    )  # fmt: skip
+    front = front_of(results)
+    searched = Searched(
+        candidates=total,
+        too_large=too_large,
+        cannot_win=cannot_win,
+        evaluated=evaluated,
+        front=len(front),
+        complete=not queue,
+        seconds=round(time.monotonic() - began, 1),
+    )
+    return Found(front=tuple(front), kept=tuple(results[:KEPT]), searched=searched)
 
 
 class _Places:
