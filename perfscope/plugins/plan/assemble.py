@@ -118,11 +118,15 @@ def exchange_rows(evaluator: Evaluator, item: Evaluated) -> tuple[PlannedExchang
     rows = []
     for planned in item.planned:
         found = evaluator.range_of(item.candidate, planned)
-        rows.append(PlannedExchange(
-            what=planned.what, kind=planned.kind, bytes=planned.bytes, axes=planned.axes, devices=found.devices,
-            nodes=found.nodes, times=planned.times, low_ns=found.time.low * planned.times,
-            high_ns=found.time.high * planned.times,
-        ))  # fmt: skip
+        rows.append(
+            PlannedExchange(
+                exchange=planned,
+                devices=found.devices,
+                nodes=found.nodes,
+                low_ns=found.time.low * planned.times,
+                high_ns=found.time.high * planned.times,
+            )
+        )
     return tuple(rows)
 
 

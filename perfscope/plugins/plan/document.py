@@ -12,6 +12,7 @@ import msgspec
 
 from perfscope.model.documents.bounded_json import Count, Ns, Number, Texts, Value, read_document, schema_of
 from perfscope.plugins.plan.candidate import Candidate
+from perfscope.plugins.plan.exchanges import Planned
 
 SCHEMA = "perfscope.plan/1"
 FILE = "plan.json"
@@ -37,15 +38,11 @@ class PlannedBytes(Value, frozen=True, kw_only=True):
 
 
 class PlannedExchange(Value, frozen=True, kw_only=True):
-    """Equal exchanges of one device in a step."""
+    """Equal exchanges of one device in a step, with the links that they run over."""
 
-    what: str
-    kind: str
-    bytes: Count
-    axes: Texts
+    exchange: Planned
     devices: Count
     nodes: Count
-    times: Count
     low_ns: Ns
     """All of them together, whether hidden or not."""
     high_ns: Ns

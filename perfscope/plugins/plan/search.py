@@ -267,17 +267,12 @@ def search(
     if not results:
         raise DataError(_nothing_fits(problem, memory, headroom, leanest.found, ended=bool(queue)))
     results.sort(key=lambda item: item.middle)
-    front = front_of(results)
+    front = tuple(front_of(results))
     searched = Searched(
-        candidates=total,
-        too_large=too_large,
-        cannot_win=cannot_win,
-        evaluated=evaluated,
-        front=len(front),
-        complete=not queue,
-        seconds=round(time.monotonic() - began, 1),
-    )
-    return Found(front=tuple(front), kept=tuple(results[:KEPT]), searched=searched)
+        candidates=total, too_large=too_large, cannot_win=cannot_win, evaluated=evaluated, front=len(front),
+        complete=not queue, seconds=round(time.monotonic() - began, 1),
+    )  # fmt: skip
+    return Found(front=front, kept=tuple(results[:KEPT]), searched=searched)
 
 
 class _Places:

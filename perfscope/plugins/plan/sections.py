@@ -184,13 +184,13 @@ def _exchanges(plan: Plan) -> Table:
     rows = plan.candidates[0].exchanges
     return table(
         (
-            Column("what", lambda row: row.what),
-            Column("kind", lambda row: row.kind),
-            Column("along", lambda row: ", ".join(row.axes)),
+            Column("what", lambda row: row.exchange.what),
+            Column("kind", lambda row: row.exchange.kind),
+            Column("along", lambda row: ", ".join(row.exchange.axes)),
             Column("devices", lambda row: row.devices, "count"),
             Column("nodes", lambda row: row.nodes, "count"),
-            Column("bytes", lambda row: row.bytes, "bytes"),
-            Column("times", lambda row: row.times, "count"),
+            Column("bytes", lambda row: row.exchange.bytes, "bytes"),
+            Column("times", lambda row: row.exchange.times, "count"),
             Column("together, hidden or not", lambda row: Range(row.low_ns, row.high_ns), "ns"),
         ),
         rows,
