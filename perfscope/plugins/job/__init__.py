@@ -10,6 +10,6 @@ PLUGIN = Plugin(
     name="job",
     commands={"job": f"{_HERE}.command:job"},
     tasks={"job": "Analyze"},
-    options={"run": (f"{_HERE}.options:LEDGER",)},
+    options={"run": (f"{_HERE}.options:LEDGER", f"{_HERE}.options:WATCH")},
     names={"progress": f"{_HERE}.progress:progress"},
 )

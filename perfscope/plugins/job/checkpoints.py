@@ -61,6 +61,34 @@ class Checkpoint(NamedTuple):
     """When all of it was stored: later than the end of an asynchronous save; 0: not known to be."""
     place: str
     """Digest of the path that was written or read, so that a restore finds its save; empty for other objects."""
+    storing: Storing | None = None
+    """The program while an asynchronous save was stored."""
+
+
+class Storing:
+    """What the thread of the steps did while an asynchronous save was stored, by samples; times in ns."""
+
+    __slots__ = ("core_ns", "first", "late_ns", "ran_ns", "steps", "wall_ns")
+
+    def __init__(self) -> None:
+        self.first: int | None = None
+        """Completed steps at the first sample."""
+        self.steps = self.wall_ns = self.ran_ns = self.core_ns = self.late_ns = 0
+
+    def sampled(self, steps: int, wall_ns: int, ran_ns: int, core_ns: int, late_ns: int) -> None:
+        """Add a sample. ``steps``: completed so far; ``core_ns``: waited for a core; ``late_ns``: for the interpreter."""
+        if self.first is None:
+            self.first = steps
+            return
+        self.steps = steps - self.first
+        self.wall_ns += wall_ns
+        self.ran_ns += ran_ns
+        self.core_ns += core_ns
+        self.late_ns += late_ns
+
+    def row(self, begin_ns: int) -> list[int]:
+        """As in the ledger; ``begin_ns``: of the save."""
+        return [begin_ns, self.steps, self.wall_ns, self.ran_ns, self.core_ns, self.late_ns]
 
 
 class CheckpointLog:
@@ -73,6 +101,13 @@ class CheckpointLog:
         self._undos: list[Undo] = []
         self._wrapped: set[tuple[str, str, str]] = set()
         self._inside = threading.local()
+        self._storing: list[Storing] = []
+        """Of the asynchronous saves that are not stored yet."""
+
+    def sampled(self, *sample: int) -> None:
+        """Add a sample of the thread of the steps to the saves that are being stored (`Storing.sampled`)."""
+        for storing in self._storing:
+            storing.sampled(*sample)
 
     @property
     def ended(self) -> bool:
@@ -139,9 +174,14 @@ class CheckpointLog:
                 self._events.append(event)
             return
 
+        storing = Storing()
+        self._storing.append(storing)
+
         def stored(future: Any) -> None:
+            self._storing.remove(storing)
             failed = future.cancelled() or future.exception() is not None
-            self._events.append(event._replace(ok=not failed, done_ns=0 if failed else time.perf_counter_ns()))
+            done = 0 if failed else time.perf_counter_ns()
+            self._events.append(event._replace(ok=not failed, done_ns=done, storing=storing))
 
         upload.add_done_callback(stored)
 

@@ -59,12 +59,21 @@ class Row(Struct, frozen=True, kw_only=True, rename={"begin": "from", "end": "to
     at: tuple[Triple, ...] = ()
     core: Count = 0
     """Without a core, ns; not in ``at``."""
+    ran: Count = 0
+    """Processor time of the thread of the steps, ns; in ``at``."""
+    late: tuple[Count, Count] = (0, 0)
+    """Time that samples waited for the interpreter, ns; number of samples."""
     steps: Count = 0
     timed: tuple[Count, Count, Count, Count] = (0, 0, 0, 0)
     """Steps whose begin and end were seen, their time in ns; the same of those without a profiler."""
     resident: int = -1
     checkpoints: tuple[tuple[str, str, Ns, Ns, str, bool, Ns, str], ...] = ()
     """(Kind, call, begin, end, line, whether it succeeded, stored at or 0, digest of the path)."""
+    storing: tuple[tuple[Ns, Count, Ns, Ns, Ns, Ns], ...] = ()
+    """Of asynchronous saves, while they were stored: (begin of the save, steps, time, processor time, time without a
+    core, time that samples waited for the interpreter)."""
+    changed: tuple[tuple[str, float | None, float | None, Ns, Count, int], ...] = ()
+    """Changes that the process found while it ran: `watch.Change`."""
     tokens: Count = 0
     loss: float | None = None
     rank: Count | None = None

@@ -14,15 +14,19 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from perfscope.model.capture import Message
 from perfscope.plugins.job.checkpoints import Checkpoint, CheckpointLog
+from perfscope.plugins.job.machine import CoreTime, Gpu, age_ns, flight_record, restarts
 from perfscope.plugins.job.progress import told
+from perfscope.plugins.job.watch import Values, Watch
 from perfscope.profiler.sampling.stack_tree import StackReader, StackTree
+from perfscope.profiler.sampling.switch_interval import OTHERS_SHARE, SwitchInterval, ThreadClock
 from perfscope.profiler.session.process_state import known_rank
 from perfscope.profiler.session.ranks import rank_from_environment
 from perfscope.profiler.session.recorders import Progress
@@ -50,6 +54,12 @@ STALLED_STEPS = 30
 """The same in mean steps: evaluations and saves take several steps' time."""
 MOST_STALLS = 50
 """Stalls that are written per process."""
+MOST_FLIGHTS = 3
+"""Of them with torch's record of its last collectives: one takes up to a megabyte."""
+FLIGHT = "flight-{pid}-{stall}_rank_{rank}.json"
+"""Such a record, in the same folder."""
+MOST_DURATIONS = 4_096
+"""Steps per row whose median is taken."""
 
 SET_UP, WARM_UP, OUTSIDE, INSIDE = range(4)
 """Phases: before the first step has ended, in the first steps, and after them outside or inside of a step."""
@@ -59,28 +69,34 @@ WARM_UP_STEPS = 2
 class LedgerWatcher:
     """The ledger of one process."""
 
-    def __init__(self, message: Message, progress: Callable[[], Progress]) -> None:
-        """Nothing runs yet."""
+    def __init__(self, message: Message, progress: Callable[[], Progress], watch: Watch | None = None) -> None:
+        """Nothing runs yet. ``watch``: gets the values of each row."""
+        self._watch = watch
         self._folder = Path(message.directory) / FOLDER
         self._progress = progress
         self._tree = StackTree(SourceFiles(Path.cwd(), ()))
         self._reader = StackReader()
         self._checkpoints = CheckpointLog()
         self._memory = ResidentMemory()
-        self._gpu = _Gpu()
-        self._core = _CoreWait()
+        self._gpu = Gpu()
+        self._core, self._own_core = CoreTime(), CoreTime()
+        self._clocks: dict[int, ThreadClock] = {}
+        """Of the other threads with Python frames, by identifier."""
+        self._switch = SwitchInterval()
         self._file: Any = None
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._period_s = PERIOD_S
-        self._cpu_ns = self._wall_ns = self._samples = 0
+        self._cpu_ns = self._wall_ns = self._samples = self._row_samples = 0
         self._main = threading.main_thread().ident
         self._times: dict[tuple[int, int], int] = {}
         """(Node, phase) -> ns since the last row."""
         self._since_step: dict[tuple[int, int], int] = {}
         """The same since the last completed step."""
-        self._core_ns = 0
+        self._core_ns = self._ran_ns = self._late_ns = 0
+        self._durations: list[int] = []
+        """Of the steps since the last row."""
         self._from_ns = self._last_ns = 0
         self._began_ns = 0
         self._nodes = 0
@@ -104,7 +120,7 @@ class LedgerWatcher:
     def start(self) -> None:
         """Open the file and begin to sample. An error of the file system leaves the program without a ledger."""
         now = time.perf_counter_ns()
-        age = _age_ns()
+        age = age_ns()
         self._began_ns = now - age
         self._from_ns = self._last_ns = self._step_seen_ns = now
         info = rank_from_environment(os.environ)
@@ -116,7 +132,7 @@ class LedgerWatcher:
             "pid": os.getpid(),
             "rank": self._rank[0],
             "world": self._rank[1],
-            "restart": _restarts(),
+            "restart": restarts(),
             "program": Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "",
             "began_ns": self._began_ns,
             "from_ns": now,
@@ -138,6 +154,8 @@ class LedgerWatcher:
         """A step ended, on the thread of the steps."""
         self._steps += 1
         self._step_ns += end_ns - begin_ns
+        if len(self._durations) < MOST_DURATIONS:
+            self._durations.append(end_ns - begin_ns)
         if free:
             self._free += 1
             self._free_ns += end_ns - begin_ns
@@ -167,24 +185,33 @@ class LedgerWatcher:
         self._checkpoints.stop()
         self._memory.close()
         self._core.close()
+        self._own_core.close()
+        self._switch.put_back()
         if self._tree.collected in gc.callbacks:
             gc.callbacks.remove(self._tree.collected)
 
     def _run(self) -> None:
         due = time.perf_counter_ns() + self._interval_ns()
-        while not self._ended.wait(self._period_s * (0.75 + 0.5 * (self._samples * 0.6180339887 % 1))):
+        while True:
+            period_s = self._period_s * (0.75 + 0.5 * (self._samples * 0.6180339887 % 1))
+            planned_ns = time.perf_counter_ns() + round(period_s * 1e9)
+            if self._ended.wait(period_s):
+                return
             cpu = time.thread_time_ns()
             try:
                 with self._lock:
                     before = self._last_ns
-                    self._sample()
-                    self._watch_steps()
+                    self._sample(planned_ns)
+                    stalled = self._watch_steps()
                     if self._last_ns >= due or self._checkpoints.ended:
                         self._row()
                         due = self._last_ns + self._interval_ns()
+                if stalled:
+                    self._keep_flight_record()
             except Exception as error:  # the program must not feel it; the reader sees that rows end here
                 with suppress(Exception):
                     self._append({"failed": f"{type(error).__name__}: {error}"[:300]})
+                    self._switch.put_back()
                 return
             self._cpu_ns += time.thread_time_ns() - cpu
             self._wall_ns += self._last_ns - before
@@ -200,20 +227,30 @@ class LedgerWatcher:
                 self._period_s = min(2 * self._period_s, LONGEST_PERIOD_S)
             self._cpu_ns = self._wall_ns = 0
 
-    def _sample(self) -> None:
-        """Count the time since the last sample for the stack of now; the part without a core for that."""
+    def _sample(self, planned_ns: int | None = None) -> None:
+        """Count the time since the last sample for the stack of now; the part without a core for that.
+
+        ``planned_ns``: when this thread wanted to run: it may have waited for the interpreter since.
+        """
         progress = self._progress()
         thread = progress.thread or self._main
         stack = None if thread is None else self._reader.read(thread)
         now = time.perf_counter_ns()
+        late = 0 if planned_ns is None else now - planned_ns
         elapsed, self._last_ns = now - self._last_ns, now
         self._samples += 1
         collection = self._tree.collection
         if collection is not None and thread is not None and collection.fills(thread, now - elapsed, now):
             stack = collection.stack
         node = -1 if stack is None else self._tree.add(stack)
-        waited = min(elapsed, self._core.since(thread))
+        ran, waited = self._core.since(thread)
+        ran, waited = min(elapsed, ran), min(elapsed, waited)
+        late = max(0, late - self._own_core.since(threading.get_ident())[1])
         self._core_ns += waited
+        self._ran_ns += ran
+        self._late_ns += late
+        self._checkpoints.sampled(progress.steps, elapsed, ran, waited, late)
+        self._switch.put(alone=self._others_ns(thread) <= OTHERS_SHARE * elapsed)
         if progress.steps != self._completed:
             self._completed = progress.steps
             self._step_seen_ns = now
@@ -224,22 +261,51 @@ class LedgerWatcher:
         for times in (self._times, self._since_step):
             times[node, phase] = times.get((node, phase), 0) + elapsed - waited
 
-    def _watch_steps(self) -> None:
-        """Write the stacks of all threads once no step has ended for long."""
+    def _others_ns(self, thread: int | None) -> int:
+        """Processor time since the last call of the threads with Python frames but this one and that of the steps."""
+        spent = 0
+        alive = sys._current_frames().keys() - {thread, threading.get_ident()}
+        for gone in self._clocks.keys() - alive:
+            del self._clocks[gone]
+        for new in alive - self._clocks.keys():
+            native = next((known.native_id for known in threading.enumerate() if known.ident == new), None)
+            self._clocks[new] = ThreadClock(native)
+        for clock in self._clocks.values():
+            spent += max(0, clock.since())
+        return spent
+
+    def _watch_steps(self) -> bool:
+        """Write the stacks of all threads once no step has ended for long; whether that is found now."""
         if not self._completed or not self._mean_ns:
-            return
+            return False
         since = self._last_ns - self._step_seen_ns
         stalled = since > max(STALLED_S * 1e9, STALLED_STEPS * self._mean_ns)
-        if stalled and not self._stalled and self._stalls < MOST_STALLS:
+        found = stalled and not self._stalled and self._stalls < MOST_STALLS
+        if found:
             self._stalls += 1
-            names = {thread.ident: thread.name for thread in threading.enumerate()}
-            stacks: list[tuple[str, int]] = []
-            for ident in list(sys._current_frames()):
-                stack = self._reader.read(ident) if ident != threading.get_ident() else None
-                if stack is not None:
-                    stacks.append((names.get(ident, "thread"), self._tree.add(stack)))
+            stacks = list(self._all_stacks())
             self._append({**self._news([node for _, node in stacks]), "stalled": self._step_seen_ns, "stacks": stacks})
         self._stalled = stalled
+        return found
+
+    def _all_stacks(self) -> Iterator[tuple[str, int]]:
+        """(Name, innermost node) of each thread but this one."""
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        for ident in list(sys._current_frames()):
+            stack = self._reader.read(ident) if ident != threading.get_ident() else None
+            if stack is not None:
+                yield names.get(ident, "thread"), self._tree.add(stack)
+
+    def _keep_flight_record(self) -> None:
+        """Write torch's record of its last collectives next to the ledger."""
+        rank = self._rank[0]
+        if rank is None or self._stalls > MOST_FLIGHTS:
+            return
+        name = FLIGHT.format(pid=os.getpid(), stall=self._stalls, rank=rank)
+        with suppress(OSError):
+            record = flight_record()
+            if record:
+                (self._folder / name).write_bytes(record)
 
     def _row(self, *, last: bool = False) -> None:
         """Append the sums since the last row. They are kept for the next one if that fails."""
@@ -253,6 +319,8 @@ class LedgerWatcher:
             "unix": time.time_ns(),
             "at": [[node, phase, ns] for (node, phase), ns in self._times.items()],
             "core": self._core_ns,
+            "ran": self._ran_ns,
+            "late": [self._late_ns, self._samples - self._row_samples],
             "steps": self._completed - self._written_steps,
             "timed": [self._steps, self._step_ns, self._free, self._free_ns],
             "resident": self._memory.read(),
@@ -260,6 +328,8 @@ class LedgerWatcher:
         events = self._checkpoints.taken()
         if events:
             row["checkpoints"] = [_event(event) for event in events]
+            row["storing"] = [event.storing.row(event.begin_ns) for event in events if event.storing is not None]
+        durations, self._durations = self._durations, []
         if said.tokens != self._tokens:
             row["tokens"] = said.tokens - self._tokens
         if said.loss is not None:
@@ -274,11 +344,28 @@ class LedgerWatcher:
         if not self._append(row):
             self._checkpoints.put_back(events)
             return
-        self._from_ns, self._core_ns = self._last_ns, 0
+        if self._watch is not None:
+            self._watch_values(row, durations)
+        self._from_ns, self._core_ns, self._ran_ns, self._late_ns = self._last_ns, 0, 0, 0
+        self._row_samples = self._samples
         self._times.clear()
         self._steps = self._step_ns = self._free = self._free_ns = 0
         self._written_steps, self._tokens = self._completed, said.tokens
         self._rank = rank if rank[0] is not None else self._rank
+
+    def _watch_values(self, row: dict[str, Any], durations: list[int]) -> None:
+        """Give the watch the values of a row that was written; keep the changes that it finds."""
+        assert self._watch is not None
+        step_ns = median(durations) if durations else None
+        values = Values(
+            step_ns=step_ns,
+            tokens_per_s=row.get("tokens", 0) / (row["steps"] * step_ns / 1e9) if row["steps"] and step_ns else None,
+            memory=max(row["resident"], 0) + (row["gpu"][2] if "gpu" in row else 0),
+            loss=row.get("loss"),
+        )
+        changes = self._watch.row(values, steps=self._completed, now_ns=self._last_ns)
+        if changes:
+            self._append({"changed": [list(change) for change in changes]})
 
     def _news(self, leaves: list[int]) -> dict[str, Any]:
         """Nodes and texts that no line in the file has."""
@@ -322,84 +409,3 @@ class LedgerWatcher:
 
 def _event(event: Checkpoint) -> list[Any]:
     return [event.kind, event.call, event.begin_ns, event.end_ns, event.line, event.ok, event.done_ns, event.place]
-
-
-class _CoreWait:
-    """Time in which a thread could have run and had no core, by the scheduler's statistics (Linux)."""
-
-    def __init__(self) -> None:
-        self._thread: int | None = None
-        self._file: int | None = None
-        self._waited_ns = 0
-
-    def since(self, thread: int | None) -> int:
-        """Since the last call for the same thread, ns; 0 where it is not known."""
-        if thread is None or sys.platform != "linux":
-            return 0
-        try:
-            if thread != self._thread:
-                self.close()
-                self._thread = thread
-                native = next((known.native_id for known in threading.enumerate() if known.ident == thread), None)
-                path = f"/proc/self/task/{native}/schedstat"
-                self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                self._waited_ns = self._read()
-            before, self._waited_ns = self._waited_ns, self._read() if self._file is not None else self._waited_ns
-            return max(0, self._waited_ns - before)
-        except (OSError, ValueError, IndexError):
-            self.close()
-            return 0
-
-    def _read(self) -> int:
-        assert self._file is not None
-        return int(os.pread(self._file, 96, 0).split()[1])
-
-    def close(self) -> None:
-        """Let go of the file."""
-        if self._file is not None:
-            with suppress(OSError):
-                os.close(self._file)
-            self._file = None
-
-
-class _Gpu:
-    """Utilisation, power and memory of the process's NVIDIA GPU, as far as its driver's library for Python is there."""
-
-    def __init__(self) -> None:
-        self._refused = False
-
-    def read(self) -> dict[str, Any]:
-        """``gpu``: [share of time in which a kernel ran, W, bytes that torch's allocator gave out]; else nothing."""
-        torch: Any = sys.modules.get("torch")
-        if self._refused or torch is None:
-            return {}
-        try:
-            if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
-                return {}
-            given_out = int(torch.cuda.memory_allocated())
-            share, watts = torch.cuda.utilization() / 100, torch.cuda.power_draw() / 1000
-        except Exception:
-            self._refused = True
-            return {}
-        return {"gpu": [share, watts, given_out]}
-
-
-def _age_ns() -> int:
-    """Time since this process was started, ns; 0 where the system does not say."""
-    if sys.platform != "linux":
-        return 0
-    try:
-        began = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-        booted_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        return max(0, booted_ns - began * 1_000_000_000 // os.sysconf("SC_CLK_TCK"))
-    except (OSError, ValueError, IndexError, AttributeError):
-        return 0
-
-
-def _restarts() -> int | None:
-    """How often the launcher has restarted this rank."""
-    for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"):
-        value = os.environ.get(name, "")
-        if value.isdecimal():
-            return int(value)
-    return None

@@ -1,10 +1,6 @@
 """Samples the Python stacks of all threads from a separate thread, and stops itself if that costs too much.
 
-It uses ``sys._current_frames`` under the interpreter's lock; no signal, no trace function, no other process. A thread
-waits for the lock at most for the interpreter's switch interval, 5 ms: a sample that was due in a loop of plain Python
-would be taken in the next op that releases the lock, and all of that loop would count for the op's line. So the
-interval is 0.25 ms while the program has one working thread; that does not affect a program in which no other thread
-waits for the lock. If others do, the program's interval stays.
+It uses ``sys._current_frames`` under the interpreter's lock; no signal, no trace function, no other process.
 
 The activity of a thread in C is derived from its line and its processor time: a thread without any sleeps or waits.
 """
@@ -17,8 +13,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from perfscope.model.documents.stacks import SWITCH_NS, SampledLoader, StackSamples, StackThread
+from perfscope.model.documents.stacks import SampledLoader, StackSamples, StackThread
 from perfscope.profiler.sampling.stack_tree import StackReader, StackTree
+from perfscope.profiler.sampling.switch_interval import OTHERS_SHARE, SwitchInterval, ThreadClock
 from perfscope.profiler.source_files import SourceFiles
 
 PERIOD_S = 0.020
@@ -39,33 +36,15 @@ MOST_TICKS = 6_000
 MOST_ROWS = 40_000
 MOST_STEPS = 10_000
 
-FAST_SWITCH_S = SWITCH_NS / 1e9
-OTHERS_SHARE = 0.1
-"""Share of the time on a processor: program threads that work for more may wait for the lock often. Threads that
-only pass data on (a queue's, a logger's) work for less, and every worker of a data loader has some."""
 
+class _Thread(ThreadClock):
+    """A thread of the program."""
 
-class _Thread:
-    """A thread of the program, and the clock of its processor time."""
-
-    __slots__ = ("clock", "cpu_ns", "name", "native_id", "row")
+    __slots__ = ("name", "native_id", "row")
 
     def __init__(self, row: int, name: str, native_id: int | None) -> None:
+        super().__init__(native_id)
         self.row, self.name, self.native_id = row, name, native_id
-        # The number of a thread's clock in Linux (clock_getcpuclockid). For a dead thread it gives an error, where
-        # pthread_getcpuclockid would read freed memory.
-        self.clock = (~native_id << 3) | 6 if native_id is not None and sys.platform == "linux" else None
-        self.cpu_ns = self.read()
-
-    def read(self) -> int:
-        """Processor time, ns; -1: not known."""
-        if self.clock is None:
-            return -1
-        try:
-            return time.clock_gettime_ns(self.clock)
-        except OSError:
-            self.clock = None
-            return -1
 
 
 class StackSampler:
@@ -104,10 +83,7 @@ class StackSampler:
         self.ticks = 0
         self.stopped: str | None = None
         """Why it stopped before the program did."""
-        self._alone = True
-        """Whether only the thread of the steps worked when it was last looked at."""
-        self._switch_s: float | None = None
-        """The program's switch interval, while ours is put."""
+        self._switch = SwitchInterval()
 
     def resume(self, *, traced: bool) -> None:
         """Sample the steps from here on. ``traced``: these are steps of the timing pass."""
@@ -119,7 +95,7 @@ class StackSampler:
             self._notice_collections()
             self._thread = threading.Thread(target=self.run, name="perfscope-stacks", daemon=True)
             self._thread.start()
-        self._put_switch_interval(alone=self._alone)
+        self._switch.put()
         self._resumed_ns = time.perf_counter_ns()
         self._awake.set()
 
@@ -174,7 +150,7 @@ class StackSampler:
         while not self._ended:
             kept_waiting = False
             if not self._awake.is_set():
-                self._put_back_switch_interval()
+                self._switch.put_back()
                 self._awake.wait()
                 before = self._resumed_ns
                 # A call that holds the lock may have kept this thread from running since it was resumed.
@@ -187,7 +163,7 @@ class StackSampler:
             if self._traced:
                 self._with_traced()
             others_ns = self._sample(now, now - before, now - due, own)
-            self._put_switch_interval(alone=others_ns <= OTHERS_SHARE * (now - before))
+            self._switch.put(alone=others_ns <= OTHERS_SHARE * (now - before))
             self._cpu_ns += time.thread_time_ns() - cpu
             self._wall_ns += now - before
             before = now
@@ -215,9 +191,7 @@ class StackSampler:
             if ident == own:
                 continue
             thread = self._threads.get(ident) or self._meet(ident)
-            cpu = thread.read()
-            spent = cpu - thread.cpu_ns if cpu >= 0 and thread.cpu_ns >= 0 else -1
-            thread.cpu_ns = cpu
+            spent = thread.since()
             if ident != self._loop:
                 if not spent:
                     continue  # it has not run since, and waits where it did
@@ -241,23 +215,8 @@ class StackSampler:
         self._threads[ident] = thread
         return thread
 
-    def _put_switch_interval(self, *, alone: bool) -> None:
-        """Ours while the thread of the steps works alone, else the program's."""
-        self._alone = alone
-        if not alone:
-            self._put_back_switch_interval()
-        elif self._switch_s is None and sys.getswitchinterval() > FAST_SWITCH_S:
-            self._switch_s = sys.getswitchinterval()
-            sys.setswitchinterval(FAST_SWITCH_S)
-
-    def _put_back_switch_interval(self) -> None:
-        if self._switch_s is not None:
-            if abs(sys.getswitchinterval() - FAST_SWITCH_S) < FAST_SWITCH_S / 10:  # else the program has put its own
-                sys.setswitchinterval(self._switch_s)
-            self._switch_s = None
-
     def _release(self) -> None:
-        self._put_back_switch_interval()
+        self._switch.put_back()
         if self._tree.collected in gc.callbacks:
             gc.callbacks.remove(self._tree.collected)
 

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -98,13 +99,17 @@ def _sample(path: Path) -> None:
     process = _await_worker()
     if process is None:
         return
-    path.parent.mkdir(exist_ok=True)
-    if len(list(path.parent.iterdir())) >= MOST_WORKERS:
+    try:
+        path.parent.mkdir(exist_ok=True)
+        if len(list(path.parent.iterdir())) >= MOST_WORKERS:
+            return
+    except OSError:  # the run folder is gone, or cannot be written
         return
     sampler = StackSampler(SourceFiles(Path.cwd(), ()), name=process.name, worker=_loader_worker())
 
     def save() -> None:
-        write_atomically(path, dump_stacks(sampler.document()), durable=False)
+        with suppress(OSError):
+            write_atomically(path, dump_stacks(sampler.document()), durable=False)
 
     def finish() -> None:
         sampler.stop()
