@@ -21,6 +21,8 @@ KILL_AT = 0.3
 def start(folder: Path, attempt: int, begin: float, seconds: float) -> list[subprocess.Popen[bytes]]:
     """Processes of an attempt."""
     program = Path(__file__).with_name("program.py")
+    rendezvous = folder / f"rendezvous-{os.getpid()}-{attempt}"
+    rendezvous.unlink(missing_ok=True)
     shared = ["--attempt", attempt, "--begin", begin, "--seconds", seconds, "--folder", folder, "--world", WORLD]
     return [
         subprocess.Popen(
@@ -28,7 +30,7 @@ def start(folder: Path, attempt: int, begin: float, seconds: float) -> list[subp
                 sys.executable,
                 program,
                 *map(str, shared),
-                *("--rank", str(rank), "--rendezvous", str(folder / f"rendezvous-{attempt}")),
+                *("--rank", str(rank), "--rendezvous", str(rendezvous)),
             ],
             env={**os.environ, "RANK": str(rank), "WORLD_SIZE": str(WORLD), "LOCAL_RANK": str(rank)},
         )

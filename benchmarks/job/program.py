@@ -56,6 +56,7 @@ class Net(nn.Module):
         self.register_buffer("table", torch.randn(32_000, WIDTH))
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        """Apply the layers."""
         out: torch.Tensor = self.layers(batch)
         return out
 
@@ -158,7 +159,7 @@ def train(arguments: argparse.Namespace) -> None:
     dist.init_process_group("gloo", init_method=f"file://{arguments.rendezvous}", rank=rank, world_size=arguments.world)
     saving = dist.new_group(backend="gloo")
     net = Net()
-    model = nn.parallel.DistributedDataParallel(net)
+    model = nn.parallel.DistributedDataParallel(net, broadcast_buffers=False)
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9)
     checkpoints = Checkpoints(arguments.folder, saving)
     step = checkpoints.restore(net, optimizer)

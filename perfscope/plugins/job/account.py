@@ -17,10 +17,14 @@ from perfscope.analyzers.readers import LostTask, cores, work_through
 from perfscope.model.errors import DataError
 from perfscope.plugins.job.causes import CAUSES, KEPT, Cause
 from perfscope.plugins.job.document import ledger_files, read_rank
+from perfscope.plugins.job.hangs import Hang, hangs
 from perfscope.plugins.job.nodes import Courses, Node
 from perfscope.plugins.job.rank import Attempt, Event, RankAccount, RankTask, rank_account
+from perfscope.plugins.job.saves import AsyncSaves, async_saves
 from perfscope.plugins.job.steps import RankState, StepChange
 from perfscope.plugins.job.timeline import Bin, Timeline
+from perfscope.plugins.job.together import RankNote, joined_changes, rank_notes
+from perfscope.plugins.job.watched import WatchedChange
 
 MOST_LINES = 12
 """Lines per cause."""
@@ -66,6 +70,12 @@ class JobAccount(Struct, frozen=True, kw_only=True):
     attempts: tuple[Attempt, ...]
     events: tuple[Event, ...]
     changes: tuple[StepChange, ...]
+    """Of the ranks that caused them."""
+    hangs: tuple[Hang, ...]
+    rank_notes: tuple[RankNote, ...]
+    saves: tuple[AsyncSaves, ...]
+    watched: tuple[WatchedChange, ...]
+    """Changes that the processes found themselves (``--watch``)."""
     width_ns: int
     """Width of ``bins``."""
     bins: tuple[Bin, ...]
@@ -140,7 +150,11 @@ def _account(sums: _Sums) -> JobAccount:
         nodes=sums.courses.nodes(),
         attempts=tuple(sorted(attempts, key=lambda attempt: (attempt.begin_ns, attempt.rank or 0))),
         events=tuple(sorted((event for rank in ranks for event in rank.events), key=lambda event: event.unix_ns)),
-        changes=tuple(sorted((change for rank in ranks for change in rank.changes), key=lambda change: change.unix_ns)),
+        changes=tuple(joined_changes([change for rank in ranks for change in rank.changes])),
+        hangs=tuple(hangs([stall for rank in ranks for stall in rank.stalls], _alive(attempts), sums.notes)),
+        rank_notes=rank_notes([rank.state for rank in ranks]),
+        saves=async_saves([save for rank in ranks for save in rank.saves]),
+        watched=tuple(sorted((one for rank in ranks for one in rank.watched), key=lambda one: one.unix_ns)),
         width_ns=sums.timeline.width_ns,
         bins=sums.timeline.bins(),
         notes=(*sums.notes, *(note for rank in ranks for note in rank.notes)),
@@ -167,6 +181,15 @@ def _tasks(runs: Sequence[Path], notes: list[str]) -> list[RankTask]:
     elif stepping:
         by_rank = defaultdict(list, {None: stepping})
     return [RankTask(rank=rank, files=tuple(files)) for rank, files in by_rank.items()]
+
+
+def _alive(attempts: Sequence[Attempt]) -> dict[int, list[tuple[int, int]]]:
+    """Begin and end of the processes of each rank, since 1970."""
+    spans: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for attempt in attempts:
+        if attempt.rank is not None:
+            spans[attempt.rank].append((attempt.begin_ns, attempt.end_ns))
+    return spans
 
 
 def _cause_times(sums: _Sums, total: int) -> tuple[CauseTime, ...]:

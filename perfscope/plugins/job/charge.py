@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -169,20 +169,29 @@ def take_off(charged: Charged, cut: int) -> None:
             return
 
 
-def training_lines(charged: Charged, groups: Ints) -> list[Counter[str]]:
-    """Time in training steps by the program's line, of groups of rows; ``groups``: the group of each row, -1: none.
+Key = TypeVar("Key", bound=Hashable)
 
-    Parts that were charged to stalls or to lost work since are in it too.
+
+def grouped(charged: Charged, groups: Ints, key: Callable[[Place, int], Key | None]) -> list[Counter[Key]]:
+    """Time of groups of rows, ns by key; ``groups``: the group of each row, -1: none.
+
+    ``key``: of a place in a phase; ``None``: not counted. Parts that were charged to stalls or to lost work since are in
+    it too.
     """
-    lines: list[Counter[str]] = [Counter() for _ in range(int(groups.max(initial=-1)) + 1)]
-    row, node, phase, ns = charged.parts.T
-    known = sorted({place.line for place in charged.places})
-    of_line = {line: number for number, line in enumerate(known)}
-    wanted = np.array([[cause_in(place, at) in TRAINS for at in range(PHASES)] for place in charged.places])
-    line_of = np.array([of_line[place.line] for place in charged.places])
-    chosen = wanted[node, phase] & (groups[row] >= 0)
-    sums = np.zeros((len(lines), len(known)), dtype=np.int64)
-    np.add.at(sums, (groups[row[chosen]], line_of[node[chosen]]), ns[chosen])
-    for group, line in np.argwhere(sums):
-        lines[group][known[line]] = int(sums[group, line])
-    return lines
+    keys: dict[Key, int] = {}
+    key_of = np.full((len(charged.places), PHASES), -1)
+    for number, place in enumerate(charged.places):
+        for phase in range(PHASES):
+            found = key(place, phase)
+            if found is not None:
+                key_of[number, phase] = keys.setdefault(found, len(keys))
+    counters: list[Counter[Key]] = [Counter() for _ in range(int(groups.max(initial=-1)) + 1)]
+    row, node, phase_of, ns = charged.parts.T
+    at = key_of[node, phase_of]
+    chosen = (at >= 0) & (groups[row] >= 0)
+    sums = np.zeros((len(counters), len(keys)), dtype=np.int64)
+    np.add.at(sums, (groups[row[chosen]], at[chosen]), ns[chosen])
+    known = list(keys)
+    for group, number in np.argwhere(sums):
+        counters[group][known[number]] = int(sums[group, number])
+    return counters

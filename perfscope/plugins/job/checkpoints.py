@@ -76,7 +76,7 @@ class Storing:
         self.steps = self.wall_ns = self.ran_ns = self.core_ns = self.late_ns = 0
 
     def sampled(self, steps: int, wall_ns: int, ran_ns: int, core_ns: int, late_ns: int) -> None:
-        """Add a sample. ``steps``: completed so far; ``core_ns``: waited for a core; ``late_ns``: for the interpreter."""
+        """Add a sample. ``steps``: completed so far; ``core_ns``, ``late_ns``: waited for a core, the interpreter."""
         if self.first is None:
             self.first = steps
             return
@@ -167,7 +167,10 @@ class CheckpointLog:
 
     def _note(self, kind: str, name: str, begin: int, *, ok: bool, result: Any, place: str) -> None:
         now = time.perf_counter_ns()
-        event = Checkpoint(kind, name, begin, now, self._line(sys._getframe(2)), ok, now if ok else 0, place)
+        line = self._line(sys._getframe(2))
+        if not line and threading.current_thread() is not threading.main_thread():
+            return  # an asynchronous save stores by the same functions on its own thread
+        event = Checkpoint(kind, name, begin, now, line, ok, now if ok else 0, place)
         upload = getattr(result, "upload_completion", result)  # of an AsyncSaveResponse of torch, or a future
         if not callable(getattr(upload, "add_done_callback", None)):
             if len(self._events) < MOST_PENDING:

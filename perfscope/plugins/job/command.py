@@ -62,7 +62,7 @@ def job(
 
     moment = moment_of(folders)
     if STDOUT not in files:
-        show_account(moment.account, verbose=verbose)
+        show_account(moment.account, folders, verbose=verbose)
     if outlets:
         tell(folders, outlets, every=every, moment=moment)
 
@@ -97,15 +97,18 @@ def show(runs: Sequence[Path], *, verbose: bool = False) -> None:
     """Print the account of runs on stdout; ``DataError`` if they have no ledger."""
     from perfscope.plugins.job.account import job_account
 
-    show_account(job_account(runs), verbose=verbose)
+    show_account(job_account(runs), runs, verbose=verbose)
 
 
-def show_account(account: JobAccount, *, verbose: bool = False) -> None:
-    """Print an account on stdout."""
+def show_account(account: JobAccount, runs: Sequence[Path], *, verbose: bool = False) -> None:
+    """Print the account of runs on stdout, with the recordings that were made while they ran."""
     from perfscope.dashboards.report.renderers.text import report_text
+    from perfscope.plugins.job.recordings import compared_recordings
     from perfscope.plugins.job.report import report_of
 
-    click.echo(report_text(report_of(account), **screen(sys.stdout), verbose=verbose), nl=False, color=True)
+    changed = [change.rank for change in account.changes if change.rank is not None]
+    report = report_of(account, compared_recordings(runs, changed))
+    click.echo(report_text(report, **screen(sys.stdout), verbose=verbose), nl=False, color=True)
 
 
 def _serve(runs: Sequence[Path], port: int, *, quiet: bool) -> None:

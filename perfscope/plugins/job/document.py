@@ -108,6 +108,7 @@ class ProcessLedger(Struct, frozen=True, kw_only=True):
     texts: tuple[str, ...]
     nodes: tuple[Node, ...]
     calls: dict[int, int]
+    changed: tuple[tuple[str, float | None, float | None, Ns, Count, int], ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -200,6 +201,7 @@ def _assemble(file: Path, head: Head, lines: Iterator[bytes]) -> ProcessLedger:
     nodes: list[Node] = []
     calls: dict[int, int] = {}
     notes: list[str] = []
+    changed: list[tuple[str, float | None, float | None, Ns, Count, int]] = []
     rank, at, broken = head.rank, head.from_ns, 0
     for line in lines:
         try:
@@ -214,6 +216,7 @@ def _assemble(file: Path, head: Head, lines: Iterator[bytes]) -> ProcessLedger:
         calls.update(row.calls)
         if row.stalled is not None:
             stalls.append(row)
+        changed += row.changed
         if row.end is None:
             continue
         if not _fits(row, at, row.end):
@@ -233,6 +236,7 @@ def _assemble(file: Path, head: Head, lines: Iterator[bytes]) -> ProcessLedger:
         texts=tuple(texts),
         nodes=tuple(nodes),
         calls={node: text for node, text in calls.items() if text < len(texts)},
+        changed=tuple(changed),
         notes=tuple(notes),
     )
 

@@ -93,13 +93,3 @@ def restarts() -> int | None:
         if value.isdecimal():
             return int(value)
     return None
-
-
-def flight_record() -> bytes:
-    """Torch's record of its last collectives as JSON, without stacks; empty where torch keeps none."""
-    module: Any = sys.modules.get("torch._C._distributed_c10d")
-    dump = getattr(module, "_dump_fr_trace_json", None)
-    if dump is None or not sys.modules["torch"].distributed.is_initialized():
-        return b""
-    record: Any = dump(True, False)
-    return record if isinstance(record, bytes) else b""

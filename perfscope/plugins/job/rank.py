@@ -12,8 +12,11 @@ from msgspec import Struct
 from perfscope.plugins.job.causes import CAUSES, Cause
 from perfscope.plugins.job.charge import COLUMN, Charged, charge, continues, lose, take_off
 from perfscope.plugins.job.document import ProcessLedger, load_ledger
+from perfscope.plugins.job.hangs import RankStall, stalls_of
+from perfscope.plugins.job.saves import OneSave, saves_of
 from perfscope.plugins.job.steps import Point, RankState, StepChange, joined, points_of, state_of, step_changes
 from perfscope.plugins.job.timeline import Timeline
+from perfscope.plugins.job.watched import WatchedChange, watched_changes
 
 MOST_LINES = 200
 """Lines of a rank that are kept, those with most time."""
@@ -71,6 +74,9 @@ class RankAccount(Struct, frozen=True, kw_only=True):
     attempts: tuple[Attempt, ...]
     events: tuple[Event, ...]
     changes: tuple[StepChange, ...]
+    stalls: tuple[RankStall, ...]
+    saves: tuple[OneSave, ...]
+    watched: tuple[WatchedChange, ...]
     state: RankState
     steps: int
     tokens: int
@@ -88,6 +94,9 @@ def rank_account(task: RankTask) -> RankAccount:
     timeline, points = Timeline(), list[Point]()
     attempts: list[Attempt] = []
     events: list[Event] = []
+    stalls: list[RankStall] = []
+    saves: list[OneSave] = []
+    watched: list[WatchedChange] = []
     at = processes[0].head.unix_ns
     for number, ledger in enumerate(processes):
         following = processes[number + 1] if number + 1 < len(processes) else None
@@ -106,6 +115,9 @@ def rank_account(task: RankTask) -> RankAccount:
         totals.update(charged.totals)
         lines.update(charged.lines)
         events += _events(charged, task.rank, last=following is None)
+        stalls += stalls_of(charged, task.rank)
+        saves += saves_of(charged)
+        watched += watched_changes(ledger, task.rank)
     return RankAccount(
         rank=task.rank,
         totals=dict(totals),
@@ -113,6 +125,9 @@ def rank_account(task: RankTask) -> RankAccount:
         attempts=tuple(attempts),
         events=tuple(events),
         changes=tuple(step_changes(task.rank, points)),
+        stalls=tuple(stalls),
+        saves=tuple(saves),
+        watched=tuple(watched),
         state=state_of(task.rank, charged),
         steps=sum(attempt.steps for attempt in attempts),
         tokens=sum(row.tokens for ledger in processes for row in ledger.rows),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import os
 import socket
 import sys
@@ -22,7 +23,7 @@ from typing import Any
 
 from perfscope.model.capture import Message
 from perfscope.plugins.job.checkpoints import Checkpoint, CheckpointLog
-from perfscope.plugins.job.machine import CoreTime, Gpu, age_ns, flight_record, restarts
+from perfscope.plugins.job.machine import CoreTime, Gpu, age_ns, restarts
 from perfscope.plugins.job.progress import told
 from perfscope.plugins.job.watch import Values, Watch
 from perfscope.profiler.sampling.stack_tree import StackReader, StackTree
@@ -32,6 +33,7 @@ from perfscope.profiler.session.ranks import rank_from_environment
 from perfscope.profiler.session.recorders import Progress
 from perfscope.profiler.session.step_counters import ResidentMemory
 from perfscope.profiler.source_files import SourceFiles
+from perfscope.profiler.torch.compat import flight_record
 
 SCHEMA = "perfscope.ledger/1"
 FOLDER = "ledger"
@@ -50,6 +52,8 @@ ROWS_S = ((60.0, 2.0), (3600.0, 10.0), (86_400.0, 30.0), (float("inf"), 60.0))
 rows."""
 STALLED_S = 120.0
 """Smallest time without a completed step after which the stacks of all threads are written."""
+STALLED_IN_SET_UP_S = 600.0
+"""The same before the first step, for a thread that stays at one place: ranks wait for each other to come."""
 STALLED_STEPS = 30
 """The same in mean steps: evaluations and saves take several steps' time."""
 MOST_STALLS = 50
@@ -111,7 +115,8 @@ class LedgerWatcher:
         self._steps = self._step_ns = self._free = self._free_ns = 0
         self._completed = self._written_steps = 0
         self._tokens = 0
-        self._step_seen_ns = 0
+        self._step_seen_ns = self._same_since_ns = 0
+        self._same_node = -1
         self._mean_ns = 0.0
         self._stalls = 0
         self._stalled = False
@@ -122,7 +127,7 @@ class LedgerWatcher:
         now = time.perf_counter_ns()
         age = age_ns()
         self._began_ns = now - age
-        self._from_ns = self._last_ns = self._step_seen_ns = now
+        self._from_ns = self._last_ns = self._step_seen_ns = self._same_since_ns = now
         info = rank_from_environment(os.environ)
         self._rank = (None, None) if info is None else (info.rank, info.world_size)
         began_unix_ns = time.time_ns() - age
@@ -243,6 +248,8 @@ class LedgerWatcher:
         if collection is not None and thread is not None and collection.fills(thread, now - elapsed, now):
             stack = collection.stack
         node = -1 if stack is None else self._tree.add(stack)
+        if node != self._same_node:
+            self._same_node, self._same_since_ns = node, now
         ran, waited = self._core.since(thread)
         ran, waited = min(elapsed, ran), min(elapsed, waited)
         late = max(0, late - self._own_core.since(threading.get_ident())[1])
@@ -276,15 +283,19 @@ class LedgerWatcher:
 
     def _watch_steps(self) -> bool:
         """Write the stacks of all threads once no step has ended for long; whether that is found now."""
-        if not self._completed or not self._mean_ns:
-            return False
-        since = self._last_ns - self._step_seen_ns
-        stalled = since > max(STALLED_S * 1e9, STALLED_STEPS * self._mean_ns)
+        if self._completed:
+            since_ns = self._step_seen_ns
+            stalled = bool(self._mean_ns) and self._last_ns - since_ns > max(
+                STALLED_S * 1e9, STALLED_STEPS * self._mean_ns
+            )
+        else:
+            since_ns = self._same_since_ns
+            stalled = self._last_ns - since_ns > STALLED_IN_SET_UP_S * 1e9
         found = stalled and not self._stalled and self._stalls < MOST_STALLS
         if found:
             self._stalls += 1
             stacks = list(self._all_stacks())
-            self._append({**self._news([node for _, node in stacks]), "stalled": self._step_seen_ns, "stacks": stacks})
+            self._append({**self._news([node for _, node in stacks]), "stalled": since_ns, "stacks": stacks})
         self._stalled = stalled
         return found
 
@@ -302,7 +313,7 @@ class LedgerWatcher:
         if rank is None or self._stalls > MOST_FLIGHTS:
             return
         name = FLIGHT.format(pid=os.getpid(), stall=self._stalls, rank=rank)
-        with suppress(OSError):
+        with suppress(Exception):  # a private interface of torch
             record = flight_record()
             if record:
                 (self._folder / name).write_bytes(record)
@@ -332,7 +343,7 @@ class LedgerWatcher:
         durations, self._durations = self._durations, []
         if said.tokens != self._tokens:
             row["tokens"] = said.tokens - self._tokens
-        if said.loss is not None:
+        if said.loss is not None and math.isfinite(said.loss):  # JSON has no other numbers
             row["loss"] = said.loss
         if rank[0] is not None and rank != self._rank:
             row["rank"], row["world"] = rank
@@ -361,11 +372,11 @@ class LedgerWatcher:
             step_ns=step_ns,
             tokens_per_s=row.get("tokens", 0) / (row["steps"] * step_ns / 1e9) if row["steps"] and step_ns else None,
             memory=max(row["resident"], 0) + (row["gpu"][2] if "gpu" in row else 0),
-            loss=row.get("loss"),
+            loss=told().loss,
         )
         changes = self._watch.row(values, steps=self._completed, now_ns=self._last_ns)
         if changes:
-            self._append({"changed": [list(change) for change in changes]})
+            self._append({"changed": [[_finite(value) for value in change] for change in changes]})
 
     def _news(self, leaves: list[int]) -> dict[str, Any]:
         """Nodes and texts that no line in the file has."""
@@ -405,6 +416,10 @@ class LedgerWatcher:
         if line.keys() & self._unwritten.keys():
             self._unwritten = {key: [] for key in self._unwritten}
         return True
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _event(event: Checkpoint) -> list[Any]:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from datetime import UTC, datetime
+from collections.abc import Iterator, Sequence
 
 from perfscope.dashboards.report.blocks import Badge, Column, Effect, Report, Section, Table, Text, Value, table, tables
 from perfscope.model.units import format_ns
 from perfscope.plugins.job.account import CauseTime, JobAccount
 from perfscope.plugins.job.rank import Attempt, Event
+from perfscope.plugins.job.rank_sections import (
+    change_fact,
+    clock,
+    hang_fact,
+    rank_sections,
+    recordings_section,
+    saves_fact,
+)
+from perfscope.plugins.job.recordings import Compared
 from perfscope.plugins.job.steps import StepChange
 
 FEW = 10
@@ -20,12 +28,12 @@ _MEANT = {
 """Explanations that are shown only where the cause is."""
 
 
-def report_of(account: JobAccount) -> Report:
-    """The account as blocks."""
+def report_of(account: JobAccount, recordings: Sequence[Compared] = ()) -> Report:
+    """The account as blocks. ``recordings``: made while the job ran."""
     return Report(
         headline=_headline(account),
         facts=tuple(_facts(account)),
-        sections=tuple(_sections(account)),
+        sections=tuple(_sections(account, recordings)),
     )
 
 
@@ -42,19 +50,20 @@ def _facts(account: JobAccount) -> Iterator[str]:
     tokens = f", {account.tokens:,} tokens" if account.tokens else ""
     steps = f"{account.steps:,} steps" if account.steps != 1 else "1 step"
     yield f"{steps}{tokens}; times by samples of the main thread, ten a second"
+    yield from map(hang_fact, account.hangs[-1:])
     if account.changes:
-        last = max(account.changes, key=lambda change: abs(change.change))
-        at = f", {format_ns(last.line_ns)} of it at {last.line}" if last.line and last.line_ns > 0 else ""
-        yield (
-            f"the step time changed by {last.change:+.0%} at {_clock(last.unix_ns)}: "
-            f"{format_ns(last.before_ns)} to {format_ns(last.after_ns)}{_of(last.rank)}{at}"
-        )
+        yield change_fact(max(account.changes, key=lambda change: abs(change.change)))
+    slowing = [saves for saves in account.saves if saves.slowed]
+    yield from map(saves_fact, slowing[:1])
 
 
-def _sections(account: JobAccount) -> Iterator[Section]:
+def _sections(account: JobAccount, recordings: Sequence[Compared]) -> Iterator[Section]:
     yield Section(title="Where the time went", blocks=(*tables(_causes(account)), *_meanings(account)))
     if account.changes:
         yield Section(title="Changes of the step time", blocks=tables(_changes(account.changes)))
+    yield from rank_sections(account.hangs, account.rank_notes, account.saves, account.watched)
+    if recordings:
+        yield recordings_section(recordings)
     notable = [event for event in account.events if event.kind not in ("started", "ended")]
     if notable:
         yield Section(title="Events", summary=_counts(notable), blocks=tables(_events(notable)))
@@ -90,13 +99,15 @@ def _meanings(account: JobAccount) -> Iterator[Text]:
 
 def _changes(changes: tuple[StepChange, ...]) -> Table:
     columns: tuple[Column[StepChange], ...] = (
-        Column("from", lambda row: _clock(row.unix_ns)),
+        Column("from", lambda row: clock(row.unix_ns)),
         Column("rank", lambda row: "" if row.rank is None else str(row.rank), drop=1),
         Column("a step before", lambda row: round(row.before_ns), "ns"),
         Column("after", lambda row: round(row.after_ns), "ns"),
         Column("change", _effect),
-        Column("line that changed most", lambda row: row.line, "place"),
+        Column("changed most", lambda row: row.cause),
+        Column("line", lambda row: row.line, "place"),
         Column("by", lambda row: round(row.line_ns), "signed_ns", drop=2),
+        Column("ranks that wait", lambda row: ", ".join(map(str, row.waits)), drop=3),
     )
     return table(columns, changes, few=FEW)
 
@@ -112,7 +123,7 @@ def _counts(events: list[Event]) -> str:
 
 def _events(events: list[Event]) -> Table:
     columns: tuple[Column[Event], ...] = (
-        Column("at", lambda row: _clock(row.unix_ns)),
+        Column("at", lambda row: clock(row.unix_ns)),
         Column("what", lambda row: Badge(row.kind, "worse" if row.kind in ("stalled", "killed") else "plain")),
         Column("rank", lambda row: "" if row.rank is None else str(row.rank), drop=2),
         Column("took", lambda row: row.ns or None, "ns"),
@@ -126,7 +137,7 @@ def _events(events: list[Event]) -> Table:
 
 def _attempts(attempts: tuple[Attempt, ...]) -> Table:
     columns: tuple[Column[Attempt], ...] = (
-        Column("began", lambda row: _clock(row.begin_ns)),
+        Column("began", lambda row: clock(row.begin_ns)),
         Column("rank", lambda row: "" if row.rank is None else str(row.rank)),
         Column("host", lambda row: row.host, drop=1),
         Column("process", lambda row: str(row.pid), drop=2),
@@ -136,11 +147,3 @@ def _attempts(attempts: tuple[Attempt, ...]) -> Table:
         Column("end", lambda row: Badge("by itself" if row.ended else "killed or running", "plain")),
     )
     return table(columns, attempts, few=FEW, rest="processes")
-
-
-def _clock(unix_ns: int) -> str:
-    return datetime.fromtimestamp(unix_ns / 1e9, UTC).strftime("%m-%d %H:%M:%S")
-
-
-def _of(rank: int | None) -> str:
-    return "" if rank is None else f" on rank {rank}"

@@ -1,4 +1,8 @@
-"""Training of one rank over time: its present step time, and when the step time changed, and at which line."""
+"""Steps of one rank over time: its present step time, and when the step time changed, by which cause and line.
+
+A step's time is that of the rows in which steps run, without what comes and goes by itself: evaluation, checkpoints,
+compilation. Rows with steps but without a part of the step (a save that takes a whole row) are left out.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,10 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import Struct
 
+from perfscope.model.frames.kinds import FrameKind
 from perfscope.plugins.history import change_points
-from perfscope.plugins.job.charge import COLUMN, TRAINS, Charged, training_lines
+from perfscope.plugins.job.causes import Cause, Place, cause_in
+from perfscope.plugins.job.charge import COLUMN, TRAINS, Charged, grouped
 
 LEAST = 0.05
 """Smallest relative change that is reported: rows of ten seconds on a shared machine differ by a few per cent."""
@@ -20,6 +26,38 @@ MOST_POINTS = 256
 """
 LATEST = 3
 """Rows that make the present step time: half a minute at first."""
+LATEST_OWN = 30
+"""Rows that are compared between ranks: their noise must be smaller than the difference that is reported."""
+
+OF_STEPS: frozenset[Cause] = frozenset(
+    {
+        "training steps",
+        "warm-up steps",
+        "waiting for data",
+        "logging",
+        "waiting for ranks",
+        "waiting for a core",
+        "waiting for a thread or process",
+        "sleeping",
+    }
+)
+"""Causes that a step has again and again."""
+MAY_WAIT = frozenset(
+    {FrameKind.AUTOGRAD, FrameKind.OPTIMIZER, FrameKind.DEVICE_WAIT, FrameKind.DEVICE_READ, FrameKind.COLLECTIVE}
+)
+"""Kinds of calls in which a rank may wait for others: collectives of a backward pass run inside of it."""
+
+
+class Part(NamedTuple):
+    """A part of the step."""
+
+    cause: Cause
+    line: str
+    may_wait: bool
+    """Whether the rank may wait for other ranks in it."""
+
+
+CORE = Part("waiting for a core", "", may_wait=False)
 
 
 class Point(NamedTuple):
@@ -27,14 +65,17 @@ class Point(NamedTuple):
 
     begin_ns: int
     """Since 1970."""
+    end_ns: int
     steps: int
-    lines: Counter[str]
-    """Training time by the program's line."""
+    parts: Counter[Part]
+    """Time of the steps, ns."""
+    ran_ns: int
+    """Processor time of the thread of the steps; 0: not known."""
 
     @property
     def step_ns(self) -> float:
-        """Training time per step."""
-        return self.lines.total() / self.steps
+        """Time per step."""
+        return self.parts.total() / self.steps
 
 
 class StepChange(Struct, frozen=True, kw_only=True):
@@ -43,15 +84,23 @@ class StepChange(Struct, frozen=True, kw_only=True):
     rank: int | None
     unix_ns: int
     """Begin of the new level."""
+    within_ns: int
+    """Length of the rows there: ranks that changed together differ by about as much."""
     before_ns: float
-    """Median training time per step before, back to the change before it."""
+    """Median time per step before, back to the change before it."""
     after_ns: float
     change: float
     """Relative."""
+    cause: Cause
+    """Cause whose line changed most in the same direction."""
     line: str
-    """Line of the program whose time per step changed most in the same direction."""
+    """That line of the program; empty for a cause without one."""
     line_ns: float
     """Change of its time per step."""
+    own_ns: float
+    """Change of the time per step in which the rank did not wait for other ranks."""
+    waits: tuple[int, ...] = ()
+    """Ranks that became slower or faster at the same time because they wait for this one."""
 
 
 class RankState(Struct, frozen=True, kw_only=True):
@@ -63,6 +112,12 @@ class RankState(Struct, frozen=True, kw_only=True):
     """Completed steps of its last process."""
     step_ns: float | None
     """Training time per step of its last rows; ``None`` without steps in them."""
+    own_ns: float | None
+    """Time per step of its last rows in which it did not wait for other ranks; ``None`` without steps in them."""
+    last_ns: int
+    """End of its last row, since 1970."""
+    ended: bool
+    """Whether its last process ended by itself."""
     tokens_per_s: float | None
     """Throughput in the last rows; ``None`` if the program reports no tokens."""
     loss: float | None
@@ -76,18 +131,23 @@ def points_of(charged: Charged) -> list[Point]:
     """Rows of a process that hold whole steps; its first and last such row hold parts of other phases."""
     offset = charged.ledger.head.unix_ns - charged.ledger.head.began_ns
     rows = charged.ledger.rows
-    trained = charged.by_row[1:, [COLUMN[cause] for cause in sorted(TRAINS)]].sum(axis=1)
+    of_steps = charged.by_row[1:, [COLUMN[cause] for cause in sorted(OF_STEPS)]].sum(axis=1)
     stepped = [number for number, row in enumerate(rows) if row.steps][1:-1]
-    stepped = [number for number in stepped if trained[number] > 0]
+    stepped = [number for number in stepped if of_steps[number] > 0]
     size = 1
     while len(stepped) > size * MOST_POINTS:
         size *= 2
     groups = np.full(len(rows), -1)
     groups[stepped] = np.arange(len(stepped)) // size
     found = []
-    for number, lines in enumerate(training_lines(charged, groups)):
-        members = stepped[number * size : (number + 1) * size]
-        found.append(Point(rows[members[0]].begin + offset, sum(rows[at].steps for at in members), lines))
+    for number, parts in enumerate(grouped(charged, groups, _part_of)):
+        members = [rows[at] for at in stepped[number * size : (number + 1) * size]]
+        if core := sum(row.core for row in members):
+            parts[CORE] += core
+        end = members[-1].end or members[-1].begin
+        ran = sum(row.ran for row in members)
+        steps = sum(row.steps for row in members)
+        found.append(Point(members[0].begin + offset, end + offset, steps, parts, ran))
     return found
 
 
@@ -96,33 +156,40 @@ def joined(points: list[Point]) -> list[Point]:
     while len(points) > MOST_POINTS:
         pairs = [points[start : start + 2] for start in range(0, len(points), 2)]
         points = [
-            Point(pair[0].begin_ns, sum(point.steps for point in pair), _sum(point.lines for point in pair))
+            Point(
+                pair[0].begin_ns,
+                pair[-1].end_ns,
+                sum(point.steps for point in pair),
+                _sum(point.parts for point in pair),
+                sum(point.ran_ns for point in pair),
+            )
             for pair in pairs
         ]
     return points
 
 
 def step_changes(rank: int | None, points: Sequence[Point]) -> list[StepChange]:
-    """Changes of the training time per step, by time.
-
-    Training time: without data, evaluation, checkpoints, logging and waits, which the account shows by themselves.
-    """
+    """Changes of the time per step, by time."""
     times = [point.step_ns for point in points]
     changes = change_points(times, least=LEAST) if times else []
     edges = [0, *(change.index for change in changes), len(times)]
     found = []
     for number, change in enumerate(changes):
         before, after = points[edges[number] : change.index], points[change.index : edges[number + 2]]
-        line, line_ns = _changed_line(before, after, slower=change.change > 0)
+        differences = _differences(before, after)
+        part = _changed_part(_excess(differences, before, after), slower=change.change > 0)
         found.append(
             StepChange(
                 rank=rank,
                 unix_ns=after[0].begin_ns,
+                within_ns=after[0].end_ns - after[0].begin_ns,
                 before_ns=median(point.step_ns for point in before),
                 after_ns=median(point.step_ns for point in after),
                 change=change.change,
-                line=line,
-                line_ns=line_ns,
+                cause=part.cause,
+                line=part.line,
+                line_ns=differences[part],
+                own_ns=_own_ns(differences, before, after),
             )
         )
     return found
@@ -141,6 +208,9 @@ def state_of(rank: int | None, charged: Charged) -> RankState:
         host=charged.ledger.head.host,
         steps=sum(row.steps for row in rows),
         step_ns=training / steps if steps else None,
+        own_ns=_own_step_ns(points_of(charged)[-LATEST_OWN:]),
+        last_ns=charged.ledger.head.unix_ns + charged.ledger.end_ns - charged.ledger.head.began_ns,
+        ended=charged.ledger.ended,
         tokens_per_s=tokens / seconds if tokens and seconds else None,
         loss=next((row.loss for row in reversed(rows) if row.loss is not None), None),
         resident=rows[-1].resident if rows else -1,
@@ -148,22 +218,71 @@ def state_of(rank: int | None, charged: Charged) -> RankState:
     )
 
 
-def _changed_line(before: Sequence[Point], after: Sequence[Point], *, slower: bool) -> tuple[str, float]:
+def _part_of(place: Place, phase: int) -> Part | None:
+    cause = cause_in(place, phase)
+    return Part(cause, place.line, place.kind in MAY_WAIT) if cause in OF_STEPS else None
+
+
+def _differences(before: Sequence[Point], after: Sequence[Point]) -> dict[Part, float]:
+    """Change of the time per step by part, ns."""
     old, new = _per_step(before), _per_step(after)
-    differences = {line: new.get(line, 0.0) - old.get(line, 0.0) for line in {*old, *new} if line}
-    if not differences:
-        return "", 0.0
-    line = (max if slower else min)(sorted(differences), key=lambda name: differences[name])
-    return line, differences[line]
+    return {part: new.get(part, 0.0) - old.get(part, 0.0) for part in sorted({*old, *new})}
 
 
-def _per_step(points: Sequence[Point]) -> dict[str, float]:
+def _excess(differences: dict[Part, float], before: Sequence[Point], after: Sequence[Point]) -> dict[Part, float]:
+    """The same without the waiting for a core that follows from running longer, in proportion, on a busy machine."""
+    ran = _ran_per_step(before), _ran_per_step(after)
+    if not ran[0] or ran[1] <= ran[0] or CORE not in differences:
+        return differences
+    follows = _per_step(before).get(CORE, 0.0) * (ran[1] / ran[0] - 1)
+    return {**differences, CORE: differences[CORE] - follows}
+
+
+def _own_ns(differences: dict[Part, float], before: Sequence[Point], after: Sequence[Point]) -> float:
+    """Change of the time per step without waiting for other ranks, ns.
+
+    A part in which the rank may wait counts as far as the thread's processor time changed with it.
+    """
+    own = sum(ns for part, ns in differences.items() if not part.may_wait)
+    engines = sum(ns for part, ns in differences.items() if part.may_wait)
+    ran = _ran_per_step(after) - _ran_per_step(before)
+    low, high = min(0.0, engines), max(0.0, engines)
+    return own + min(max(ran - own, low), high)
+
+
+_RUNS: frozenset[Cause] = frozenset({"training steps", "warm-up steps", "logging"})
+"""Causes in which the thread mostly runs."""
+
+
+def _own_step_ns(points: Sequence[Point]) -> float | None:
+    if not points:
+        return None
+    parts = _per_step(points)
+    own = sum(ns for part, ns in parts.items() if not part.may_wait)
+    engines = sum(ns for part, ns in parts.items() if part.may_wait)
+    ran = _ran_per_step(points)
+    runs = sum(ns for part, ns in parts.items() if not part.may_wait and part.cause in _RUNS)
+    return own + (min(engines, max(0.0, ran - runs)) if ran else engines)
+
+
+def _changed_part(differences: dict[Part, float], *, slower: bool) -> Part:
+    """The part that changed most in the direction; one in which no rank is waited for if those carry the change."""
+    own = {part: ns for part, ns in differences.items() if not part.may_wait}
+    side = own if own and 2 * abs(sum(own.values())) >= abs(sum(differences.values())) else differences
+    return (max if slower else min)(side, key=side.__getitem__)
+
+
+def _ran_per_step(points: Sequence[Point]) -> float:
+    return sum(point.ran_ns for point in points) / sum(point.steps for point in points)
+
+
+def _per_step(points: Sequence[Point]) -> dict[Part, float]:
     steps = sum(point.steps for point in points)
-    return {line: ns / steps for line, ns in _sum(point.lines for point in points).items()}
+    return {part: ns / steps for part, ns in _sum(point.parts for point in points).items()}
 
 
-def _sum(counters: Iterable[Counter[str]]) -> Counter[str]:
-    total: Counter[str] = Counter()
+def _sum(counters: Iterable[Counter[Part]]) -> Counter[Part]:
+    total: Counter[Part] = Counter()
     for counter in counters:
         total.update(counter)
     return total

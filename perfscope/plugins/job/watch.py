@@ -2,9 +2,8 @@
 
 A series changed if its last four rows all lie above, or all below, the 12 to 24 rows before them, by more than a least
 change: if nothing had changed, that order would come about once in 1,820 to 20,475 times. The first recording is made
-once 12 rows are there: it is the one that later ones are compared with. Recordings go through the same file as ``perfscope
-trigger``, so that all ranks record the same steps. Only the standard library is imported: this runs in the user's
-process.
+after 12 rows; later ones are compared with it. Requests use the file of ``perfscope trigger``, so that all ranks record
+the same steps. Only the standard library is imported: this runs in the user's process.
 """
 
 from __future__ import annotations
@@ -79,8 +78,7 @@ SERIES: dict[str, _Series] = {
     "memory": _Series(least=0.1, least_absolute=256 << 20, downwards=False),
     "loss": _Series(least=0.1, least_absolute=0.0, downwards=False),
 }
-"""Step times of neighbouring rows on a shared machine differ by some per cent. Memory falls where something is freed, and
-the loss falls because the program trains."""
+"""Step times of neighbouring rows on a shared machine differ by some per cent. A fall of memory or loss is no alarm."""
 
 
 class _Level:
@@ -137,7 +135,7 @@ class Requests:
         """Have all ranks record steps; the number of the request, -1 if the budget or the file system refuses it."""
         made, now = self.made(), time.time()
         today = [at for at in made if at > now - DAY_S]
-        if len(made) >= MOST_REQUESTS or len(today) >= MOST_PER_DAY or (made and now - made[-1] < QUIET_S):
+        if len(made) >= MOST_REQUESTS or len(today) >= MOST_PER_DAY or (len(made) > 1 and now - made[-1] < QUIET_S):
             return -1
         number = len(made)
         try:
@@ -201,4 +199,3 @@ def watching(message: Message, progress: Callable[[], Any]) -> Any:
     requests = Requests(run, run / FOLDER)
     listen(requests)
     return LedgerWatcher(message, progress, Watch(requests))
-

@@ -13,8 +13,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 

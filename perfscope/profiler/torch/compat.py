@@ -8,6 +8,7 @@ that compiles nothing must not load the compiler for us.
 from __future__ import annotations
 
 import importlib
+import json
 import logging
 import sys
 import threading
@@ -51,6 +52,7 @@ PRIVATE: dict[str, str] = {
     "profiler state": "torch.autograd.profiler._is_profiler_enabled",
     "profiler state of the thread": "torch.autograd._profiler_enabled",
     "recording of functions": "torch._C._autograd._enable_record_function",
+    "record of collectives": "torch._C._distributed_c10d._dump_fr_trace_json",
     "subclasses of dispatch modes": "torch.utils._python_dispatch.TorchDispatchMode",
 }
 """Interface -> its place in torch 2.13.0."""
@@ -416,3 +418,31 @@ def time_anomaly_stacks(kept: Callable[[int], None]) -> Undo | None:
         return format_stack
 
     return wrap(stacks, "format_stack", make)
+
+
+_FLIGHT_RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
+"""Of all backends, and of torch up to 2.8 with NCCL."""
+
+
+def flight_record() -> bytes:
+    """The record of the last collectives as JSON, without stacks; empty where torch keeps none.
+
+    Backends but NCCL write no groups: those of ``torch.distributed`` are filled in.
+    """
+    module: Any = sys.modules.get("torch._C._distributed_c10d")
+    distributed: Any = sys.modules.get("torch.distributed")
+    dump = next((getattr(module, name) for name in _FLIGHT_RECORDERS if hasattr(module, name)), None)
+    if dump is None or distributed is None or not distributed.is_initialized():
+        return b""
+    record: dict[str, Any] = json.loads(dump(True, False))
+    if not any(group.get("name") for group in record.get("pg_config", {}).values()):
+        world: Any = distributed.distributed_c10d._world
+        record["pg_config"] = {
+            name: {
+                "name": name,
+                "desc": str(getattr(group, "group_desc", "")),
+                "ranks": str(sorted(world.pg_group_ranks.get(group, {}))),
+            }
+            for group, name in world.pg_names.items()
+        }
+    return json.dumps(record).encode()

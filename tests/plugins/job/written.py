@@ -28,6 +28,7 @@ STACKS: Mapping[str, Sequence[tuple[str, int, str]]] = {
         ("train.py", 44, "main"),
         ("site-packages/torch/distributed/distributed_c10d.py", 2800, "all_reduce"),
     ],
+    "backward": [("train.py", 41, "main"), ("site-packages/torch/_tensor.py", 600, "backward")],
     "import": [("train.py", 1, "<module>"), ("<frozen importlib._bootstrap>", 1176, "_find_and_load")],
 }
 
