@@ -175,8 +175,8 @@ Key = TypeVar("Key", bound=Hashable)
 def grouped(charged: Charged, groups: Ints, key: Callable[[Place, int], Key | None]) -> list[Counter[Key]]:
     """Time of groups of rows, ns by key; ``groups``: the group of each row, -1: none.
 
-    ``key``: of a place in a phase; ``None``: not counted. Parts that were charged to stalls or to lost work since are in
-    it too.
+    ``key``: of a place in a phase; ``None``: not counted. Parts that were charged to stalls or to lost work since count
+    too.
     """
     keys: dict[Key, int] = {}
     key_of = np.full((len(charged.places), PHASES), -1)
