@@ -70,7 +70,7 @@ class JobAccount(Struct, frozen=True, kw_only=True):
     attempts: tuple[Attempt, ...]
     events: tuple[Event, ...]
     changes: tuple[StepChange, ...]
-    """Of the ranks that caused them."""
+    """Without the ranks that wait for others."""
     hangs: tuple[Hang, ...]
     rank_notes: tuple[RankNote, ...]
     saves: tuple[AsyncSaves, ...]

@@ -66,7 +66,7 @@ class Checkpoint(NamedTuple):
 
 
 class Storing:
-    """What the thread of the steps did while an asynchronous save was stored, by samples; times in ns."""
+    """Samples of the thread of the steps while an asynchronous save was stored; times in ns."""
 
     __slots__ = ("core_ns", "first", "late_ns", "ran_ns", "steps", "wall_ns")
 
@@ -102,7 +102,7 @@ class CheckpointLog:
         self._wrapped: set[tuple[str, str, str]] = set()
         self._inside = threading.local()
         self._storing: list[Storing] = []
-        """Of the asynchronous saves that are not stored yet."""
+        """One for each asynchronous save that is not stored yet."""
 
     def sampled(self, *sample: int) -> None:
         """Add a sample of the thread of the steps to the saves that are being stored (`Storing.sampled`)."""

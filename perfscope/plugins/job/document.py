@@ -70,7 +70,7 @@ class Row(Struct, frozen=True, kw_only=True, rename={"begin": "from", "end": "to
     checkpoints: tuple[tuple[str, str, Ns, Ns, str, bool, Ns, str], ...] = ()
     """(Kind, call, begin, end, line, whether it succeeded, stored at or 0, digest of the path)."""
     storing: tuple[tuple[Ns, Count, Ns, Ns, Ns, Ns], ...] = ()
-    """Of asynchronous saves, while they were stored: (begin of the save, steps, time, processor time, time without a
+    """Asynchronous saves while they were stored: (begin of the save, steps, time, processor time, time without a
     core, time that samples waited for the interpreter)."""
     changed: tuple[tuple[str, float | None, float | None, Ns, Count, int], ...] = ()
     """Changes that the process found while it ran: `watch.Change`."""

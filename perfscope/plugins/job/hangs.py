@@ -55,7 +55,7 @@ class Hang(Struct, frozen=True, kw_only=True):
     missing: tuple[int, ...]
     """Ranks that others wait for; empty if not known."""
     dead: tuple[int, ...]
-    """Those of them that have no process."""
+    """Missing ranks without a process."""
     collective: str
     """Which the others are in, with its size; empty if not known."""
     known: Literal["flight recorder", "stacks"]

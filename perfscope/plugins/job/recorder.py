@@ -59,7 +59,7 @@ STALLED_STEPS = 30
 MOST_STALLS = 50
 """Stalls that are written per process."""
 MOST_FLIGHTS = 3
-"""Of them with torch's record of its last collectives: one takes up to a megabyte."""
+"""Stalls with torch's record of its last collectives: one takes up to a megabyte."""
 FLIGHT = "flight-{pid}-{stall}_rank_{rank}.json"
 """Such a record, in the same folder."""
 MOST_DURATIONS = 4_096
@@ -85,7 +85,7 @@ class LedgerWatcher:
         self._gpu = Gpu()
         self._core, self._own_core = CoreTime(), CoreTime()
         self._clocks: dict[int, ThreadClock] = {}
-        """Of the other threads with Python frames, by identifier."""
+        """Clocks of the other threads with Python frames, by identifier."""
         self._switch = SwitchInterval()
         self._file: Any = None
         self._thread: threading.Thread | None = None
@@ -100,7 +100,7 @@ class LedgerWatcher:
         """The same since the last completed step."""
         self._core_ns = self._ran_ns = self._late_ns = 0
         self._durations: list[int] = []
-        """Of the steps since the last row."""
+        """Durations of the steps since the last row, ns."""
         self._from_ns = self._last_ns = 0
         self._began_ns = 0
         self._nodes = 0

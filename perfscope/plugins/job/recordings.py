@@ -20,7 +20,7 @@ from perfscope.plugins.job.watch import REQUEST
 MOST_RANKS = 4
 """Ranks whose recordings are compared: the ones with changes first. A comparison reads two traces."""
 MOST_RECORDINGS = 3
-"""Of each process, the newest."""
+"""Newest recordings per process."""
 MOST_PARTS = 3
 """Parts of the step that are listed."""
 NEAR_STEPS = 1_000

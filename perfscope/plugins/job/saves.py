@@ -37,7 +37,7 @@ class AsyncSaves(Struct, frozen=True, kw_only=True):
 
     line: str
     saves: int
-    """Of all ranks."""
+    """Number over all ranks."""
     staging_ns: float
     """The call, in which no step runs."""
     storing_ns: float

@@ -1,4 +1,4 @@
-"""What the ranks of a job show together: who is slow and who waits, which ranks are slow or silent."""
+"""Ranks compared with each other: which rank causes a change and which wait, which are slow or silent."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ class RankNote(Struct, frozen=True, kw_only=True):
     what: Literal["slow", "silent", "killed"]
     """``silent``: it writes no rows and may be dead; ``killed``: its last process was killed, and others ended."""
     own_ns: float | None
-    """Of a slow rank: time per step in which it did not wait for others; the same of the others' median."""
+    """Time per step in which a slow rank did not wait for others."""
     others_ns: float | None
+    """The same, median of the other ranks."""
     since_ns: int
-    """Of a silent or killed rank: its last row, since 1970; else 0."""
+    """Last row of a silent or killed rank, since 1970; else 0."""
 
 
 def joined_changes(changes: Sequence[StepChange]) -> list[StepChange]:

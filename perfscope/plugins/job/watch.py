@@ -78,7 +78,7 @@ SERIES: dict[str, _Series] = {
     "memory": _Series(least=0.1, least_absolute=256 << 20, downwards=False),
     "loss": _Series(least=0.1, least_absolute=0.0, downwards=False),
 }
-"""Step times of neighbouring rows on a shared machine differ by some per cent. A fall of memory or loss is no alarm."""
+"""Step times of neighbouring rows on a shared machine differ by some per cent. A fall of memory or loss is expected."""
 
 
 class _Level:

@@ -421,7 +421,7 @@ def time_anomaly_stacks(kept: Callable[[int], None]) -> Undo | None:
 
 
 _FLIGHT_RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
-"""Of all backends, and of torch up to 2.8 with NCCL."""
+"""Functions for all backends, and for NCCL in torch up to 2.8."""
 
 
 def flight_record() -> bytes:
