@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from perfscope.analyzers import engine
 from perfscope.analyzers.engine import conclude, examine
-from perfscope.analyzers.ranks.rules.hung_collective import hang_of
+from perfscope.analyzers.ranks import hang_of
 from perfscope.analyzers.readers.kineto.reader import read
 from perfscope.analyzers.registry import chosen_rules
 from perfscope.model import intervals

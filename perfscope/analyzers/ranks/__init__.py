@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from perfscope.analyzers.ranks.devices import DeviceSet, device_set, is_process, process_sets
+from perfscope.analyzers.ranks.hangs import Hang, hang_of
 from perfscope.analyzers.ranks.job import Local, has_ranks, locals_of, main_job, named_ranks, over
 from perfscope.analyzers.ranks.launched import launched_operations
 from perfscope.analyzers.ranks.links import Samples, link_counters, link_use
@@ -31,6 +32,7 @@ __all__ = [
     "CollectiveKind",
     "CollectiveTable",
     "DeviceSet",
+    "Hang",
     "Local",
     "Matched",
     "PairKind",
@@ -42,6 +44,7 @@ __all__ = [
     "SingleCollective",
     "compute_intervals",
     "device_set",
+    "hang_of",
     "has_ranks",
     "is_process",
     "kinds_of",

@@ -96,6 +96,7 @@ if TYPE_CHECKING:
     from perfscope.analyzers.readers.run.parts import DividedRun as DividedRun
     from perfscope.analyzers.readers.run.parts import RunPart as RunPart
     from perfscope.analyzers.readers.run.parts import divide_run as divide_run
+    from perfscope.analyzers.readers.run.reader import read_part as read_part
     from perfscope.analyzers.readers.workers import LostTask as LostTask
     from perfscope.analyzers.readers.workers import cores as cores
     from perfscope.analyzers.readers.workers import work_here as work_here
@@ -120,6 +121,7 @@ else:
             ),
             "paths": "resolve",
             "run.parts": "DividedRun RunPart divide_run",
+            "run.reader": "read_part",
             "workers": "LostTask cores work_here work_through",
         },
     )

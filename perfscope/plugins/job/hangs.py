@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
-from perfscope.model.errors import DataError
+from perfscope.model.errors import PerfscopeError
 from perfscope.plugins.job.causes import Cause
 from perfscope.plugins.job.charge import Charged
 from perfscope.plugins.job.recorder import FLIGHT, FOLDER, MOST_FLIGHTS
 from perfscope.plugins.job.steps import MAY_WAIT
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.ranks.rules.hung_collective import Hang as FlightHang
+    from perfscope.analyzers.ranks import Hang as FlightHang
     from perfscope.model.documents.flight_recorder import FlightRecord
 
 MAIN = "MainThread"
@@ -127,7 +127,7 @@ def _hang(group: Sequence[RankStall], alive: Mapping[int, Sequence[tuple[int, in
 
 def _by_flight(group: Sequence[RankStall], notes: list[str]) -> tuple[set[int], str]:
     """(Missing ranks, collective) by torch's records of the ranks; nothing if they do not show it."""
-    from perfscope.analyzers.ranks.rules.hung_collective import hang_of
+    from perfscope.analyzers.ranks import hang_of
 
     records = {stall.rank: _record(stall.flight, notes) for stall in group if stall.rank is not None and stall.flight}
     hang = hang_of({rank: record for rank, record in records.items() if record is not None})
@@ -144,15 +144,14 @@ def _unending(hang: FlightHang) -> str:
 
 
 def _record(flight: str, notes: list[str]) -> FlightRecord | None:
-    from perfscope.analyzers.readers.flight_recorder import read
+    from perfscope.analyzers.readers import load_one
 
     path = Path(flight)
     try:
-        trace = read(path)
-    except (DataError, OSError) as error:
+        return load_one(path).flight_record
+    except PerfscopeError as error:
         notes.append(f"{FOLDER}/{path.name}: {error}")
         return None
-    return None if isinstance(trace, list) else trace.flight_record
 
 
 def _ranks(stalls: Iterable[RankStall]) -> set[int]:

@@ -72,7 +72,7 @@ def compared_recordings(
 
     ``ranks``: taken first. ``notes``: gets a line for each recording that cannot be read.
     """
-    from perfscope.analyzers.readers.run.parts import divide_run
+    from perfscope.analyzers.readers import divide_run
 
     found = []
     for run in runs:
@@ -125,8 +125,7 @@ def _requests(run: Path) -> list[Request]:
 
 def _compare(run: Path, part: object, base: Capture, head: Capture, why: str) -> Compared | None:
     from perfscope.analyzers.compare import compare
-    from perfscope.analyzers.readers.run.parts import RunPart
-    from perfscope.analyzers.readers.run.reader import read_part
+    from perfscope.analyzers.readers import RunPart, read_part
 
     assert isinstance(part, RunPart)
     (process,) = part.processes
