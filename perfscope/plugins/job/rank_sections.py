@@ -138,10 +138,10 @@ def _watched(changes: Sequence[WatchedChange]) -> Table:
         Column("after", lambda row: clock(row.unix_ns)),
         Column("rank", lambda row: "" if row.rank is None else str(row.rank)),
         Column("series", lambda row: SERIES.get(row.series, row.series)),
-        Column("before", lambda row: _amount(row.series, row.before)),
-        Column("now", lambda row: _amount(row.series, row.after)),
+        Column("before", lambda row: _amount(row.series, row.levels[0])),
+        Column("now", lambda row: _amount(row.series, row.levels[1])),
         Column("step", lambda row: row.step, "count", drop=1),
-        Column("recorded", lambda row: "yes" if row.request >= 0 else "", drop=2),
+        Column("recorded", lambda row: "yes" if row.recorded else "", drop=2),
     )
     return table(columns, changes, few=FEW, rest="changes")
 

@@ -17,13 +17,12 @@ class WatchedChange(Struct, frozen=True, kw_only=True):
     """``step_ns``, ``tokens_per_s``, ``memory`` (bytes) or ``loss``."""
     unix_ns: int
     """The change is after this row."""
-    before: float | None
-    """Median before; ``None``: not a number."""
-    after: float | None
+    levels: tuple[float | None, float | None]
+    """Medians before and after; ``None``: not a number."""
     step: int
     """Completed steps of the process when it was found."""
-    request: int
-    """Number of the recording that was made for it; -1: none, within the budget."""
+    recorded: bool
+    """Whether steps were recorded for it; not if the budget refused it, or for another series or rank."""
 
 
 def watched_changes(ledger: ProcessLedger, rank: int | None) -> Iterator[WatchedChange]:
@@ -34,8 +33,7 @@ def watched_changes(ledger: ProcessLedger, rank: int | None) -> Iterator[Watched
             rank=rank,
             series=series,
             unix_ns=since + offset,
-            before=before,
-            after=after,
+            levels=(before, after),
             step=step,
-            request=request,
+            recorded=request >= 0,
         )

@@ -133,10 +133,11 @@ def test_a_program_that_becomes_slow_is_recorded_and_compared(tmp_path: Path) ->
     assert (result.returncode, result.stdout) == (0, "done\n")
     run = tmp_path / "perfscope-runs" / "latest"
     account = job_account([run])
-    change = next(change for change in account.watched if change.series == "step_ns" and change.request >= 0)
-    assert change.after is not None
-    assert change.before is not None
-    assert change.after > 2 * change.before
+    change = next(change for change in account.watched if change.series == "step_ns" and change.recorded)
+    before, after = change.levels
+    assert before is not None
+    assert after is not None
+    assert after > 2 * before
     line = PROGRAM[: PROGRAM.index("    time.sleep(0.03)")].count("\n") + 1
     slower = max(account.changes, key=lambda change: change.change)
     assert (slower.line, slower.cause) == (f"train.py:{line}", "sleeping")
