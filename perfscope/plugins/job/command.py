@@ -21,12 +21,35 @@ if TYPE_CHECKING:
     from perfscope.plugins.job.outlets import Outlet
 
 
+def _trackers(
+    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> tuple[tuple[str, str], ...]:
+    from perfscope.plugins.log_to import tracker_and_place
+
+    return tuple(tracker_and_place(value, context, parameter) for value in values)
+
+
 @click.command(epilog="`perfscope run --ledger` keeps the ledgers; several RUNs are attempts of one job.")
 @click.argument("runs", nargs=-1, shell_complete=complete_runs)
 @click.option("--json", "json_file", metavar="FILE", help="Write the account as JSON (- for stdout, alone).")
 @click.option("--markdown", "markdown_file", metavar="FILE", help="Write it as Markdown (- for stdout, alone).")
 @click.option("--metrics", "metrics_file", metavar="FILE", help="Write it for node_exporter's textfile collector.")
 @click.option("--serve", "port", type=click.IntRange(0, 65535), metavar="PORT", help="Answer Prometheus on loopback.")
+@click.option("--otlp", metavar="URL", help="Send metrics and spans to an OpenTelemetry collector (OTLP over HTTP).")
+@click.option(
+    "--log-to",
+    "trackers",
+    multiple=True,
+    metavar="TRACKER:PLACE",
+    callback=_trackers,
+    help="Log goodput, time by cause, step time and loss to tensorboard:DIR, wandb:PROJECT or mlflow:URI (repeatable).",
+)
+@click.option(
+    "--webhook",
+    metavar="URL",
+    help="Post a message to a chat: with --every on a stall, a restart, another step time and the end; else once. "
+    "env:NAME takes the address from a variable.",
+)
 @click.option(
     "--every",
     type=click.FloatRange(min=1),
@@ -42,6 +65,9 @@ def job(
     markdown_file: str | None,
     metrics_file: str | None,
     port: int | None,
+    otlp: str | None,
+    trackers: tuple[tuple[str, str], ...],
+    webhook: str | None,
     every: float | None,
     quiet: bool,
     verbose: bool,
@@ -51,9 +77,15 @@ def job(
     A job that still runs is shown up to its last written rows.
     """
     files = (json_file, markdown_file, metrics_file)
-    outlets = _outlets(files, quiet=quiet)
+    outlets = _outlets(otlp, trackers, webhook, follows=every is not None)
+    if any(files):
+        from perfscope.plugins.job.outlets.files import Files
+
+        outlets.append(Files(*files, quiet=quiet))
     if every is not None and not outlets:
-        raise UsageError("--every writes and sends again: it needs --metrics, --json or --markdown")
+        raise UsageError(
+            "--every writes and sends again: it needs a file or a receiver, such as --metrics or --webhook"
+        )
     folders = _folders(runs or (LATEST,), every)
     if port is not None:
         _serve(folders, port, quiet=quiet)
@@ -87,10 +119,24 @@ def _folders(runs: Sequence[str], every: float | None) -> list[Path]:
         time.sleep(every)
 
 
-def _outlets(files: tuple[str | None, str | None, str | None], *, quiet: bool) -> list[Outlet]:
-    from perfscope.plugins.job.outlets.files import Files
+def _outlets(
+    otlp: str | None, trackers: tuple[tuple[str, str], ...], webhook: str | None, *, follows: bool
+) -> list[Outlet]:
+    """Receivers besides files; their packages are imported when they are named."""
+    found: list[Outlet] = []
+    if otlp is not None:
+        from perfscope.plugins.job.outlets.otlp import connect
 
-    return [Files(*files, quiet=quiet)] if any(files) else []
+        found.append(connect(otlp))
+    if trackers:
+        from perfscope.plugins.job.outlets.trackers import Tracked
+
+        found += [Tracked(*tracker) for tracker in trackers]
+    if webhook is not None:
+        from perfscope.plugins.job.outlets.webhook import Webhook
+
+        found.append(Webhook(webhook, follows=follows))
+    return found
 
 
 def show(runs: Sequence[Path], *, verbose: bool = False) -> None:

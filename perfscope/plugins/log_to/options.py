@@ -11,13 +11,19 @@ from perfscope.commands.options import AFTER_ANALYSIS
 TRACKERS = ("mlflow", "tensorboard", "wandb")
 
 
+def tracker_and_place(value: str, context: click.Context, parameter: click.Parameter) -> tuple[str, str]:
+    """``tensorboard:DIR`` as its parts; ``click.BadParameter`` for an unknown tracker or without a place."""
+    tracker, _, place = value.partition(":")
+    if tracker not in TRACKERS or not place:
+        raise click.BadParameter(f"{value}: give tensorboard:DIR, wandb:PROJECT or mlflow:URI", context, parameter)
+    return tracker, place
+
+
 def _remember(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
     from perfscope.plugins.log_to.trackers import log
 
     for value in values:
-        tracker, _, place = value.partition(":")
-        if tracker not in TRACKERS or not place:
-            raise click.BadParameter(f"{value}: give tensorboard:DIR, wandb:PROJECT or mlflow:URI", context, parameter)
+        tracker, place = tracker_and_place(value, context, parameter)
         context.meta.setdefault(AFTER_ANALYSIS, []).append(partial(log, tracker, place))
     return values
 

@@ -44,7 +44,7 @@ def test_a_run_without_a_ledger_is_an_error(capsys: pytest.CaptureFixture[str]) 
 
 def test_every_needs_a_file(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command_line(["job", str(job), "--every", "5"]) == 2
-    assert "--every writes and sends again: it needs --metrics, --json or --markdown" in capsys.readouterr().err
+    assert "--every writes and sends again: it needs a file or a receiver" in capsys.readouterr().err
 
 
 def test_the_schema_fits_a_document(job: Path, capsys: pytest.CaptureFixture[str]) -> None:

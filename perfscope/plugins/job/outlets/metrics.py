@@ -22,7 +22,9 @@ ALWAYS = ("save", "failed save", "failed restore", "stalled", "killed")
 """Kinds of events that are exposed from 0 on: ``increase`` in Prometheus misses the first event of a new series."""
 
 
-class _Family(NamedTuple):
+class Family(NamedTuple):
+    """A metric: ``kind`` is ``gauge`` or ``counter``; samples are (labels, value)."""
+
     name: str
     kind: str
     unit: str
@@ -41,7 +43,7 @@ def textfile(moment: Moment) -> str:
 
 
 def _lines(moment: Moment, *, openmetrics: bool) -> Iterator[str]:
-    for family in _families(moment):
+    for family in families(moment):
         if not family.samples:
             continue
         sampled = f"{family.name}_total" if family.kind == "counter" else family.name
@@ -55,35 +57,36 @@ def _lines(moment: Moment, *, openmetrics: bool) -> Iterator[str]:
             yield f"{sampled}{{{','.join(pairs)}}} {value:.12g}"
 
 
-def _families(moment: Moment) -> Iterator[_Family]:
+def families(moment: Moment) -> Iterator[Family]:
+    """All metrics of a job."""
     account = moment.account
-    yield _Family("perfscope_job_running", "gauge", "", "1 until the job has ended.", (({}, moment.running),))
-    yield _Family(
+    yield Family("perfscope_job_running", "gauge", "", "1 until the job has ended.", (({}, moment.running),))
+    yield Family(
         "perfscope_job_time_seconds",
         "gauge",
         "seconds",
         "Time of all ranks by cause so far; a restart moves what was trained in vain to lost work.",
         tuple(({"cause": cause.cause}, cause.ns / 1e9) for cause in account.causes),
     )
-    yield _Family(
+    yield Family(
         "perfscope_job_goodput_ratio",
         "gauge",
         "ratio",
         "Share of the time in which the job trained what it kept.",
         (({}, account.goodput),),
     )
-    yield _Family("perfscope_job_steps", "counter", "", "Completed steps.", (({}, account.steps),))
+    yield Family("perfscope_job_steps", "counter", "", "Completed steps.", (({}, account.steps),))
     if account.tokens:
-        yield _Family("perfscope_job_tokens", "counter", "", "Trained tokens of all ranks.", (({}, account.tokens),))
+        yield Family("perfscope_job_tokens", "counter", "", "Trained tokens of all ranks.", (({}, account.tokens),))
     kinds = dict.fromkeys((*ALWAYS, *(event.kind for event in account.events)))
-    yield _Family(
+    yield Family(
         "perfscope_job_events",
         "counter",
         "",
         "Saves, restores, stalls, starts and ends of processes.",
         tuple(({"kind": kind}, sum(event.kind == kind for event in account.events)) for kind in kinds),
     )
-    yield _Family(
+    yield Family(
         "perfscope_job_step_time_changes", "counter", "", "Changes of the step time.", (({}, len(account.changes)),)
     )
     yield from _by_rank(account)
@@ -106,14 +109,14 @@ _RANK_GAUGES: tuple[tuple[str, str, str, Callable[[RankState], float | None]], .
 """Name without its beginning, unit, meaning, value of a rank at its last rows."""
 
 
-def _by_rank(account: JobAccount) -> Iterator[_Family]:
+def _by_rank(account: JobAccount) -> Iterator[Family]:
     for name, unit, meaning, value in _RANK_GAUGES:
         samples = []
         for rank in account.ranks:
             number = value(rank)
             if number is not None:
                 samples.append(({"rank": _name(rank.rank), "host": rank.host}, float(number)))
-        yield _Family(f"perfscope_job_{name}", "gauge", unit, meaning, tuple(samples))
+        yield Family(f"perfscope_job_{name}", "gauge", unit, meaning, tuple(samples))
 
 
 def _name(rank: int | None) -> str:
