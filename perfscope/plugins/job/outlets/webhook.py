@@ -60,7 +60,7 @@ class Webhook:
             raise UsageError(f"--webhook: {shown} is not an address that begins with https:// or http://")
         self._url, self._host, self._follows = url, host, follows
         self._known: set[Any] | None = None
-        """What was sent, or was there at the first moment."""
+        """Keys of the news that were sent or that the first moment had."""
 
     def send(self, moment: Moment) -> None:
         """Post a message if there is news; ``DataError`` if the receiver refuses or does not answer in time."""
