@@ -1,6 +1,6 @@
 """A job in OTLP, by the SDK of OpenTelemetry: metrics as in `metrics.py`; spans of processes, phases and events.
 
-Steps have no spans, because a day has a million. The trace of a job has the same identifiers each time it is sent, so that it can
+Steps have no spans, because a day has a million. The trace of a job has the same identifiers each time, so that it can
 be sent again.
 """
 
