@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -16,7 +17,8 @@ from msgspec import Struct
 from perfscope.analyzers.readers import LostTask, cores, work_through
 from perfscope.model.errors import DataError
 from perfscope.plugins.job.causes import CAUSES, KEPT, Cause
-from perfscope.plugins.job.document import ledger_files, read_rank
+from perfscope.plugins.job.charge import Save, saves_in
+from perfscope.plugins.job.document import ledger_files, load_ledger, read_rank
 from perfscope.plugins.job.hangs import Hang, hangs
 from perfscope.plugins.job.nodes import Courses, Node
 from perfscope.plugins.job.rank import Attempt, Event, RankAccount, RankTask, rank_account
@@ -180,7 +182,17 @@ def _tasks(runs: Sequence[Path], notes: list[str]) -> list[RankTask]:
         by_rank = defaultdict(list, {rank: by_rank[rank] for rank in ranks})
     elif stepping:
         by_rank = defaultdict(list, {None: stepping})
-    return [RankTask(rank=rank, files=tuple(files)) for rank, files in by_rank.items()]
+    saves = _saves_of_first(next(iter(by_rank.values()), [])) if len(by_rank) > 1 else ()
+    return [RankTask(rank=rank, files=tuple(files), saves=saves) for rank, files in by_rank.items()]
+
+
+def _saves_of_first(files: Sequence[Path]) -> tuple[Save, ...]:
+    """Saves of the first rank, which often saves for all, if it has several processes."""
+    saves: list[Save] = []
+    for file in files if len(files) > 1 else ():
+        with suppress(DataError):  # the rank's own task reports it
+            saves += saves_in(load_ledger(file))
+    return tuple(saves)
 
 
 def _alive(attempts: Sequence[Attempt]) -> dict[int, list[tuple[int, int]]]:

@@ -112,17 +112,34 @@ def _move(charged: Charged, parts: Sequence[Triple], last: int, cause: Cause) ->
             row -= 1
 
 
-def continues(ledger: ProcessLedger, following: ProcessLedger) -> bool:
+class Save(NamedTuple):
+    """A save of the rank that saves for all."""
+
+    unix_ns: int
+    """Its begin."""
+    place: str
+    """Digest of its path."""
+
+
+def saves_in(ledger: ProcessLedger) -> list[Save]:
+    """Saves of a process that succeeded."""
+    offset = ledger.head.unix_ns - ledger.head.began_ns
+    events = (event for row in ledger.rows for event in row.checkpoints)
+    return [Save(event[2] + offset, event[7]) for event in events if event[0] == SAVE and event[5]]
+
+
+def continues(ledger: ProcessLedger, following: ProcessLedger, others: Sequence[Save]) -> bool:
     """Whether the next process does the work of this one again: this one was killed, or its save was restored.
 
-    A rank whose peer was killed often ends by an error itself, with all rows written.
+    A rank whose peer was killed often ends by an error itself, with all rows written. ``others``: saves of the first
+    rank, which often saves for all.
     """
-    return not ledger.ended or _kept_until(ledger, following) is not None
+    return not ledger.ended or _kept_until(ledger, following, others) is not None
 
 
-def lose(charged: Charged, following: ProcessLedger) -> int:
+def lose(charged: Charged, following: ProcessLedger, others: Sequence[Save]) -> int:
     """Charge what a killed process trained after the save that the next attempt restored to *lost work*, ns."""
-    kept_until = _kept_until(charged.ledger, following)
+    kept_until = _kept_until(charged.ledger, following, others)
     rows = charged.ledger.rows
     first = 0 if kept_until is None else next((n for n, row in enumerate(rows) if row.begin >= kept_until), len(rows))
     trained = [COLUMN[cause] for cause in sorted(TRAINS)]
@@ -147,15 +164,17 @@ def _summed(charged: Charged, parts: Iterable[Any]) -> Iterable[tuple[Cause, str
         yield cause, line, ns
 
 
-def _kept_until(ledger: ProcessLedger, following: ProcessLedger) -> int | None:
-    """Begin of the save that the next attempt restored; ``None`` if it restored nothing."""
-    saves = [event for row in ledger.rows for event in row.checkpoints if event[0] == SAVE and event[5]]
+def _kept_until(ledger: ProcessLedger, following: ProcessLedger, others: Sequence[Save]) -> int | None:
+    """Begin of the save that the next attempt restored, on this process's clock; ``None`` if it restored nothing."""
+    offset = ledger.head.unix_ns - ledger.head.began_ns
+    during = [save for save in others if ledger.head.unix_ns <= save.unix_ns <= ledger.end_ns + offset]
+    saves = [*saves_in(ledger), *during]
     restored = [event for row in following.rows for event in row.checkpoints if event[0] == RESTORE and event[5]]
     if not saves or not restored:
         return None
-    digests = {event[7] for event in restored} - {""}
-    same = [event for event in saves if event[7] in digests]
-    return max(event[2] for event in (same or saves))
+    places = {event[7] for event in restored} - {""}
+    same = [save for save in saves if save.place in places]
+    return max(save.unix_ns for save in (same or saves)) - offset
 
 
 def take_off(charged: Charged, cut: int) -> None:

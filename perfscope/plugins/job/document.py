@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +18,7 @@ from msgspec import Struct
 from perfscope.model.documents.bounded_json import Count, Ns
 from perfscope.model.errors import DataError
 from perfscope.model.untrusted_text import NAME_LIMIT, sanitize
-from perfscope.plugins.job.recorder import FOLDER, SCHEMA, SUFFIX
+from perfscope.plugins.job.recorder import FOLDER, LATEST_SUFFIX, SCHEMA, SUFFIX
 
 MOST_BYTES = 256 << 20
 """Limit for one file: a month of a process has 20 MB."""
@@ -92,6 +93,8 @@ class Row(Struct, frozen=True, kw_only=True, rename={"begin": "from", "end": "to
     """The last completed step, where no step ended for long."""
     stacks: tuple[tuple[str, int], ...] = ()
     """(Thread, innermost node)."""
+    after: Count = 0
+    """In the file next to the ledger: size of the ledger when it was written."""
     failed: str = ""
     """Why the ledger ends here, an error of perfscope."""
 
@@ -142,7 +145,7 @@ def load_ledger(file: Path) -> ProcessLedger:
             raise DataError(f"{file}: larger than {MOST_BYTES >> 20} MiB, not a ledger")
         lines = _lines(file)
         head = _decode_head(file, next(lines, b""))
-        return _assemble(file, head, lines)
+        return _assemble(file, head, chain(lines, _latest(file)))
     except OSError as error:
         raise DataError(f"{file}: {(error.strerror or 'cannot be read').lower()}") from error
 
@@ -192,6 +195,15 @@ def _lines(file: Path) -> Iterator[bytes]:
         while line := stream.readline(MOST_LINE):
             if line.strip():
                 yield line
+
+
+def _latest(file: Path) -> Iterator[bytes]:
+    """The row that a killed process had not appended yet."""
+    with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
+        with file.with_name(f"{file.name}{LATEST_SUFFIX}").open("rb") as stream:
+            line = stream.readline(MOST_LINE)
+        if _row.decode(line).after == file.stat().st_size:
+            yield line
 
 
 def _assemble(file: Path, head: Head, lines: Iterator[bytes]) -> ProcessLedger:

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import Struct
 
 from perfscope.plugins.job.causes import CAUSES, Cause
-from perfscope.plugins.job.charge import COLUMN, Charged, charge, continues, lose, take_off
+from perfscope.plugins.job.charge import COLUMN, Charged, Save, charge, continues, lose, take_off
 from perfscope.plugins.job.document import ProcessLedger, load_ledger
 from perfscope.plugins.job.hangs import RankStall, stalls_of
 from perfscope.plugins.job.saves import OneSave, saves_of
@@ -62,6 +62,8 @@ class RankTask(Struct, frozen=True, kw_only=True):
 
     rank: int | None
     files: tuple[Path, ...]
+    saves: tuple[Save, ...] = ()
+    """Saves of the first rank."""
 
 
 class RankAccount(Struct, frozen=True, kw_only=True):
@@ -106,7 +108,8 @@ def rank_account(task: RankTask) -> RankAccount:
             timeline.add(np.array([at, begin]), _only("between attempts", begin - at))
         charged = charge(ledger)
         points = joined([*points, *points_of(charged)])
-        lost = 0 if following is None or not continues(ledger, following) else lose(charged, following)
+        again = following is not None and continues(ledger, following, task.saves)
+        lost = lose(charged, following, task.saves) if following is not None and again else 0
         attempts.append(_attempt(task.rank, ledger, lost))
         end = attempts[-1].end_ns
         take_off(charged, max(0, min(at, end) - begin))  # clocks that jump: time is counted once

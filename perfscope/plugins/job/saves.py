@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from statistics import mean, median
+from statistics import median
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
@@ -33,7 +33,7 @@ Why = Literal[
 
 
 class AsyncSaves(Struct, frozen=True, kw_only=True):
-    """The asynchronous saves at one line; times in ns, means per save of a rank."""
+    """The asynchronous saves at one line; times in ns, medians over saves and ranks."""
 
     line: str
     saves: int
@@ -45,13 +45,13 @@ class AsyncSaves(Struct, frozen=True, kw_only=True):
     slowed: int
     """Saves while which steps took longer."""
     extra_ns: float
-    """Time that the steps took longer, mean over the slowed ones."""
+    """Time that the steps took longer, median over the slowed ones."""
     step_ns: float
     """Step time while they were stored, over the slowed ones."""
     usual_ns: float
     """Step time otherwise."""
     why: Why | None
-    """Largest part of that time; ``None`` without such saves."""
+    """Most frequent largest part of that time; ``None`` without such saves."""
 
 
 class OneSave(NamedTuple):
@@ -136,17 +136,15 @@ def async_saves(saves: Sequence[OneSave]) -> tuple[AsyncSaves, ...]:
 
 def _of_line(line: str, saves: Sequence[OneSave]) -> AsyncSaves:
     slowed = [save for save in saves if save.extra_ns]
-    parts: Counter[Why] = Counter()
-    for save in slowed:
-        parts.update(save.parts)
+    most = Counter(save.parts.most_common(1)[0][0] for save in slowed)
     return AsyncSaves(
         line=line,
         saves=len(saves),
-        staging_ns=mean(save.staging_ns for save in saves),
-        storing_ns=mean(save.storing_ns for save in saves),
+        staging_ns=median(save.staging_ns for save in saves),
+        storing_ns=median(save.storing_ns for save in saves),
         slowed=len(slowed),
-        extra_ns=mean(save.extra_ns for save in slowed) if slowed else 0.0,
-        step_ns=mean(save.step_ns for save in slowed) if slowed else 0.0,
-        usual_ns=mean(save.usual_ns for save in saves),
-        why=parts.most_common(1)[0][0] if parts else None,
+        extra_ns=median(save.extra_ns for save in slowed) if slowed else 0.0,
+        step_ns=median(save.step_ns for save in slowed) if slowed else 0.0,
+        usual_ns=median(save.usual_ns for save in saves),
+        why=most.most_common(1)[0][0] if most else None,
     )

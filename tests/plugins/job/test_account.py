@@ -9,7 +9,7 @@ import pytest
 
 from perfscope.model.errors import DataError
 from perfscope.plugins.job.account import JobAccount, job_account
-from perfscope.plugins.job.recorder import OUTSIDE, SET_UP, WARM_UP
+from perfscope.plugins.job.recorder import LATEST_SUFFIX, OUTSIDE, SET_UP, WARM_UP
 from tests.plugins.job.written import BEGAN, S, Written
 
 
@@ -109,6 +109,32 @@ def test_a_rank_that_ended_by_an_error_loses_what_it_did_not_save(tmp_path: Path
     second = Written(tmp_path, pid=2, at=20)
     second.row({"train": 5}, steps=5, checkpoints=[second.checkpoint("restore", 0, "aa")], tail={})
     assert seconds(job_account([tmp_path]))["lost work"] == 7
+
+
+def test_a_rank_that_saves_nothing_restores_what_the_first_rank_saved(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        first = Written(tmp_path, rank=rank, pid=2 * rank + 1)
+        first.row({"train": 10}, steps=10)
+        first.row({"save": 1}, checkpoints=[] if rank else [first.checkpoint("save", 1, "aa")])
+        first.row({"train": 7}, steps=7)
+        second = Written(tmp_path, rank=rank, pid=2 * rank + 2, at=33)
+        second.row({"load": 1}, phase=SET_UP, checkpoints=[second.checkpoint("restore", 0, "aa")])
+    assert [attempt.lost_ns for attempt in job_account([tmp_path]).attempts] == [7 * S, 7 * S, 0, 0]
+
+
+def test_the_latest_sums_of_a_killed_process_count(tmp_path: Path) -> None:
+    ledger = Written(tmp_path)
+    ledger.row({"train": 5}, steps=5)
+    size = ledger.path.stat().st_size
+    ledger.row({"train": 3, "slow": 1}, steps=3, after=size)
+    whole = ledger.path.read_bytes()
+    ledger.path.write_bytes(whole[:size])
+    latest = ledger.path.with_name(f"{ledger.path.name}{LATEST_SUFFIX}")
+    latest.write_bytes(whole[size:] + b"the rest of a longer line")
+    account = job_account([tmp_path])
+    assert (account.steps, seconds(account)["training steps"], account.notes) == (8, 9, ())
+    ledger.path.write_bytes(whole)  # as if it was appended since
+    assert job_account([tmp_path]).steps == 8
 
 
 def test_without_a_restore_all_of_its_training_is_lost(tmp_path: Path) -> None:
