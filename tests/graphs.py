@@ -81,7 +81,7 @@ class GraphBuilder:
              view: bool = False, phase: str = "forward", flops: int | None = None, module: str = "",
              file: str | None = "model.py", line: int | None = 1, function: str | None = "forward",
              sequence: int | None = None, host_read: str | None = None, recompute: bool = False,
-             checks: bool = False) -> None:  # fmt: skip
+             checks: bool = False, loop_file: str | None = None, loop_line: int | None = None) -> None:  # fmt: skip
         self.ops.append(
             GraphOp(
                 index=len(self.ops),
@@ -102,5 +102,7 @@ class GraphBuilder:
                 host_read=host_read,
                 recompute=recompute,
                 checks=checks,
+                loop_file=loop_file,
+                loop_line=loop_line,
             )
         )

@@ -63,6 +63,11 @@ class GraphOp:
     checks: bool = False
     """True if it checks the arguments of a distribution of ``torch.distributions``; False in older recordings."""
 
+    loop_file: str | None = None
+    """File of the innermost Python loop around the op outside of torch; None: no loop, or an older recording."""
+    loop_line: int | None = None
+    """Line of its ``for`` or ``while``."""
+
     @property
     def checkpoint(self) -> tuple[str, int] | None:
         """File and line of that call."""

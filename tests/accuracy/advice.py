@@ -22,7 +22,7 @@ RECORDED = frozenset({
     "jax_promoted_to_f32", "jax_replicated_work", "jax_weak_state", "large_vocabulary",
     "lora_merged_each_call", "masked_entropy", "no_cache", "numpy_doubles", "prices_in_float16",
     "rank_in_compiled_step", "replay_buffer", "running_metric", "save_often", "single_requests", "slow_dataset",
-    "validate_with_grad", "varying_lengths",
+    "validate_with_grad", "varying_lengths", "node_loop", "shared_trunk",
 })  # fmt: skip
 """Programs with a recording in fixtures/advice."""
 

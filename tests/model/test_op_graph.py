@@ -143,7 +143,12 @@ def test_the_call_of_a_checkpoint_comes_back_and_older_recordings_have_none(tmp_
     graph.save(tmp_path / "graph.json")
     assert [op.checkpoint for op in read_op_graph(tmp_path / "graph.json").ops] == [("train.py", 41), None]
     older = json.loads((tmp_path / "graph.json").read_text())
-    del older["ops"]["checkpoint_file"], older["ops"]["checkpoint_line"]
+    del (
+        older["ops"]["checkpoint_file"],
+        older["ops"]["checkpoint_line"],
+        older["ops"]["loop_file"],
+        older["ops"]["loop_line"],
+    )
     (tmp_path / "graph.json").write_text(json.dumps(older))
     assert [op.checkpoint for op in read_op_graph(tmp_path / "graph.json").ops] == [None, None]
 

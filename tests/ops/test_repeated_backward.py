@@ -34,7 +34,10 @@ class Step:
 
 
 def test_a_graph_that_is_run_again_costs_all_runs_but_the_first() -> None:
-    trace = Step().step(1, [1, 2, 1, 2, 1]).step(2, [1, 2, 1, 2, 1]).builder.build()
+    steps = Step().step(1, [1, 2, 1, 2, 1]).step(2, [1, 2, 1, 2, 1])
+    for at in range(600, 640, 10):
+        steps.builder.op(f"{EVALUATE}: torch::autograd::AccumulateGrad", at, at + 1, tid=2)
+    trace = steps.builder.build()
     (finding,) = judge(RULE, trace).findings
     assert "up to 3 times" in finding.title
     assert finding.cost_ns_per_step == 300_000
@@ -45,6 +48,11 @@ def test_gradients_taken_row_by_row_are_batched() -> None:
     trace = Step().step(1, [1, 1, 1, 1], builds_graphs=True).step(2, [1, 1, 1, 1], builds_graphs=True).builder.build()
     (finding,) = judge(RULE, trace).findings
     assert finding.subject == "repeated gradients"
+    assert "is_grads_batched" in finding.advice
+
+
+def test_gradients_of_single_losses_without_parameters_are_batched_too() -> None:
+    (finding,) = judge(RULE, Step().step(1, [1, 1, 1]).step(2, [1, 1, 1]).builder.build()).findings
     assert "is_grads_batched" in finding.advice
 
 

@@ -190,3 +190,13 @@ def test_cuda_is_left_alone_before_and_while_a_graph_is_captured(
     told = cuda(monkeypatch, **state)
     assert not process_state.wait_for_cuda()
     assert told == []
+
+
+def test_steps_of_a_better_source_are_counted_anew_after_one_step_of_rest(tmp_path: Path) -> None:
+    """Steps were rows of a Jacobian, 40 per step, until the optimizer stepped."""
+    runner = PassRunner(CaptureOptions(), tmp_path)
+    runner.active = SimpleNamespace(abort=lambda: None)  # type: ignore[assignment]
+    runner.start_over()
+    assert [runner.rests(number) for number in (2, 3, 4)] == [True, True, False]
+    runner.start_over()
+    assert not runner.rests(2)

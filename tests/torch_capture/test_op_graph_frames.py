@@ -141,3 +141,31 @@ def test_a_branch_is_told_from_a_call() -> None:
     bool(probe)
     probe.one_hot()
     assert probe.seen == [(False, "bool"), (False, "one_hot")]
+
+
+def test_the_innermost_loop_around_the_running_instruction_is_named() -> None:
+    source = """
+for outer in range(2):
+    if outer:
+        continue
+    for inner in range(2):
+        look()
+    look()
+while not seen[-1:] == [None]:
+    look()
+    seen.append(None)
+look()
+"""
+    frames, seen = Frames("/site/torch/__init__.py", Path("/project/here")), list[Any]()
+    exec(compile(source, "/project/here/train.py", "exec"), {
+        "look": lambda: seen.append(frames.site(sys._getframe(1)).loop), "seen": seen,
+    })  # fmt: skip
+    assert [None if loop is None else loop[1] for loop in seen[:4]] == [5, 5, 2, 8]
+
+
+def test_the_loop_of_a_calling_function_counts_if_the_inner_one_has_none() -> None:
+    frames, seen = Frames("/site/torch/__init__.py", Path("/project/here")), list[Any]()
+    source = "def inner():\n    look()\ndef outer():\n    return [inner() for _ in range(1)]\nouter()\n"
+    look = {"look": lambda: seen.append(frames.site(sys._getframe(1)).loop)}
+    exec(compile(source, "/project/here/net.py", "exec"), look)
+    assert seen == [("net.py", 4)]

@@ -25,7 +25,7 @@ Table = dict[str, list[Cell]]
 """Columns of a table of the file by name."""
 
 _TEXTS = frozenset({
-    "name", "phase", "module", "file", "function", "host_read", "checkpoint_file", "dtype", "device",
+    "name", "phase", "module", "file", "function", "host_read", "checkpoint_file", "loop_file", "dtype", "device",
 })  # fmt: skip
 """Columns of texts, which are numbers of ``strings`` in the file."""
 

@@ -186,6 +186,8 @@ class PassRunner:
         """Number of recordings that were requested while the program ran."""
         self._recorded: int | None = None
         """Number of the last step under torch's profiler."""
+        self._aborted = False
+        """Whether a pass was just discarded, so that the number of its step counts for nothing."""
         self.active: ActivePass | None = None
         """The pass that runs."""
         self.starting = False
@@ -209,12 +211,13 @@ class PassRunner:
             suffix = f"-{self._triggered + 1}{timing.suffix}"
             self._queue.append(replace(timing, count=steps, suffix=suffix))
 
-    def start_over(self, number: int) -> None:
-        """Discard the captures up to step ``number``, because they were not of steps."""
+    def start_over(self) -> None:
+        """Discard the captures, because they were not of steps. Other steps are counted from now on."""
+        self._recorded = None
         if self.active is not None:
             self.active.abort()
             self.active = None
-            self._recorded = number
+            self._aborted = True
         self._done.clear()
         self._queue = deque(passes(self._options))
 
@@ -243,6 +246,8 @@ class PassRunner:
 
     def rests(self, number: int) -> bool:
         """Whether a recording of torch's profiler ended too short a while ago for another to begin."""
+        if self._aborted:
+            self._recorded, self._aborted = number, False
         return self._recorded is not None and number <= self._recorded + RESTING_STEPS
 
     def end_step(self, number: int) -> bool:

@@ -267,7 +267,7 @@ class Session:
 
     def unsettled(self) -> None:
         """``perfscope.step()`` was called after captures of another source began: start over."""
-        self._passes.start_over(self._number)
+        self._passes.start_over()
         if self._marks is not None:
             self._marks.start_over()
         self._times.clear()

@@ -43,8 +43,8 @@ import numpy as np
 from perfscope.analyzers.examined import op_records
 from perfscope.analyzers.ops.finding_spans import spans_of_slices
 from perfscope.analyzers.ops.graph_time import spans_time
-from perfscope.analyzers.ops.recompute import autograd_nodes
-from perfscope.analyzers.spans import nearest_ancestor, removed_inside
+from perfscope.analyzers.ops.recompute import EVALUATE, autograd_nodes
+from perfscope.analyzers.spans import named_slices, nearest_ancestor, removed_inside
 from perfscope.analyzers.time import call_site, per_step, steps_at, whole_ns
 from perfscope.model.finding import Finding
 from perfscope.model.intervals import Int64
@@ -56,6 +56,15 @@ MIN_SHARE = 0.02
 
 MAX_ROWS = 10
 
+_ADD = (
+    "Add the losses and call `backward()` once: `(loss_a + loss_b).backward()`. Where a loss must not reach these "
+    "layers, `detach()` their output for it."
+)
+_BATCH = (
+    "Take all gradients in one call: `torch.autograd.grad(..., is_grads_batched=True)`, or "
+    "`torch.func.vmap(torch.func.jacrev(f))(x)`."
+)
+
 examined = op_records
 
 
@@ -63,6 +72,7 @@ def check(trace: Trace) -> Iterator[Finding]:
     """Yield one finding for the graphs that `backward` runs again, and one for those that `grad` builds again."""
     rows = np.flatnonzero(trace.fact(autograd_nodes) & (trace.rows["slices"]["sequence"] != MISSING))
     builds = _build_a_graph(trace, rows)
+    accumulated = named_slices(trace, lambda name: name.startswith(EVALUATE) and name.endswith("AccumulateGrad")).sum()
     for chosen, builder in ((rows[~builds], False), (rows[builds], True)):
         again, most = _again(trace, chosen)
         time = spans_time(trace, again)
@@ -85,13 +95,7 @@ def check(trace: Trace) -> Iterator[Finding]:
                 for row, count, ns in evidence
             ),
             spans=spans_of_slices(trace, again.tolist()),
-            advice=(
-                "Take all rows in one call: `torch.autograd.grad(..., is_grads_batched=True)`, or "
-                "`torch.func.vmap(torch.func.jacrev(f))(x)`."
-                if builder
-                else "Add the losses and call `backward()` once: `(loss_a + loss_b).backward()`. Where a loss must not "
-                "reach these layers, `detach()` their output for it."
-            ),
+            advice=_ADD if accumulated >= most and not builder else _BATCH,
             removes=removed_inside(trace, again),
         )
 

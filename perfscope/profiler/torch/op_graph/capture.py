@@ -215,9 +215,10 @@ class OpTable:
         host_read: tuple[str, str] | None,
         checkpoint: tuple[str, int] | None = None,
         checks: bool = False,
+        loop: tuple[str, int] | None = None,
         **rest: Any,
     ) -> None:
-        """One op. ``host_read``: reason, type of the device that holds the value; ``checkpoint``: file, line."""
+        """One op. ``host_read``: reason, type of the device of the value; ``checkpoint``, ``loop``: file, line."""
         if host_read is not None:
             self._reads.append((len(self), *host_read))
         row = dict(
@@ -232,6 +233,8 @@ class OpTable:
             checkpoint_file=None if checkpoint is None else self._string(checkpoint[0]),
             checkpoint_line=None if checkpoint is None else checkpoint[1],
             checks=checks,
+            loop_file=None if loop is None else self._string(loop[0]),
+            loop_line=None if loop is None else loop[1],
         )
         for column in OP_COLUMNS:
             self._ops[column].append(row[column])

@@ -39,6 +39,8 @@ class Site(NamedTuple):
     """The op checks the arguments of a distribution."""
     installed: bool = False
     """The file is of an installed package."""
+    loop: tuple[str, int] | None = None
+    """File and line of the innermost Python loop around the op, outside of torch."""
 
 
 class Frames(SourceFiles):
@@ -50,6 +52,7 @@ class Frames(SourceFiles):
         self._generated = folder_prefix(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or _GENERATED)
         # By id, code object kept: two equal functions of two files are equal as code objects, file name or not.
         self._kinds: dict[int, tuple[CodeType, int]] = {}
+        self._loops: dict[int, tuple[CodeType, tuple[Loop, ...]]] = {}
 
     def site(self, frame: FrameType | None) -> Site:
         """Walks outwards from ``frame`` to the bottom of this thread's stack.
@@ -61,6 +64,7 @@ class Frames(SourceFiles):
         own_frame: FrameType | None = None
         steps = False
         calls_checkpoint: FrameType | None = None
+        loop: tuple[str, int] | None = None
         engine = optimizer_before = optimizer = checkpoint = data = checks = False
         kinds = self._kinds
         while frame is not None:
@@ -76,6 +80,8 @@ class Frames(SourceFiles):
                     own_frame, steps = frame, optimizer
                 if checkpoint and calls_checkpoint is None:
                     calls_checkpoint = frame
+                if loop is None:
+                    loop = self._loop(frame)
             elif kind == ENGINE:
                 engine = engine or user_frame is None
             elif kind == OPTIMIZER:
@@ -107,7 +113,17 @@ class Frames(SourceFiles):
             call,
             checks,
             kinds[id(code)][1] == LIBRARY,
+            loop,
         )
+
+    def _loop(self, frame: FrameType) -> tuple[str, int] | None:
+        """File and line of the innermost loop that a frame is in."""
+        code, at = frame.f_code, frame.f_lasti
+        known = self._loops.get(id(code))
+        if known is None:
+            known = self._loops[id(code)] = (code, loops_of(code))
+        line = next((loop.line for loop in known[1] if loop.begin <= at <= loop.end), None)
+        return None if line is None else (self.name(code.co_filename), line)
 
     def is_user(self, path: str) -> bool:
         """Whether a file is the user's, if a stack is known as text only."""
@@ -125,6 +141,31 @@ class Frames(SourceFiles):
         if not super().is_user(path):
             return HIDDEN
         return LIBRARY if self.is_installed(path) else USER
+
+
+class Loop(NamedTuple):
+    """A loop of a function, as offsets in its code."""
+
+    begin: int
+    end: int
+    line: int
+
+
+def loops_of(code: CodeType) -> tuple[Loop, ...]:
+    """The ``for`` and ``while`` loops and comprehensions of a code object, innermost first."""
+    lines, at = dict[int, int](), code.co_firstlineno
+    ends: dict[int, int] = {}
+    for instruction in dis.get_instructions(code):
+        at = instruction.positions.lineno if instruction.positions and instruction.positions.lineno else at
+        lines[instruction.offset] = at
+        jumps_back = "JUMP_BACKWARD" in instruction.opname and "NO_INTERRUPT" not in instruction.opname  # not an await
+        if jumps_back and isinstance(instruction.argval, int):
+            ends[instruction.argval] = instruction.offset
+    loops = [
+        Loop(begin, end, min(line for offset, line in lines.items() if begin <= offset <= end))
+        for begin, end in ends.items()
+    ]
+    return tuple(sorted(loops, key=lambda loop: loop.end - loop.begin))
 
 
 def decides_branch(frame: FrameType) -> bool:

@@ -403,6 +403,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
             recompute=_recomputes(site),
             checkpoint=checkpoint,
             checks=site.checks,
+            loop=site.loop,
             host_read=None if why is None else (why, where),
         )
 

@@ -1,0 +1,235 @@
+"""Python loops of the program that run small ops many times in a step, by the op graph.
+
+A loop counts if the same ops run in it with the same parameters each time: a loop over layers has other parameters in
+each round. Its rounds are independent if no result of one is used in the next, except to add it up or collect it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+
+from perfscope.analyzers.graph import short_name, trace_flow
+from perfscope.analyzers.ops.graph_time import graph_time
+from perfscope.analyzers.spans import named_slices, nearest_ancestor
+from perfscope.analyzers.time import device_busy, time_with_core
+from perfscope.model.intervals import Int64, Intervals, difference, merge, union
+from perfscope.model.op_graph import GraphOp, OpGraph
+from perfscope.model.trace import MISSING, Trace
+
+LEAST_ROUNDS = 16
+"""Rounds per step: models have loops of a dozen over layers, heads or scales."""
+
+SHORT_NS = 10_000
+"""Time of an op on the host that its launch explains: an eager op takes 2 to 10 us before it computes anything."""
+
+MOST_GAP_NS = 1_000_000
+"""Time between two ops of a loop from which the host does something else: Python and dispatch take 2 to 30 us."""
+
+MOST_LOOPS = 50
+"""Loops of a step that are examined, most ops first."""
+
+_COLLECTS = frozenset({"add", "add_", "cat", "stack", "maximum", "minimum", "copy_", "index_put_", "sum"})
+"""Ops that add up or collect the results of rounds."""
+
+_CELLS = {
+    "aten::lstm_cell": "LSTM",
+    "aten::gru_cell": "GRU",
+    "aten::rnn_tanh_cell": "RNN",
+    "aten::rnn_relu_cell": "RNN",
+}
+
+LoopKind = Literal["cell", "gradients", "rounds", "tensors"]
+
+
+class PythonLoop(Struct, frozen=True, kw_only=True):
+    """One loop of the program in the recorded step."""
+
+    kind: LoopKind
+    """cell: a recurrent cell over time. gradients: each round has its own backward pass. rounds: independent rounds.
+    tensors: in-place updates of one tensor per round."""
+    file: str
+    line: int
+    """Line of the ``for`` or ``while``."""
+    inside: int
+    """Line in it with most ops."""
+    rounds: int
+    """Rounds per step."""
+    ops: tuple[int, ...]
+    """Indices in ``OpGraph.ops``: its ops and their backward ops."""
+    cell: str = ""
+    """Module of ``torch.nn`` that runs the cell over all of the time."""
+
+
+def python_loops(trace: Trace) -> tuple[PythonLoop, ...]:
+    """Return the loops whose rounds one call could do. A fact of the trace."""
+    graph = trace.op_graph
+    if graph is None:
+        return ()
+    groups: dict[tuple[str, int], list[GraphOp]] = defaultdict(list)
+    for op in graph.ops:
+        own = op.loop_file is not None and op.loop_line is not None and op.loop_file not in graph.libraries
+        if own and op.phase in ("forward", "other", "optimizer") and not op.recompute:
+            groups[str(op.loop_file), int(op.loop_line or 0)].append(op)
+    longest = sorted(groups.items(), key=lambda item: -len(item[1]))[:MOST_LOOPS]
+    longest.sort(key=lambda item: item[1][0].index - item[1][-1].index)  # outer loops before those inside them
+    found: list[PythonLoop] = []
+    for place, ops in longest:
+        loop = _loop(trace, graph, place, ops)
+        around = None if loop is None else next((other for other in found if _is_inside(loop, other)), None)
+        if loop is not None and around is not None:
+            found[found.index(around)] = replace(around, ops=tuple(sorted({*around.ops, *loop.ops})))
+        elif loop is not None:
+            found.append(loop)
+    return tuple(found)
+
+
+def _is_inside(inner: PythonLoop, outer: PythonLoop) -> bool:
+    """Whether a loop runs between the first and the last op of another in the same file, as inner loops do."""
+    return inner.file == outer.file and outer.ops[0] < inner.ops[0] and inner.ops[-1] < outer.ops[-1]
+
+
+def _loop(trace: Trace, graph: OpGraph, place: tuple[str, int], ops: Sequence[GraphOp]) -> PythonLoop | None:
+    by_call: dict[tuple[object, ...], list[GraphOp]] = defaultdict(list)
+    for op in ops:
+        by_call[op.file, op.line, op.name, op.module].append(op)
+    repeated = [calls for calls in by_call.values() if len(calls) >= LEAST_ROUNDS]
+    computing = [calls for calls in repeated if not calls[0].view]
+    if not computing:
+        return None
+    rounds = Counter(len(calls) for calls in computing for _ in calls).most_common(1)[0][0]
+    mine = sorted((op for calls in repeated for op in calls), key=lambda op: op.index)
+    inside = Counter(op.line or place[1] for op in mine).most_common(1)[0][0]
+    kind, cell = _kind(trace, graph, computing, mine)
+    if kind is None:
+        return None
+    numbers = {op.sequence for op in mine} - {None}
+    behind = [op.index for op in graph.ops if op.phase == "backward" and op.sequence in numbers]
+    return PythonLoop(
+        kind=kind, file=place[0], line=place[1], inside=inside, rounds=rounds, cell=cell,
+        ops=tuple(sorted({*(op.index for op in mine), *behind})),
+    )  # fmt: skip
+
+
+def _kind(
+    trace: Trace, graph: OpGraph, calls: Sequence[Sequence[GraphOp]], mine: Sequence[GraphOp]
+) -> tuple[LoopKind | None, str]:
+    """Return what the loop does.
+
+    ``None``: it is over layers, or each round needs the previous one or a value on the host, or runs the same graph
+    backward.
+    """
+    if all(_updates_other_tensors(graph, same) for same in calls):
+        return "tensors", ""
+    if any(_reads_other_parameters(graph, same) for same in calls):
+        return None, ""
+    cell = _cell(trace, mine)
+    if cell:
+        return "cell", cell
+    if _carries(trace, graph, calls):
+        return None, ""
+    if sum(op.host_read is not None for op in mine) >= LEAST_ROUNDS:
+        return None, ""
+    backward = [op.sequence for op in graph.ops[mine[0].index : mine[-1].index] if op.phase == "backward"]
+    if len(backward) < LEAST_ROUNDS:
+        return "rounds", ""
+    made = {op.sequence for op in mine}
+    of_rounds = sum(sequence in made for sequence in backward)
+    return ("gradients" if 2 * of_rounds > len(backward) else None), ""  # else `repeated_backward`: one graph, again
+
+
+def _storages(graph: OpGraph, tensors: Sequence[int]) -> frozenset[int]:
+    return frozenset(graph.tensors[index].storage for index in tensors)
+
+
+def _updates_other_tensors(graph: OpGraph, calls: Sequence[GraphOp]) -> bool:
+    """Whether each call writes, in place, a tensor that existed before the step and that no other call writes."""
+    storages = graph.storages
+    written = [_storages(graph, op.mutated) for op in calls]
+    before = all(
+        len(ids) == 1 and storages is not None and all(storages[index].born is None for index in ids) for ids in written
+    )
+    return before and len(set(written)) == len(calls)
+
+
+def _reads_other_parameters(graph: OpGraph, calls: Sequence[GraphOp]) -> bool:
+    """Whether most calls read a parameter that the others do not: the loop is over layers."""
+    read = [_storages(graph, op.inputs) & graph.parameters for op in calls]
+    return 2 * len({ids for ids in read if ids}) > len(calls)
+
+
+def _cell(trace: Trace, mine: Sequence[GraphOp]) -> str:
+    """Return ``LSTM``, ``GRU`` or ``RNN`` if most ops of the loop run in such a cell; else ``""``."""
+    spans = trace.fact(graph_time).spans
+    rows = np.array([spans[0][op.index] for op in mine], np.int64) if spans else np.empty(0, np.int64)
+    rows = rows[rows != MISSING]
+    for name, module in _CELLS.items():
+        cells = named_slices(trace, lambda text, name=name: text == name)  # type: ignore[misc]
+        if len(rows) and 2 * np.count_nonzero(nearest_ancestor(trace, rows, cells) != MISSING) > len(rows):
+            return module
+    return ""
+
+
+def _carries(trace: Trace, graph: OpGraph, calls: Sequence[Sequence[GraphOp]]) -> bool:
+    """Whether rounds compute with a result of the previous one, other than adding it up."""
+    flow = trace.fact(trace_flow)
+    if flow is None:
+        return True
+    starts = np.array([op.index for op in max(calls, key=len)], np.int64)
+    mine = {op.index for same in calls for op in same}
+    carried = 0
+    for index in sorted(mine):
+        here = int(np.searchsorted(starts, index, side="right"))
+        later = [
+            reader
+            for reader in flow.consumers[index]
+            if reader in mine and int(np.searchsorted(starts, reader, side="right")) > here
+        ]
+        carried += any(short_name(graph.ops[reader]) not in _COLLECTS for reader in later)
+    return 2 * carried >= len(starts)
+
+
+def loop_spans(trace: Trace, loop: PythonLoop) -> Iterator[tuple[Int64, Intervals]]:
+    """Yield, per matched step, the rows of ``slices`` of the loop's ops and the time of the host around them."""
+    slices = trace.rows["slices"]
+    for spans in trace.fact(graph_time).spans:
+        rows = spans[np.array(loop.ops, np.int64)]
+        rows = rows[rows != MISSING]
+        pieces = []
+        for thread in np.unique(slices["thread"][rows]):
+            mine = np.sort(rows[slices["thread"][rows] == thread])
+            starts, ends = slices["start_ns"][mine], slices["end_ns"][mine]
+            near = starts[1:] - ends[:-1] < MOST_GAP_NS
+            ends = np.append(np.where(near, starts[1:], ends[:-1]), ends[-1:])
+            pieces.append(union(starts, ends))
+        yield rows, merge(*pieces) if pieces else union([], [])
+
+
+def loop_time(trace: Trace, loop: PythonLoop) -> Intervals:
+    """Return the time of the host around the loop's ops in all matched steps."""
+    return merge(*(around for _, around in loop_spans(trace, loop)))
+
+
+def loop_saving(trace: Trace, loop: PythonLoop) -> tuple[int, int]:
+    """Return (saving, time) of the loop in all steps, ns.
+
+    One round of ``rounds`` remains. With an accelerator the saving is its idle time meanwhile; on the host, the time of
+    launching: what an op takes beyond ``SHORT_NS`` is computing, which remains.
+    """
+    slices, total, saved = trace.rows["slices"], 0, 0.0
+    busy = merge(*trace.fact(device_busy).values()) if len(trace.rows["kernels"]) else None
+    for rows, around in loop_spans(trace, loop):
+        time = time_with_core(trace, around)
+        total += time
+        if busy is not None:
+            time = time_with_core(trace, difference(around, busy))
+        else:
+            begins, ends = slices["start_ns"][rows] + SHORT_NS, slices["end_ns"][rows]
+            time -= time_with_core(trace, union(begins[ends > begins], ends[ends > begins]))
+        saved += max(0, time) * (1 - 1 / loop.rounds)
+    return round(saved), total
