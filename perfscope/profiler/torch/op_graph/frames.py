@@ -80,8 +80,7 @@ class Frames(SourceFiles):
                     own_frame, steps = frame, optimizer
                 if checkpoint and calls_checkpoint is None:
                     calls_checkpoint = frame
-                if loop is None:
-                    loop = self._loop(frame)
+                loop = loop or self._loop(frame)
             elif kind == ENGINE:
                 engine = engine or user_frame is None
             elif kind == OPTIMIZER:
