@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import chain
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -81,7 +81,7 @@ def _by_stack(ledger: ProcessLedger) -> Charged:
     sums = np.zeros((len(known), PHASES), dtype=np.int64)
     np.add.at(sums, (node, phase), ns)
     lines: Counter[tuple[Cause, str]] = Counter()
-    for at, phase_at in np.argwhere(sums):
+    for at, phase_at in zip(*(index.tolist() for index in np.nonzero(sums)), strict=True):
         lines[CAUSES[columns[at, phase_at]], known[at].line] += int(sums[at, phase_at])
     return Charged(ledger, known, by_row, lines, parts)
 
@@ -147,7 +147,7 @@ def lose(charged: Charged, following: ProcessLedger, others: Sequence[Save]) -> 
     lost = int(after[:, trained].sum())
     after[:, COLUMN["lost work"]] += after[:, trained].sum(axis=1)
     after[:, trained] = 0
-    for cause, line, ns in _summed(charged, charged.parts[charged.parts[:, 0] >= first]):
+    for cause, line, ns in by_stack(charged, first, len(rows)):
         if cause in TRAINS:
             moved = min(ns, charged.lines[cause, line])
             charged.lines[cause, line] -= moved
@@ -155,13 +155,15 @@ def lose(charged: Charged, following: ProcessLedger, others: Sequence[Save]) -> 
     return lost
 
 
-def _summed(charged: Charged, parts: Iterable[Any]) -> Iterable[tuple[Cause, str, int]]:
-    sums: Counter[tuple[Cause, str]] = Counter()
-    for _, node, phase, ns in parts:
-        place = charged.place(node)
-        sums[cause_in(place, phase), place.line] += int(ns)
-    for (cause, line), ns in sums.items():
-        yield cause, line, ns
+def by_stack(charged: Charged, first: int, last: int) -> Iterator[tuple[Cause, str, int]]:
+    """(Cause, line, ns) of the stacks in the rows of the ledger from ``first`` to before ``last``; lines may repeat."""
+    low, high = np.searchsorted(charged.parts[:, 0], [first, last])
+    sums = np.zeros((len(charged.places), PHASES), dtype=np.int64)
+    _, node, phase, ns = charged.parts[low:high].T
+    np.add.at(sums, (node, phase), ns)
+    for at, phase_at in zip(*(index.tolist() for index in np.nonzero(sums)), strict=True):
+        place = charged.places[at]
+        yield cause_in(place, phase_at), place.line, int(sums[at, phase_at])
 
 
 def _kept_until(ledger: ProcessLedger, following: ProcessLedger, others: Sequence[Save]) -> int | None:
@@ -211,6 +213,8 @@ def grouped(charged: Charged, groups: Ints, key: Callable[[Place, int], Key | No
     sums = np.zeros((len(counters), len(keys)), dtype=np.int64)
     np.add.at(sums, (groups[row[chosen]], at[chosen]), ns[chosen])
     known = list(keys)
-    for group, number in np.argwhere(sums):
-        counters[group][known[number]] = int(sums[group, number])
+    filled, columns = np.nonzero(sums)
+    triples = zip(filled.tolist(), columns.tolist(), sums[filled, columns].tolist(), strict=True)
+    for group, number, total in triples:
+        counters[group][known[number]] = total
     return counters

@@ -255,7 +255,9 @@ def _assemble(file: Path, head: Head, lines: Iterator[bytes]) -> ProcessLedger:
 
 def _fits(row: Row, at: int, end: int) -> bool:
     """Whether a row begins at or after ``at``, and its parts sum to its length."""
-    parts = sum(ns for _, _, ns in row.at) + row.core
+    parts = row.core
+    for _, _, ns in row.at:
+        parts += ns
     return at <= row.begin <= end and parts == end - row.begin
 
 

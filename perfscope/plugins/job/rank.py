@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import Struct
 
 from perfscope.plugins.job.causes import CAUSES, Cause
-from perfscope.plugins.job.charge import COLUMN, Charged, Save, charge, continues, lose, take_off
+from perfscope.plugins.job.charge import COLUMN, Charged, Save, by_stack, charge, continues, lose, take_off
 from perfscope.plugins.job.document import ProcessLedger, load_ledger
 from perfscope.plugins.job.hangs import RankStall, stalls_of
 from perfscope.plugins.job.saves import OneSave, saves_of
@@ -223,10 +223,8 @@ def _evaluations(charged: Charged, rank: int | None) -> Iterator[Event]:
 
 def _line_of(charged: Charged, first: int, last: int) -> str:
     """The line with most evaluation in some rows of ``by_row``."""
-    low, high = np.searchsorted(charged.parts[:, 0], [first - 1, last])
     lines: Counter[str] = Counter()
-    for _, node, _, ns in charged.parts[low:high]:
-        place = charged.place(int(node))
-        if place.cause == "evaluation":
-            lines[place.line] += int(ns)
+    for cause, line, ns in by_stack(charged, first - 1, last):
+        if cause == "evaluation":
+            lines[line] += ns
     return max(lines, key=lambda line: lines[line], default="")
