@@ -42,6 +42,19 @@ class VerbGroup(click.Group):
             args = [*args[1:], "--help"]
         return super().parse_args(ctx, args)
 
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of the group's verbs and of those that plug-ins add (``advise precision``), sorted."""
+        return sorted({*super().list_commands(ctx), *self._added()})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The verb's command; that of a plug-in is imported now. ``None`` for an unknown verb."""
+        home = self._added().get(cmd_name)
+        return super().get_command(ctx, cmd_name) if home is None else command_at(home, f"{self.name} {cmd_name}")
+
+    def _added(self) -> dict[str, str]:
+        start = f"{self.name} "
+        return {name.removeprefix(start): home for name, home in named("commands").items() if name.startswith(start)}
+
     def get_short_help(self, ctx: click.Context) -> str:
         """The text without a verb."""
         return self.get_help(ctx)

@@ -75,7 +75,7 @@ class Plugin(NamedTuple):
 
     name: str
     commands: Mapping[str, str] = _NOTHING
-    """Verb -> click command; ``compare VERB``: a form of `perfscope compare`."""
+    """Verb -> click command; ``compare VERB``, ``advise VERB``: a form of that group."""
     comparers: Mapping[str, str] = _NOTHING
     """Name -> module with ``accepts(base, head)`` and ``compare(base, head, outputs, notes)``, for `perfscope compare`
     of sides of different kinds."""

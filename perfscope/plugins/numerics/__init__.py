@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING, Any
 from perfscope.model.plugins import Plugin, Recording, RuleHome, load
 
 if TYPE_CHECKING:
+    from perfscope.plugins.numerics.document import Numerics as Numerics
+    from perfscope.plugins.numerics.document import Product as Product
+    from perfscope.plugins.numerics.document import RecipeLoss as RecipeLoss
     from perfscope.plugins.numerics.document import StepValues as StepValues
     from perfscope.plugins.numerics.document import load_numerics as load_numerics
+    from perfscope.plugins.numerics.document import numerics_of as numerics_of
 
 _HERE = "perfscope.plugins.numerics"
 _NEEDS = ("numerics",)
@@ -34,7 +38,8 @@ PLUGIN = Plugin(
     },
 )
 
-_FOR_OTHERS = {name: f"{_HERE}.document:{name}" for name in ("StepValues", "load_numerics")}
+_SHOWN = ("Numerics", "Product", "RecipeLoss", "StepValues", "load_numerics", "numerics_of")
+_FOR_OTHERS = {name: f"{_HERE}.document:{name}" for name in _SHOWN}
 """Names used by other plug-ins."""
 
 

@@ -130,6 +130,47 @@ class PrecisionLoss:
     """Relative to the result, as the norm of the difference; of an update the share of elements that did not change."""
 
 
+ProductKind = Literal["forward", "input gradient", "weight gradient", "gradient"]
+"""``gradient``: a product of the backward pass without a weight, as in attention."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecipeLoss:
+    """Loss of a product whose factors are rounded by a recipe, simulated on some of its rows."""
+
+    recipe: str
+    error: float
+    """Norm of the difference over the norm of the product, the largest of the measured steps."""
+    bias: float
+    """Projection of the difference on the product: -0.1 makes results 10 % smaller."""
+    overflow: float
+    """Share of the factors' nonzero values that saturate."""
+    underflow: float
+    """Share of the factors' nonzero values that become 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """A product of matrices: (batch, rows, terms) by (batch, terms, columns)."""
+
+    kind: ProductKind
+    name: str
+    """Module whose weight it is, or the weight itself (JAX); of others the module or scope."""
+    op: str
+    line: str
+    dtype: str
+    batch: int
+    rows: int
+    columns: int
+    terms: int
+    calls: int
+    """Calls per measured step."""
+    steps: int
+    """Steps in which it was measured."""
+    last_step: int
+    losses: tuple[RecipeLoss, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepValues:
     """Values of a step besides its tensors."""
@@ -162,6 +203,8 @@ class Numerics:
     watched: tuple[int, ...]
     """Steps whose ops were watched."""
     notes: tuple[str, ...] = ()
+    products: tuple[Product, ...] = ()
+    """Products of matrices with the losses of narrower formats; empty in older recordings."""
 
 
 def dump_numerics(numerics: Numerics) -> bytes:

@@ -19,6 +19,7 @@ from perfscope.plugins.numerics.document import (
     StepValues,
     TensorStatistics,
 )
+from perfscope.plugins.numerics.products import Products
 
 MOST_TENSORS = 5_000
 MOST_AMAX = 128
@@ -84,6 +85,7 @@ class History:
         """(Op, line, module) of reductions that were computed again, and parameters whose updates were examined."""
         self.steps: list[tuple[Moment, StepValues]] = []
         self.watched: list[Moment] = []
+        self.products = Products()
         self._left: set[TensorKey] = set()
         self._notes: list[str] = []
 
@@ -146,6 +148,7 @@ class History:
             scale_halved=tuple(halved),
             watched=tuple(dict.fromkeys(map(number, self.watched))),
             notes=tuple(self._notes),
+            products=self.products.document(number),
         )
 
 

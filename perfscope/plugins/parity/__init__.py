@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Any
 from perfscope.model.plugins import Plugin, load
 
 if TYPE_CHECKING:
+    from perfscope.plugins.parity.child import load_function as load_function
     from perfscope.plugins.parity.errors import FACTOR as FACTOR
     from perfscope.plugins.parity.errors import expected_error as expected_error
     from perfscope.plugins.parity.errors import reduction_length as reduction_length
+    from perfscope.plugins.parity.jax_side import JaxSide as JaxSide
     from perfscope.plugins.parity.names import Name as Name
     from perfscope.plugins.parity.names import likeness as likeness
     from perfscope.plugins.parity.names import parse_name as parse_name
+    from perfscope.plugins.parity.side import cotangents as cotangents
 
 _HERE = "perfscope.plugins.parity"
 
@@ -23,6 +26,9 @@ PLUGIN = Plugin(
 )
 
 _FOR_OTHERS = {
+    "JaxSide": f"{_HERE}.jax_side:JaxSide",
+    "cotangents": f"{_HERE}.side:cotangents",
+    "load_function": f"{_HERE}.child:load_function",
     **{name: f"{_HERE}.errors:{name}" for name in ("FACTOR", "expected_error", "reduction_length")},
     **{name: f"{_HERE}.names:{name}" for name in ("Name", "likeness", "parse_name")},
 }

@@ -37,6 +37,10 @@ class JaxSide:
             return function, made[1], tuple(inputs)
         return *_split_module(made[0]), tuple(inputs)
 
+    def parts(self) -> tuple[Callable[..., Any], Any, tuple[Any, ...]]:
+        """(function of parameters and inputs, parameters, inputs)."""
+        return self._model()
+
     def describe(self, *, values: bool = True) -> tuple[list[Weight], Arrays]:
         """Floating-point leaves of the parameters, in the order in which the program uses them."""
         function, parameters, inputs = self._model()

@@ -277,6 +277,12 @@ def next_sequence() -> int:
     return int(torch._C._autograd._get_sequence_nr())
 
 
+def in_backward() -> bool:
+    """Whether a backward pass runs on this thread, also where it runs code of the program."""
+    torch: Any = sys.modules["torch"]
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
 def running_node() -> Any:
     """The node whose backward runs on this thread; ``None`` without one."""
     torch: Any = sys.modules["torch"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -12,13 +13,17 @@ import numpy as np
 
 from perfscope.model.op_flops import JAX_PRODUCTS
 from perfscope.plugins.numerics.counting import distance
-from perfscope.plugins.numerics.document import FORMATS, Kind, Loss
+from perfscope.plugins.numerics.document import FORMATS, Kind, Loss, ProductKind
+from perfscope.plugins.numerics.products import ProductKey
+from perfscope.plugins.precision import sample
 from perfscope.profiler.jax.jaxpr_walk import LAYOUT, Place, is_float, terms_of, widened
 
 MOST_OPS = 4_000
 """Most examined ops of a program: each is one more reduction to compile."""
 MOST_AGAIN = 1 << 24
 """Most elements of a reduction that is computed again in float32."""
+MOST_PRODUCTS = 1_000
+"""Most products of a program of which rows are kept."""
 HALF = ("bfloat16", "float16")
 _SAME_VALUES = (LAYOUT - {"convert_element_type"}) | {"name", "rev", "stop_gradient"}
 _REDUCTIONS = frozenset({"cumlogsumexp", "cumprod", "cumsum", "reduce_prod", "reduce_sum"})
@@ -81,6 +86,14 @@ class LossNumbers:
 
 
 @dataclass(slots=True)
+class ProductNumbers:
+    """A product of matrices. ``numbers``: rows of both factors, and the largest magnitudes of the whole factors."""
+
+    key: ProductKey
+    numbers: list[Any]
+
+
+@dataclass(slots=True)
 class OpStatistics:
     """Sees the ops of a walk. ``names``: id of a value -> the argument that it is."""
 
@@ -88,6 +101,7 @@ class OpStatistics:
     ops: list[OpNumbers] = field(default_factory=list)
     tensors: list[TensorNumbers] = field(default_factory=list)
     losses: list[LossNumbers] = field(default_factory=list)
+    products: list[ProductNumbers] = field(default_factory=list)
     sources: dict[int, tuple[tuple[Any, ...], str]] = field(default_factory=dict)
     """Id of a value -> its source values, and the pass that made it."""
     left: int = 0
@@ -105,6 +119,8 @@ class OpStatistics:
     _scopes: dict[str, tuple[Any, str]] = field(default_factory=dict)
     """Named scope -> its last result in the forward pass, and the line."""
     _products: int = 0
+    _factors: dict[int, str] = field(default_factory=dict)
+    """Id of a value -> the weight that it is multiplied by in the forward pass."""
     _scans: int = 0
     _inside: tuple[int, ...] = ()
 
@@ -143,6 +159,29 @@ class OpStatistics:
         if str(floats[0].dtype) in HALF or name in _REDUCTIONS or name in _POINTWISE:
             self._precision(eqn, values, floats[0], place)
         self._name(name, values, floats[0], place)
+        if name == "dot_general" and len(self.products) < MOST_PRODUCTS and place.phase != "again":
+            self._product(eqn.params["dimension_numbers"], values, place)
+
+    def _product(self, dimensions: Any, values: list[Any], place: Place) -> None:
+        """Keep rows of both factors, with the sum along the last axis."""
+        if not all(is_float(value) and value.size for value in values):
+            return
+        factors = [
+            _rows_of(value, summed, shared)
+            for value, summed, shared in zip(values, dimensions[0], dimensions[1], strict=True)
+        ]
+        weights = " + ".join(self.names[id(value)] for value in values if id(value) in self.names)
+        known = next((self._factors[id(value)] for value in values if id(value) in self._factors), "")
+        kind: ProductKind = "forward"
+        if place.phase == "backward":
+            kind = "input gradient" if weights else "weight gradient" if known else "gradient"
+        elif weights:
+            self._factors.update((id(value), weights) for value in values if id(value) not in self.names)
+        owner = weights or (known if kind == "weight gradient" else "") or place.scope or place.line
+        sizes = (*factors[0].shape[:2], *factors[1].shape[1:])
+        key: ProductKey = (kind, owner, "dot_general", place.line, str(values[0].dtype), sizes)
+        amax = jnp.stack([jnp.abs(value).max().astype(jnp.float32) for value in values])
+        self.products.append(ProductNumbers(key, [*(sample(_take, factor) for factor in factors), amax]))
 
     def body(self) -> OpStatistics:
         """The observer for the ops in the body of a scan."""
@@ -153,7 +192,8 @@ class OpStatistics:
         for scope, (value, line) in self._scopes.items():
             self.tensor("output", scope, value, line)
         self._scopes.clear()
-        return [part.numbers for column in self.columns() for part in column]
+        rows = [array for product in self.products for array in product.numbers]
+        return [*(part.numbers for column in self.columns() for part in column), *rows]
 
     def rounds(self, body: OpStatistics, numbers: list[Any], eqn: Any, results: list[Any], place: Place) -> None:
         """Merge the observations of a body: the worst of all its iterations, and the sum of counts."""
@@ -173,6 +213,12 @@ class OpStatistics:
         for loss in body.losses:
             loss.numbers = next(rest).max(0)
             self.losses.append(loss)
+        for product in body.products:
+            arrays = [next(rest) for _ in product.numbers]
+            length = arrays[0].shape[0]
+            for turn in sorted({0, length // 2, length - 1}):
+                key: ProductKey = (product.key[0], f"{product.key[1]}[{turn}]", *product.key[2:])
+                self.products.append(ProductNumbers(key, [array[turn] for array in arrays]))
         self.left += body.left
         self.backward |= body.backward
         self._inside = tuple(range(first, len(self.ops)))
@@ -193,7 +239,9 @@ class OpStatistics:
         for column in self.columns():
             for part in column:
                 part.numbers = None
-        for known in (self.names, self.sources, self._made_by, self._held, self._ranks, self._reduced):
+        for product in self.products:
+            product.numbers = []
+        for known in (self._factors, self.names, self.sources, self._made_by, self._held, self._ranks, self._reduced):
             known.clear()
 
     def _rank(self, value: Any) -> Any:
@@ -250,6 +298,18 @@ class OpStatistics:
 
     def _is_constant(self, value: Any) -> bool:
         return value.ndim == 0 and id(value) not in self.sources and id(value) not in self.names
+
+
+def _rows_of(value: Any, summed: Any, shared: Any) -> Any:
+    """A factor as (batch, rows, terms)."""
+    free = [axis for axis in range(value.ndim) if axis not in (*summed, *shared)]
+    sizes = (math.prod(value.shape[axis] for axis in axes) for axes in (shared, free, summed))
+    return value.transpose(*shared, *free, *summed).reshape(*sizes)
+
+
+def _take(factor: Any, picked: tuple[list[int], list[int], int]) -> Any:
+    batches, rows, terms = picked
+    return factor[np.asarray(batches)][:, np.asarray(rows), :terms].astype(jnp.float32)
 
 
 def wide_dtype() -> Any:

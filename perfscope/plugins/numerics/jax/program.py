@@ -13,6 +13,7 @@ import numpy as np
 
 from perfscope.plugins.numerics.document import Kind
 from perfscope.plugins.numerics.jax.observer import HALF, LossNumbers, OpStatistics, wide_dtype
+from perfscope.plugins.numerics.products import ProductKey
 from perfscope.profiler.jax.calls import NotWatchedError, Signature, quickly_compiled, strong
 from perfscope.profiler.jax.jaxpr_walk import Place, Walk, is_float
 from perfscope.profiler.trail import Lines
@@ -30,6 +31,8 @@ class Walked:
     tensors: list[list[float]]
     losses: list[list[float]]
     gradient_norm: float | None
+    products: list[tuple[ProductKey, list[Any]]]
+    """Rows of both factors, and their largest magnitudes; still on the device."""
 
 
 class WalkedProgram:
@@ -57,12 +60,13 @@ class WalkedProgram:
 
     def __call__(self, leaves: Sequence[Any]) -> Walked:
         """Walk it with these arguments."""
-        vector = np.asarray(self._run(*map(strong, leaves, (aval.dtype for aval in self._closed.in_avals)))).tolist()
-        plan, rest = self._plan, iter(vector)
+        vector, rows = self._run(*map(strong, leaves, (aval.dtype for aval in self._closed.in_avals)))
+        plan, rest = self._plan, iter(np.asarray(vector).tolist())
         columns = [[[next(rest) for _ in range(size)] for size in sizes] for sizes in self._sizes]
         ops, tensors, losses = columns
         norm = next(rest) if self._norms else None
-        return Walked(plan, ops, tensors, losses, norm)
+        products = list(zip((product.key for product in plan.products), rows, strict=True))
+        return Walked(plan, ops, tensors, losses, norm, products)
 
     def _walk(self, *leaves: Any) -> Any:
         signature = self._signature
@@ -81,9 +85,10 @@ class WalkedProgram:
         numbers = [numbers.astype(wide_dtype()) for column in parts for numbers in column]
         if norms:
             numbers.append(jnp.sqrt(jnp.stack(norms).sum()).astype(wide_dtype()).reshape(1))
+        rows = [product.numbers for product in plan.products]
         plan.release()
         self._plan = plan
-        return jnp.concatenate(numbers) if numbers else jnp.zeros(0)
+        return jnp.concatenate(numbers) if numbers else jnp.zeros(0), rows
 
     def _add_named(self, plan: OpStatistics, leaves: Sequence[Any], results: list[Any]) -> Iterator[Any]:
         """Add arguments and results to the tensors; add squared norms of parameter gradients."""

@@ -20,6 +20,7 @@ import numpy as np
 from perfscope.plugins.numerics.document import Kind, Nonfinite, Numerics, PrecisionLoss, State, StepValues
 from perfscope.plugins.numerics.history import History, Moment, TensorKey, state_of
 from perfscope.plugins.numerics.jax.program import Walked, WalkedProgram, culprit
+from perfscope.plugins.numerics.products import Products
 from perfscope.profiler.jax.calls import CallRecorder, NotWatchedError, Signature, WatchedFunction, signature_of
 from perfscope.profiler.jax.jaxpr_walk import is_float
 from perfscope.profiler.trail import Lines
@@ -147,6 +148,10 @@ class Recorder(CallRecorder):
 
     def _keep(self, walked: Walked) -> None:
         """Add the numbers of a walk to the history."""
+        if Products.due(len(self._history.watched)):
+            for product, arrays in walked.products:
+                left, right, amax = map(np.asarray, arrays)
+                self._history.products.add(self._moment, product, left, right, (float(amax[0]), float(amax[1])))
         self._history.watched.append(self._moment)
         order = sorted(range(len(walked.tensors)), key=lambda index: _when(walked, index))
         for index in order:

@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfscope.plugins.numerics.document import Loss, PrecisionLoss
+from perfscope.plugins.numerics.torch.products import ProductWatch
 from perfscope.plugins.numerics.torch.statistics import HALF, extremes, plain
 from perfscope.profiler.torch.op_graph.frames import Frames
 from perfscope.profiler.torch.op_graph.recorder import ModuleStack, OpFacts, StorageIds, facts_of
@@ -47,9 +48,15 @@ class OpWatch(TorchDispatchMode):  # type: ignore[misc] # torch is not followed
     supports_higher_order_operators = True
 
     def __init__(
-        self, frames: Frames, modules: ModuleStack, paused: Callable[[], bool], examined: set[tuple[str, str, str]]
+        self,
+        frames: Frames,
+        modules: ModuleStack,
+        paused: Callable[[], bool],
+        examined: set[tuple[str, str, str]],
+        products: ProductWatch | None = None,
     ) -> None:
         super().__init__()
+        self.products = products
         self.results: list[OpResult] = []
         self.losses: list[tuple[PrecisionLoss, torch.Tensor]] = []
         """Without its error, and the error, still on the device."""
@@ -112,6 +119,8 @@ class OpWatch(TorchDispatchMode):  # type: ignore[misc] # torch is not followed
         module = self._modules.innermost()
         if inputs and outputs[0].dtype in HALF and all(tensor.dtype == outputs[0].dtype for tensor in inputs):
             self._half(name, facts, call, inputs, outputs[0], (name, line, module))
+        if self.products is not None:
+            self.products.add(name, call[1], line, module)
         for output in outputs:
             self._latest[self._storages.of(output)] = len(self.results)
             made_by = "" if name in PLACING else name

@@ -24,7 +24,9 @@ from torch.utils.hooks import unserializable_hook
 
 from perfscope.plugins.numerics.document import Kind, Nonfinite, Numerics, PrecisionLoss, State, StepValues
 from perfscope.plugins.numerics.history import History, Moment, TensorKey, state_of
+from perfscope.plugins.numerics.products import Products
 from perfscope.plugins.numerics.torch.ops import OpResult, OpWatch, made_nonfinite
+from perfscope.plugins.numerics.torch.products import ProductWatch
 from perfscope.plugins.numerics.torch.statistics import HALF, counts, extremes, plain
 from perfscope.profiler.patching import Undo, wrap
 from perfscope.profiler.session.process_state import why_no_structure
@@ -311,7 +313,9 @@ class Recorder:
 
     def _begin_watching(self) -> None:
         if self._watch is None and self._counts and not self._compiles and why_no_structure() is None:
-            self._watch = OpWatch(self._frames, self._stack, lambda: self._busy, self._history.examined)
+            due = Products.due(len(self._history.watched))
+            products = ProductWatch(self._stack.parameters()) if due else None
+            self._watch = OpWatch(self._frames, self._stack, lambda: self._busy, self._history.examined, products)
             insert_lowest(self._watch)
 
     def _boundary(self) -> None:
@@ -335,6 +339,8 @@ class Recorder:
             self._keep(moment, step, watch)
 
     def _keep(self, moment: Moment, step: Step, watch: OpWatch | None) -> None:
+        if watch is not None and watch.products is not None:
+            watch.products.finish(self._history.products, moment)
         results = [] if watch is None else watch.results
         losses = [] if watch is None else watch.losses
         columns = (
