@@ -145,9 +145,9 @@ def _recipe_row(
         median=median(loss.error for loss in found),
         worst=worst[2].error,
         worst_layer=worst[0],
-        overflow=max(loss.overflow for loss in found),
-        underflow=max(loss.underflow for loss in found),
-        bias=max((loss.bias for loss in found), key=abs),
+        most_overflow=max(loss.overflow for loss in found),
+        most_underflow=max(loss.underflow for loss in found),
+        most_bias=max((loss.bias for loss in found), key=abs),
         refused=refused,
     )
 

@@ -32,11 +32,11 @@ class RecipeRow(Value, frozen=True, kw_only=True):
     median: Number
     worst: Number
     worst_layer: str
-    overflow: Number
+    most_overflow: Number
     """Largest share of a product's values that saturate."""
-    underflow: Number
+    most_underflow: Number
     """Largest share of a product's values that become 0."""
-    bias: Number
+    most_bias: Number
     """Largest bias, with its sign."""
     refused: str = ""
     """Why it is not proposed, besides what it loses; empty: it may be."""

@@ -21,9 +21,9 @@ _RECIPES: tuple[Column[RecipeRow], ...] = (
     Column("error", lambda row: _percent(row.median)),
     Column("worst", lambda row: _percent(row.worst)),
     Column("expected", lambda row: _percent(row.expected), drop=4),
-    Column("bias", lambda row: f"{row.bias:+.1%}", drop=1),
-    Column("saturate", lambda row: row.overflow or None, "share", drop=1),
-    Column("become 0", lambda row: row.underflow or None, "share", drop=1),
+    Column("bias", lambda row: f"{row.most_bias:+.1%}", drop=1),
+    Column("saturate", lambda row: row.most_overflow or None, "share", drop=1),
+    Column("become 0", lambda row: row.most_underflow or None, "share", drop=1),
     Column("worst layer", lambda row: row.worst_layer, "code", 2),
     Column("not proposed", lambda row: row.refused, "text", 2),
 )
