@@ -347,6 +347,16 @@ TORCH: tuple[AdviceCase, ...] = (
         fix=(r"\(x @|two products|low rank|x @",),
     ),
     _case(
+        "ops",
+        "adapters over weights that still need gradients",
+        "lora_over_trained_base",
+        "huggingface/sentence-transformers 3274, diffusers 2245",
+        rules=("frozen_gradients",),
+        line=("return self.base(x) +",),
+        fix=("requires_grad_",),
+        forbidden=("optimizer.zero_grad(set_to_none=True)",),
+    ),
+    _case(
         "inference",
         "weights dequantised in each call",
         "int8_dequantised",
@@ -503,5 +513,6 @@ TORCH: tuple[AdviceCase, ...] = (
     _case(
         "control", "accumulation with no_sync", "control_ddp", "own", "torchrun", true_too=("exposed_communication",)
     ),
+    _case("control", "adapters over frozen weights", "control_lora", "own", true_too=("unfused_ops",)),
     _case("control", "decoding into a fixed cache", "control_static_cache", "own"),
 )

@@ -78,6 +78,7 @@ _NEEDED = (MemoryCategory.PARAMETER, MemoryCategory.OPTIMIZER_STATE, MemoryCateg
 """Categories whose blocks are needed longer than the recorded uses show."""
 
 UNREAD = "values that are not read any more"
+OLD_GRADIENTS = "gradients of the step before"
 """Kind of the blocks that `held_unread` finds."""
 
 
@@ -361,7 +362,7 @@ def lasting_gradients(trace: Trace, timeline: MemoryTimeline) -> Avoidable | Non
         return None
     gap = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times - used, times)
     return Avoidable(
-        kind="gradients of the step before",
+        kind=OLD_GRADIENTS,
         title="gradients kept after the optimizer's step",
         description="gradients that outlive the optimizer's step",
         advice="Call optimizer.zero_grad(set_to_none=True), its default, right after optimizer.step(). Gradients are "

@@ -33,6 +33,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from perfscope.analyzers.memory.avoidable import (
+    OLD_GRADIENTS,
     UNREAD,
     Avoidable,
     Replayed,
@@ -101,14 +102,16 @@ def check_plan(trace: Trace) -> Iterable[Finding]:
 
 
 def check_rest(trace: Trace, found: Sequence[tuple[str, Finding]]) -> Iterable[Finding]:
-    """Yield the findings that are not consequences of one of `memory_leak` or `needless_grad`."""
+    """Yield the findings that are not consequences of `memory_leak`, `needless_grad` or `frozen_gradients`."""
     leaks = {(leak.where.file, leak.where.line) for rule, leak in found if rule == "memory_leak"}
     graphs = {graph.where.module for rule, graph in found if rule == "needless_grad"}
+    frozen = any(rule == "frozen_gradients" for rule, _ in found)
     finders = [finder for finder in FINDERS if not leaks or finder not in BY_LIFETIME]
     return (
         finding
         for finding in _checked(trace, finders)
         if (finding.where.line is None or (finding.where.file, finding.where.line) not in leaks)
+        and not (frozen and finding.subject.startswith(OLD_GRADIENTS))
         and not (finding.subject.startswith(UNREAD) and (finding.where.module or "").partition(".")[0] in graphs)
     )
 
