@@ -19,8 +19,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from perfscope.plugins.parity.document import ARRAYS, load_arrays, save_recording
+from perfscope.plugins.parity.document import inputs_by_key, inputs_of, load_arrays, save_recording
 from perfscope.plugins.parity.side import SEED, RunRequest, Side, SideError
+
+OWN, OWN_INPUTS = "own.npz", "own-inputs.npz"
 
 
 def load_function(source: str) -> Callable[[], Any]:
@@ -80,14 +82,15 @@ def answer(side: Side, request: dict[str, Any], folder: Path) -> dict[str, Any]:
     if request["do"] == "describe":
         weights, arrays = side.describe(values=request["values"])
         if request["values"]:
-            np.savez(folder / "own.npz", **arrays)  # type: ignore[arg-type]
+            np.savez(folder / OWN, **arrays)  # type: ignore[arg-type]
         return {"weights": msgspec.to_builtins(weights), "framework": side.framework}
+    if request["do"] == "inputs":
+        own = side.inputs()
+        np.savez(folder / OWN_INPUTS, **inputs_by_key([each.value for each in own]))  # type: ignore[arg-type]
+        return {"names": [each.name for each in own]}
     given = load_arrays(Path(request["weights"])) if request["weights"] else None
-    inputs = None
-    if request["inputs"]:
-        stored = load_arrays(Path(request["inputs"]) / ARRAYS)
-        inputs = [stored[f"input:{number}"] for number in range(sum(name.startswith("input:") for name in stored))]
-    run = RunRequest(dtype=request["dtype"], weights=given, inputs=inputs, wide=request["wide"])
+    inputs = inputs_of(load_arrays(Path(request["inputs"]))) if request["inputs"] else None
+    run = RunRequest(weights=given, inputs=inputs, **request["how"])
     recording, arrays = side.run(run)
     save_recording(folder / request["name"], recording, arrays)
     return {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,6 +19,10 @@ from perfscope.commands.options import (
     write_answers,
 )
 from perfscope.model.errors import DONE, GATE_NOT_MET, INCONCLUSIVE, DataError, UsageError
+
+if TYPE_CHECKING:
+    from perfscope.plugins.parity.document import Parity
+    from perfscope.plugins.parity.sides import Choices
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 SIDES = ("a", "b")
@@ -86,7 +90,6 @@ def parity(a: str, b: str, **settings: Any) -> int:
     from perfscope.model.files import write_atomically
     from perfscope.plugins.parity.document import FILE, dump
     from perfscope.plugins.parity.sections import render_text
-    from perfscope.plugins.parity.sides import compare_sides
 
     a, b = _folder_of(a), _folder_of(b)
     if _holds_runs(a) and _holds_runs(b):
@@ -102,7 +105,7 @@ def parity(a: str, b: str, **settings: Any) -> int:
     if Path(a).is_dir() and (settings["dtype_a"] or settings["device_a"] or settings["weights"]):
         raise UsageError(f"{a}: is a recording; --dtype-a, --device-a and --weights change nothing there")
     folder = new_folder(settings["output"], "parity")
-    document = compare_sides(a, b, folder, settings)
+    document = _compared(a, b, folder, settings)
     write_atomically(folder / FILE, dump(document))
     write_answers([(settings["json_file"], lambda: dump(document).decode())], quiet=settings["quiet"])
     if settings["json_file"] != STDOUT:
@@ -112,6 +115,25 @@ def parity(a: str, b: str, **settings: Any) -> int:
         return GATE_NOT_MET
     open_ = document.verdict == "not compared" or document.unmatched_a or document.unmatched_b
     return INCONCLUSIVE if open_ and settings["strict"] else DONE
+
+
+def _compared(a: str, b: str, folder: Path, settings: dict[str, Any]) -> Parity:
+    from perfscope.plugins.parity.sides import Pair, started
+
+    with (
+        started(b, folder / "b", settings["device_b"]) as side_b,
+        started(a, folder / "a", settings["device_a"]) as side_a,
+    ):
+        pair = Pair(side_a, side_b, _choices(settings), lambda text: announce(text, quiet=settings["quiet"]))
+        return pair.document(pair.compare())
+
+
+def _choices(settings: dict[str, Any]) -> Choices:
+    from perfscope.plugins.parity.maps import chosen
+    from perfscope.plugins.parity.sides import Choices
+
+    taken = {name: settings[name] for name in Choices.__struct_fields__ if name != "maps"}
+    return Choices(maps=chosen(settings["maps"]), **taken)
 
 
 def _folder_of(source: str) -> str:

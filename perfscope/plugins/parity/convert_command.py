@@ -119,11 +119,11 @@ def _described(name: str, *, values: bool) -> Checkpoint:
     with TemporaryDirectory(prefix="perfscope-") as folder:
         process = SideProcess(name, Path(folder))
         try:
-            weights, arrays, framework = process.describe(values=values)
+            weights, arrays = process.describe(values=values)
         finally:
             process.close()
     stored = {weight.name: narrowed(arrays[weight.name], weight.dtype) for weight in weights if values}
-    return Checkpoint(weights=tuple(weights), arrays=stored, torch=framework == "torch")
+    return Checkpoint(weights=tuple(weights), arrays=stored, torch=process.framework == "torch")
 
 
 def _list_misfits(error: MisfitError) -> None:

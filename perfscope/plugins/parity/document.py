@@ -9,6 +9,7 @@ narrower values were widened, which is exact.
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -81,6 +82,16 @@ def load_arrays(file: Path) -> Arrays:
             return {name: stored[name] for name in stored.files}
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise DataError(f"{file}: not readable as arrays: {error}") from error
+
+
+def inputs_by_key(inputs: Sequence[np.ndarray]) -> Arrays:
+    """Inputs by the keys of a recording."""
+    return {f"input:{number}": value for number, value in enumerate(inputs)}
+
+
+def inputs_of(arrays: Arrays) -> list[np.ndarray]:
+    """The inputs among the arrays of a recording."""
+    return [arrays[f"input:{number}"] for number in range(sum(name.startswith("input:") for name in arrays))]
 
 
 class SideSummary(Value, frozen=True, kw_only=True):

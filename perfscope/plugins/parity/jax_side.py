@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,7 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from perfscope.plugins.parity.document import RECORDING_SCHEMA, Arrays, Recording, Weight
-from perfscope.plugins.parity.side import OpValues, RunRequest, SideError, cotangents, fitted_input, fitted_weights
+from perfscope.plugins.parity.side import (
+    Input,
+    OpValues,
+    RunRequest,
+    SideError,
+    cotangents,
+    fitted_inputs,
+    fitted_weights,
+)
 from perfscope.profiler.jax.jaxpr_walk import Walk, is_float
 from perfscope.profiler.trail import Lines, Trail
 
@@ -59,6 +67,11 @@ class JaxSide:
         weights = [Weight(name=name, shape=tuple(leaf.shape), dtype=str(leaf.dtype)) for name, leaf in kept]
         return weights, {name: to_numpy(leaf) for name, leaf in kept if values}
 
+    def inputs(self) -> list[Input]:
+        """Leaves of its inputs."""
+        pairs = jax.tree_util.tree_flatten_with_path(self._model()[2])[0]
+        return [Input(_path_name(path), to_numpy(jnp.asarray(leaf))) for path, leaf in pairs]
+
     def run(self, request: RunRequest) -> tuple[Recording, Arrays]:
         """Run it forward, and backward from the fixed cotangents of its outputs."""
         wide = request.wide or request.dtype == "float64"
@@ -85,7 +98,8 @@ class JaxSide:
             for name, leaf in zip(names, leaves, strict=True)
         ]
         flat, shape = jax.tree_util.tree_flatten(inputs)
-        given = flat if request.inputs is None else _replaced(flat, request.inputs)
+        own_shapes = [tuple(np.shape(leaf)) for leaf in flat]
+        given = flat if request.inputs is None else fitted_inputs(own_shapes, request)
         arrays = [_cast(array, leaf, request.dtype) for array, leaf in zip(given, flat, strict=True)]
         closed = jax.make_jaxpr(lambda weights, inputs: function(tree.unflatten(weights), *shape.unflatten(inputs)))(
             values, arrays
@@ -237,12 +251,3 @@ def _cast(array: Any, like: Any, dtype: str | None) -> Any:
     if isinstance(array, jax.ShapeDtypeStruct):
         raise SideError("a weight has a shape and no values: run with the weights of A")
     return jnp.asarray(array, jnp.dtype(dtype) if dtype is not None and is_float(like) else _array(like).dtype)
-
-
-def _replaced(own: list[Any], given: Sequence[np.ndarray]) -> list[Any]:
-    if len(own) != len(given):
-        raise SideError(f"A has {len(given)} inputs and B {len(own)}")
-    return [
-        fitted_input(array, tuple(np.shape(leaf)), number)
-        for number, (leaf, array) in enumerate(zip(own, given, strict=True))
-    ]

@@ -14,7 +14,17 @@ import numpy as np
 
 from perfscope.model.errors import DataError
 from perfscope.model.untrusted_text import sanitize
-from perfscope.plugins.parity.document import Arrays, Recording, Weight, load_arrays, load_recording
+from perfscope.plugins.parity.child import OWN, OWN_INPUTS
+from perfscope.plugins.parity.document import (
+    Arrays,
+    Recording,
+    Weight,
+    inputs_by_key,
+    inputs_of,
+    load_arrays,
+    load_recording,
+)
+from perfscope.plugins.parity.side import Input, RunRequest
 from perfscope.profiler.launch.program import end_with_us, path_with_package
 
 LOG = "log.txt"
@@ -24,7 +34,7 @@ class SideProcess:
     """The process that runs the models of one side. Its log and recordings are in ``folder``."""
 
     def __init__(self, source: str, folder: Path, device: str | None = None) -> None:
-        self.source, self.folder = source, folder
+        self.source, self.folder, self.framework = source, folder, ""
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / LOG).open("wb") as log:
             self._child = subprocess.Popen(
@@ -37,31 +47,31 @@ class SideProcess:
                 preexec_fn=end_with_us(),
             )
 
-    def describe(self, *, values: bool = True) -> tuple[list[Weight], Arrays, str]:
-        """Its weights, their ``values`` if wanted, and its framework.
+    def describe(self, *, values: bool = True) -> tuple[list[Weight], Arrays]:
+        """Its weights, and their ``values`` if wanted.
 
         Without values its arrays may be abstract: on the meta device, or `jax.ShapeDtypeStruct`. ``DataError`` with one
         line if the user's function fails.
         """
         result = self._request({"do": "describe", "values": values})
-        weights = msgspec.convert(result["weights"], list[Weight])
-        return weights, load_arrays(self.folder / "own.npz") if values else {}, result["framework"]
+        self.framework = result["framework"]
+        return msgspec.convert(result["weights"], list[Weight]), load_arrays(self.folder / OWN) if values else {}
 
-    def run(
-        self,
-        name: str,
-        *,
-        dtype: str | None,
-        weights: Arrays | None = None,
-        inputs: Path | None = None,
-        wide: bool = False,
-    ) -> tuple[Recording, Arrays]:
-        """Record a run into ``folder/name``; ``inputs``: the folder of the recording whose inputs are used."""
-        file = self.folder / f"{name}.weights.npz"
-        if weights is not None:
-            np.savez(file, **weights)  # type: ignore[arg-type]
-        given = {"weights": None if weights is None else str(file), "inputs": None if inputs is None else str(inputs)}
-        self._request({"do": "run", "name": name, "dtype": dtype, "wide": wide, **given})
+    def inputs(self) -> list[Input]:
+        """Its own inputs."""
+        names = self._request({"do": "inputs"})["names"]
+        return [Input(*pair) for pair in zip(names, inputs_of(load_arrays(self.folder / OWN_INPUTS)), strict=True)]
+
+    def run(self, name: str, request: RunRequest) -> tuple[Recording, Arrays]:
+        """Record a run into ``folder/name``."""
+        files: dict[str, str | None] = {"weights": None, "inputs": None}
+        inputs = None if request.inputs is None else inputs_by_key(request.inputs)
+        for what, arrays in (("weights", request.weights), ("inputs", inputs)):
+            if arrays is not None:
+                files[what] = str(self.folder / f"{name}.{what}.npz")
+                np.savez(str(files[what]), **arrays)  # type: ignore[arg-type]
+        how = {"dtype": request.dtype, "wide": request.wide, "other_lengths": request.other_lengths}
+        self._request({"do": "run", "name": name, "how": how, **files})
         return load_recording(self.folder / name)
 
     def close(self) -> None:

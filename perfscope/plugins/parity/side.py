@@ -24,14 +24,22 @@ class SideError(Exception):
 class RunRequest(Struct, frozen=True, kw_only=True):
     """How a model is run. ``dtype``: floating-point weights and inputs are cast to it; ``None``: unchanged.
 
-    ``weights`` and ``inputs`` replace the function's own. ``wide``: skip the program's casts to narrower dtypes (for
-    the reference).
+    ``weights`` and ``inputs`` replace the function's own, with ``other_lengths`` also inputs of another shape. ``wide``:
+    skip the program's casts to narrower dtypes (for the reference).
     """
 
     dtype: str | None = None
     weights: Arrays | None = None
     inputs: Sequence[np.ndarray] | None = None
+    other_lengths: bool = False
     wide: bool = False
+
+
+class Input(Struct, frozen=True):
+    """An array that the model's function gives as input; ``name``: its key, or its number."""
+
+    name: str
+    value: np.ndarray
 
 
 class Side(Protocol):
@@ -41,6 +49,9 @@ class Side(Protocol):
 
     def describe(self, *, values: bool = True) -> tuple[list[Weight], Arrays]:
         """Its weights in the order of their use, and their values if wanted."""
+
+    def inputs(self) -> list[Input]:
+        """Its own inputs, in order."""
 
     def run(self, request: RunRequest) -> tuple[Recording, Arrays]:
         """Run it forward and backward."""
@@ -67,7 +78,18 @@ class OpValues:
         self._count += 1
 
 
-def fitted_input(given: np.ndarray, shape: tuple[int, ...], number: int) -> np.ndarray:
+def fitted_inputs(shapes: Sequence[tuple[int, ...]], request: RunRequest) -> list[np.ndarray]:
+    """The inputs of a request in this side's layout, whose own have ``shapes``. ``SideError`` where they do not fit."""
+    given = request.inputs or ()
+    if len(shapes) != len(given):
+        raise SideError(f"A has {len(given)} inputs and B {len(shapes)}")
+    return [
+        array if request.other_lengths and array.ndim == len(shape) else _fitted_input(array, shape, number)
+        for number, (shape, array) in enumerate(zip(shapes, given, strict=True))
+    ]
+
+
+def _fitted_input(given: np.ndarray, shape: tuple[int, ...], number: int) -> np.ndarray:
     """The other side's input in this side's layout: channels may be last on one side and first on the other."""
     if given.shape == shape:
         return given

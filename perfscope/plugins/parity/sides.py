@@ -2,100 +2,180 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Literal, Protocol
 
+import numpy as np
 from msgspec import Struct
 
-from perfscope.commands.options import announce
 from perfscope.model.errors import DataError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from perfscope.plugins.parity.compare import Side
-    from perfscope.plugins.parity.document import Arrays, Parity, Weight
-    from perfscope.plugins.parity.process import SideProcess
+from perfscope.plugins.parity.assemble import document_of
+from perfscope.plugins.parity.compare import Comparison, Side, coarsest
+from perfscope.plugins.parity.document import Arrays, Parity, Recording, Weight, inputs_of, load_recording
+from perfscope.plugins.parity.errors import DIGITS, rounded
+from perfscope.plugins.parity.maps import Chosen
+from perfscope.plugins.parity.process import SideProcess
+from perfscope.plugins.parity.side import Input, RunRequest
+from perfscope.plugins.parity.translation import translate
 
 RUN, REFERENCE = "run", "reference"
+"""Names of recordings in the folder of a side."""
 
 
-class _A(Struct):
-    """Data of A that B needs."""
+class Runner(Protocol):
+    """A model that can be run: in a process of its own, in this process, or a folder with recordings of it."""
 
-    weights: Sequence[Weight]
-    values: Arrays
-    torch: bool
-    process: SideProcess | None
-    """``None`` for a recording."""
-    folder: Path
+    framework: str
+    """Known after `describe`."""
+    source: str
+
+    def describe(self, *, values: bool = True) -> tuple[list[Weight], Arrays]:
+        """Its weights, and their values if wanted."""
+
+    def inputs(self) -> list[Input]:
+        """Its own inputs."""
+
+    def run(self, name: str, request: RunRequest) -> tuple[Recording, Arrays]:
+        """Run it; ``name``: of the recording."""
 
 
-def compare_sides(source_a: str, source_b: str, folder: Path, settings: dict[str, Any]) -> Parity:
-    """Run both sides and the reference, and compare them; ``settings``: the options of the command."""
-    from perfscope.plugins.parity.assemble import document_of
-    from perfscope.plugins.parity.compare import Comparison, Side
-    from perfscope.plugins.parity.maps import chosen
-    from perfscope.plugins.parity.process import SideProcess
-    from perfscope.plugins.parity.translation import translate
+class Recorded:
+    """The recordings in a folder, which are read in place of runs."""
 
-    wanted = chosen(settings["maps"])
-    with ExitStack() as ending:
-        process_b = SideProcess(source_b, folder / "b", settings["device_b"])
-        ending.callback(process_b.close)
-        a = _side_a(source_a, folder, settings, ending)
-        weights_b, _, framework_b = process_b.describe(values=False)
-        translation = translate(
-            a.weights,
+    def __init__(self, folder: Path) -> None:
+        self.source, self.framework = str(folder), ""
+        self._folder = folder
+
+    def describe(self, *, values: bool = True) -> tuple[list[Weight], Arrays]:
+        """Weights of the recorded run. ``DataError`` if it cannot be read."""
+        recording, arrays = load_recording(self._folder / RUN)
+        self.framework = recording.framework
+        named = {name.removeprefix("weight:"): value for name, value in arrays.items() if name.startswith("weight:")}
+        return list(recording.weights), named if values else {}
+
+    def inputs(self) -> list[Input]:
+        """Inputs of the recorded run."""
+        arrays = load_recording(self._folder / RUN)[1]
+        return [Input(str(number), value) for number, value in enumerate(inputs_of(arrays))]
+
+    def run(self, name: str, request: RunRequest) -> tuple[Recording, Arrays]:
+        """The recording of this name, whatever the request. ``DataError`` if there is none."""
+        del request
+        return load_recording(self._folder / name)
+
+
+class Choices(Struct, frozen=True, kw_only=True):
+    """How both sides are run and compared: options of the command."""
+
+    dtype_a: str | None = None
+    dtype_b: str | None = None
+    weights: Path | None = None
+    """Checkpoint with the weights of A."""
+    keep_weights: bool = False
+    maps: Chosen = Chosen((), {})
+    reference: Literal["a", "b"] = "a"
+    reference_dtype: str = "float64"
+
+
+@contextmanager
+def started(source: str, folder: Path, device: str | None) -> Iterator[Runner]:
+    """The model of a source: of a function in a process of its own, or recorded in a folder."""
+    if Path(source).is_dir():
+        yield Recorded(Path(source))
+        return
+    process = SideProcess(source, folder, device)
+    try:
+        yield process
+    finally:
+        process.close()
+
+
+class Pair:
+    """Two models with the same weights, which are compared on any inputs. ``say`` is called before each run."""
+
+    def __init__(self, a: Runner, b: Runner, choices: Choices, say: Callable[[str], None] = lambda _: None) -> None:
+        """Translate A's weights; ``DataError`` in one line if they do not fit B."""
+        self._a, self._b, self._choices, self._say = a, b, choices, say
+        weights_a, values = a.describe()
+        if choices.weights is not None:
+            values |= _from_file(choices.weights, weights_a, torch=a.framework == "torch")
+        weights_b, _ = b.describe(values=False)
+        self.translation = translate(
+            weights_a,
             weights_b,
-            a_is_torch=a.torch,
-            b_is_torch=framework_b == "torch",
-            options=wanted.pairs,
-            layouts_of=wanted.layouts,
+            a_is_torch=a.framework == "torch",
+            b_is_torch=b.framework == "torch",
+            options=choices.maps.pairs,
+            layouts_of=choices.maps.layouts,
         )
-        values = a.values if settings["keep_weights"] else _shared(a, weights_b, settings)
-        side_a = _run_a(a, values, settings["dtype_a"], settings["quiet"])
-        given = None if settings["keep_weights"] else translation.to_b(values)
-        announce("running B", quiet=settings["quiet"])
-        run_b = process_b.run(RUN, dtype=settings["dtype_b"], weights=given, inputs=a.folder / RUN)
-        of_b = settings["reference"] == "b"
-        reference = _reference(a, process_b if of_b else a.process, values if not of_b else given, settings)
+        finest_b = choices.dtype_b or finest([weight.dtype for weight in weights_b])
+        own = {weight.name: choices.dtype_a or weight.dtype for weight in weights_a}
+        self.coarsest = coarsest([finest_b, choices.dtype_a or finest([weight.dtype for weight in weights_a])])
+        if not choices.keep_weights:
+            values = {name: rounded(value, coarsest([own[name], finest_b])) for name, value in values.items()}
+        self.values_a: Arrays = values
+        self.values_b = None if choices.keep_weights else self.translation.to_b(values)
+
+    def compare(self, inputs: Sequence[np.ndarray] | None = None, folder: str = "") -> Comparison:
+        """Run both and the reference; ``inputs``: in place of A's own, maybe of another shape.
+
+        ``folder``: of the recordings, in that of their side.
+        """
+        choices = self._choices
+        given = None if inputs is None else [as_input(value, self.coarsest) for value in inputs]
+        self._say("running A")
+        a = self._a.run(
+            folder + RUN,
+            RunRequest(dtype=choices.dtype_a, weights=self.values_a, inputs=given, other_lengths=given is not None),
+        )
+        same = RunRequest(inputs=inputs_of(a[1]), other_lengths=given is not None)
+        self._say("running B")
+        b = self._b.run(folder + RUN, _with(same, dtype=choices.dtype_b, weights=self.values_b))
+        of_b = choices.reference == "b"
+        dtype = choices.reference_dtype
+        self._say(f"running the reference, {choices.reference.upper()} in {dtype}")
+        reference = (self._b if of_b else self._a).run(
+            folder + REFERENCE,
+            _with(same, dtype=dtype, weights=self.values_b if of_b else self.values_a, wide=dtype == "float64"),
+        )
+        sides = [Side(recording=recording, arrays=arrays) for recording, arrays in (a, b, reference)]
         try:
-            comparison = Comparison(
-                side_a, Side(recording=run_b[0], arrays=run_b[1]), reference, of_b=of_b, translation=translation
-            )
+            return Comparison(*sides, of_b=of_b, translation=self.translation)
         except ValueError as error:
-            raise DataError(f"{source_b if of_b else source_a}: {error} than the run itself") from error
+            source = (self._b if of_b else self._a).source
+            raise DataError(f"{source}: {error} than the run itself") from error
+
+    def document(self, comparison: Comparison) -> Parity:
+        """The comparison as a document."""
         return document_of(
             comparison,
-            (source_a, source_b),
+            (self._a.source, self._b.source),
             created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
-            kept_weights=settings["keep_weights"],
+            kept_weights=self._choices.keep_weights,
         )
 
 
-def _side_a(source: str, folder: Path, settings: dict[str, Any], ending: ExitStack) -> _A:
-    """A, started, with the weights that both sides run with."""
-    from perfscope.plugins.parity.document import load_recording
-    from perfscope.plugins.parity.process import SideProcess
+def _with(request: RunRequest, *, dtype: str | None, weights: Arrays | None, wide: bool = False) -> RunRequest:
+    return RunRequest(
+        dtype=dtype, weights=weights, inputs=request.inputs, other_lengths=request.other_lengths, wide=wide
+    )
 
-    if Path(source).is_dir():
-        recording, arrays = load_recording(Path(source) / RUN)
-        values = {name.removeprefix("weight:"): value for name, value in arrays.items() if name.startswith("weight:")}
-        return _A(recording.weights, values, recording.framework == "torch", None, Path(source))
-    process = SideProcess(source, folder / "a", settings["device_a"])
-    ending.callback(process.close)
-    weights, values, framework = process.describe()
-    if settings["weights"] is not None:
-        values |= _from_file(settings["weights"], weights, torch=framework == "torch")
-    return _A(weights, values, framework == "torch", process, folder / "a")
+
+def as_input(value: np.ndarray, dtype: str) -> np.ndarray:
+    """The value as an input that a run in ``dtype`` does not round; other than floating-point values unchanged."""
+    return rounded(value, dtype) if value.dtype.kind == "f" else value
+
+
+def finest(dtypes: Sequence[str]) -> str:
+    """The dtype with the most digits; float32 without any."""
+    return max(dtypes, key=lambda name: DIGITS.get(name, 24), default="float32")
 
 
 def _from_file(file: Path, weights: Sequence[Weight], *, torch: bool) -> Arrays:
     from perfscope.plugins.parity.checkpoints import open_checkpoint, widened
-    from perfscope.plugins.parity.translation import translate
 
     opened = open_checkpoint(file)
     values = {weight.name: widened(opened.arrays[weight.name], weight.dtype) for weight in opened.weights}
@@ -103,41 +183,3 @@ def _from_file(file: Path, weights: Sequence[Weight], *, torch: bool) -> Arrays:
         return translate(opened.weights, weights, a_is_torch=opened.torch, b_is_torch=torch).to_b(values)
     except DataError as error:
         raise DataError(f"{file} (as A) for the model of A (as B): {error}") from error
-
-
-def _shared(a: _A, weights_b: Sequence[Weight], settings: dict[str, Any]) -> Arrays:
-    """A's weights, rounded once to the coarser of both dtypes, so that all runs have the same."""
-    from perfscope.plugins.parity.compare import coarsest
-    from perfscope.plugins.parity.errors import DIGITS, rounded
-
-    dtypes_b = [weight.dtype for weight in weights_b]
-    finest_b = settings["dtype_b"] or max(dtypes_b, key=lambda name: DIGITS.get(name, 24), default="float32")
-    own = {weight.name: settings["dtype_a"] or weight.dtype for weight in a.weights}
-    return {name: rounded(value, coarsest([own[name], finest_b])) for name, value in a.values.items()}
-
-
-def _run_a(a: _A, values: Arrays, dtype: str | None, quiet: bool) -> Side:
-    from perfscope.plugins.parity.compare import Side
-    from perfscope.plugins.parity.document import load_recording
-
-    announce("running A", quiet=quiet)
-    if a.process is None:
-        recording, arrays = load_recording(a.folder / RUN)
-    else:
-        recording, arrays = a.process.run(RUN, dtype=dtype, weights=values)
-    return Side(recording=recording, arrays=arrays)
-
-
-def _reference(a: _A, process: SideProcess | None, values: Arrays | None, settings: dict[str, Any]) -> Side:
-    from perfscope.plugins.parity.compare import Side
-    from perfscope.plugins.parity.document import load_recording
-
-    dtype = settings["reference_dtype"]
-    announce(f"running the reference, {settings['reference'].upper()} in {dtype}", quiet=settings["quiet"])
-    if process is None:
-        recording, arrays = load_recording(a.folder / REFERENCE)
-    else:
-        recording, arrays = process.run(
-            REFERENCE, dtype=dtype, weights=values, inputs=a.folder / RUN, wide=dtype == "float64"
-        )
-    return Side(recording=recording, arrays=arrays)

@@ -13,7 +13,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfscope.plugins.parity.document import RECORDING_SCHEMA, Arrays, Kind, Recording, Weight
 from perfscope.plugins.parity.errors import reduction_length
-from perfscope.plugins.parity.side import OpValues, RunRequest, SideError, cotangents, fitted_input, fitted_weights
+from perfscope.plugins.parity.side import (
+    Input,
+    OpValues,
+    RunRequest,
+    SideError,
+    cotangents,
+    fitted_inputs,
+    fitted_weights,
+)
 from perfscope.profiler.trail import FLOATS, Lines, Trail
 
 Model = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
@@ -71,11 +79,16 @@ class TorchSide:
         ]
         return weights, {weight.name: to_numpy(every[weight.name]) for weight in weights if values}
 
+    def inputs(self) -> list[Input]:
+        """Tensors among its arguments."""
+        _, arguments, named = self._model(None, None)
+        return [Input(name, to_numpy(tensor)) for name, tensor in _named_leaves((*arguments, named), "")]
+
     def run(self, request: RunRequest) -> tuple[Recording, Arrays]:
         """Run it forward, and backward from the fixed cotangents of its outputs."""
         module, arguments, named = self._model(request.dtype, request.weights)
         inputs = list(_leaves((arguments, named)))
-        given = inputs if request.inputs is None else _replaced(inputs, request.inputs)
+        given = inputs if request.inputs is None else _replaced(inputs, request)
         moved = [_input(tensor, request.dtype, self._device) for tensor in given]
         arguments, named = _rebuilt((arguments, named), iter(moved))
         recorder = Recorder(module, self._lines, wide=request.wide)
@@ -295,13 +308,21 @@ def _rebuilt(value: Any, tensors: Iterator[torch.Tensor]) -> Any:
     return value
 
 
-def _replaced(own: list[torch.Tensor], given: Any) -> list[torch.Tensor]:
-    if len(own) != len(given):
-        raise SideError(f"A has {len(given)} inputs and B {len(own)}")
-    pairs = enumerate(zip(own, given, strict=True))
+def _named_leaves(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """As `_leaves`, with the keys and numbers that lead to each."""
+    if isinstance(value, torch.Tensor):
+        yield name, value
+        return
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, tuple | list) else ()
+    for key, item in items:
+        inner = f"{name}/{key}" if name else "" if isinstance(item, dict) and isinstance(key, int) else str(key)
+        yield from _named_leaves(item, inner)
+
+
+def _replaced(own: list[torch.Tensor], request: RunRequest) -> list[torch.Tensor]:
+    given = fitted_inputs([tuple(tensor.shape) for tensor in own], request)
     return [
-        torch.from_numpy(np.ascontiguousarray(fitted_input(array, tuple(tensor.shape), number))).to(tensor.dtype)
-        for number, (tensor, array) in pairs
+        torch.from_numpy(np.ascontiguousarray(array)).to(tensor.dtype) for tensor, array in zip(own, given, strict=True)
     ]
 
 
