@@ -37,6 +37,7 @@ from perfscope.plugins.ahead.sweep import document as sweep
 from perfscope.plugins.fingerprint import result as fingerprint
 from perfscope.plugins.job import json_document as job
 from perfscope.plugins.parity import document as parity
+from perfscope.plugins.parity.cases import document as parity_cases
 from perfscope.plugins.plan import document as plan
 from perfscope.plugins.port import document as port
 from perfscope.plugins.precision import document as precision
@@ -326,6 +327,7 @@ def pages() -> dict[str, str]:
         "parity-schema.json": json.dumps(parity.json_schema(), indent=2, ensure_ascii=False) + "\n",
         "plan-schema.json": json.dumps(plan.json_schema(), indent=2, ensure_ascii=False) + "\n",
         "precision-schema.json": json.dumps(precision.json_schema(), indent=2, ensure_ascii=False) + "\n",
+        "parity-cases-schema.json": json.dumps(parity_cases.json_schema(), indent=2, ensure_ascii=False) + "\n",
         "port-schema.json": json.dumps(port.json_schema(), indent=2, ensure_ascii=False) + "\n",
         "sweep-schema.json": json.dumps(sweep.json_schema(), indent=2, ensure_ascii=False) + "\n",
         "job-schema.json": json.dumps(job.json_schema(), indent=2, ensure_ascii=False) + "\n",

@@ -22,6 +22,10 @@ _HERE = "perfscope.plugins.parity"
 PLUGIN = Plugin(
     name="parity",
     commands={"convert": f"{_HERE}.convert_command:convert", "parity": f"{_HERE}.command:parity"},
+    names={
+        "assert_parity": f"{_HERE}.testing:assert_parity",
+        "inputs_like": f"{_HERE}.inputs.strategies:inputs_like",
+    },
     tasks=dict.fromkeys(("convert", "parity"), "Compare"),
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,10 @@ from perfscope.commands.options import (
 from perfscope.model.errors import DONE, GATE_NOT_MET, INCONCLUSIVE, DataError, UsageError
 
 if TYPE_CHECKING:
-    from perfscope.plugins.parity.document import Parity
-    from perfscope.plugins.parity.sides import Choices
+    from collections.abc import Callable, Iterator
+
+    from perfscope.plugins.parity.cases.document import Cases
+    from perfscope.plugins.parity.sides import Choices, Pair
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 SIDES = ("a", "b")
@@ -58,6 +61,11 @@ SIDES = ("a", "b")
     default="float64",
     show_default=True,
     help="Its dtype.",
+)
+@click.option(
+    "--inputs",
+    metavar="REGIMES",
+    help="Compare on inputs of these regimes, a row each: adversarial (all), or names with commas between them.",
 )
 @click.option(
     "--tolerance",
@@ -102,10 +110,15 @@ def parity(a: str, b: str, **settings: Any) -> int:
         file = Path(source.rpartition(":")[0])
         if file.suffix == ".py" and not file.is_file():
             raise UsageError(f"{source}: {file}: no such file")
+    if Path(a).is_dir() and settings["inputs"]:
+        raise UsageError(f"{a}: is a recording, which has one set of inputs; --inputs needs the program")
     if Path(a).is_dir() and (settings["dtype_a"] or settings["device_a"] or settings["weights"]):
         raise UsageError(f"{a}: is a recording; --dtype-a, --device-a and --weights change nothing there")
     folder = new_folder(settings["output"], "parity")
-    document = _compared(a, b, folder, settings)
+    if settings["inputs"] is not None:
+        return _regimes(a, b, folder, settings)
+    with _pair(a, b, folder, settings) as pair:
+        document = pair.document(pair.compare())
     write_atomically(folder / FILE, dump(document))
     write_answers([(settings["json_file"], lambda: dump(document).decode())], quiet=settings["quiet"])
     if settings["json_file"] != STDOUT:
@@ -117,15 +130,44 @@ def parity(a: str, b: str, **settings: Any) -> int:
     return INCONCLUSIVE if open_ and settings["strict"] else DONE
 
 
-def _compared(a: str, b: str, folder: Path, settings: dict[str, Any]) -> Parity:
+@contextmanager
+def _pair(a: str, b: str, folder: Path, settings: dict[str, Any]) -> Iterator[Pair]:
     from perfscope.plugins.parity.sides import Pair, started
 
     with (
         started(b, folder / "b", settings["device_b"]) as side_b,
         started(a, folder / "a", settings["device_a"]) as side_a,
     ):
-        pair = Pair(side_a, side_b, _choices(settings), lambda text: announce(text, quiet=settings["quiet"]))
-        return pair.document(pair.compare())
+        yield Pair(side_a, side_b, _choices(settings), _say(settings))
+
+
+def _say(settings: dict[str, Any]) -> Callable[[str], None]:
+    return lambda text: announce(text, quiet=settings["quiet"])
+
+
+def _regimes(a: str, b: str, folder: Path, settings: dict[str, Any]) -> int:
+    from perfscope.plugins.parity.cases.regimes import compare_regimes
+    from perfscope.plugins.parity.inputs import regime_names
+
+    names = regime_names(settings["inputs"])
+    with _pair(a, b, folder, settings) as pair:
+        return _answer_cases(compare_regimes(pair, names, folder, _say(settings)), folder, settings)
+
+
+def _answer_cases(document: Cases, folder: Path, settings: dict[str, Any]) -> int:
+    from perfscope.model.files import write_atomically
+    from perfscope.plugins.parity.cases.document import FILE, dump
+    from perfscope.plugins.parity.cases.sections import render_text
+
+    write_atomically(folder / FILE, dump(document))
+    write_answers([(settings["json_file"], lambda: dump(document).decode())], quiet=settings["quiet"])
+    if settings["json_file"] != STDOUT:
+        click.echo(render_text(document, **screen(sys.stdout), verbose=settings["verbose"]), nl=False, color=True)
+    announce(f"recordings and result kept in {folder}", quiet=settings["quiet"])
+    verdicts = {case.verdict for case in document.cases}
+    if "diverges" in verdicts and settings["fail_on"]:
+        return GATE_NOT_MET
+    return INCONCLUSIVE if settings["strict"] and verdicts & {"not run", "not compared"} else DONE
 
 
 def _choices(settings: dict[str, Any]) -> Choices:

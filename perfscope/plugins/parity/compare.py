@@ -18,7 +18,7 @@ from perfscope.plugins.parity.errors import (
     relative_error,
     roundoff,
 )
-from perfscope.plugins.parity.matching import Align, Match, alignment, joined, match_layers, unmatched
+from perfscope.plugins.parity.matching import Align, Match, alignment, joined, match_layers, one_batch, unmatched
 from perfscope.plugins.parity.results import (
     MOST_EXACT,
     Result,
@@ -191,6 +191,7 @@ class Comparison:
             reference = self._values(self.reference, keys_b if self.of_b else keys_a)
             if a is None or b is None or reference is None:
                 continue
+            a, b, reference = one_batch((a, b, reference), add=kind == "gradient")
             here = self._work(match)
             passes = 1 if kind == "activation" else 2  # the backward of an op counts as two
             done = Work(passes * abs(here.roundings - before.roundings), passes * abs(here.terms - before.terms))

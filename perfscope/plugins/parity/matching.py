@@ -178,6 +178,24 @@ def joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
     return arrays[0] if len(arrays) == 1 else np.concatenate([np.asarray(array) for array in arrays], axis=-1)
 
 
+def one_batch(arrays: Sequence[np.ndarray], *, add: bool) -> tuple[np.ndarray, ...]:
+    """The same values with the same batch: one side may compute a value, as of positions, once for all rows.
+
+    It is repeated for them, or, for gradients (``add``), those of the rows are added. Arrays whose shapes differ in
+    more than axes of length 1 are unchanged.
+    """
+    axes = max(array.ndim for array in arrays)
+    padded = [array.reshape((1,) * (axes - array.ndim) + array.shape) for array in arrays]
+    lengths = [{array.shape[axis] for array in padded} for axis in range(axes)]
+    if len({array.size for array in arrays}) == 1 or any(len(found - {1}) > 1 for found in lengths):
+        return tuple(arrays)
+    if not add:
+        shape = tuple(max(found) for found in lengths)
+        return tuple(np.broadcast_to(array, shape) for array in padded)
+    once = tuple(axis for axis, found in enumerate(lengths) if len(found) > 1)
+    return tuple(array.sum(once, keepdims=True) for array in padded)
+
+
 def alignment(array: np.ndarray, reference: np.ndarray, enough: float) -> Align:
     """Transpose ``array`` to the reference's layout: the order of axes with the smallest error.
 

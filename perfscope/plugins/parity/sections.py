@@ -35,10 +35,11 @@ def render_text(document: Parity, *, width: int = WIDTH, color: bool = False, ve
 
 def report_of(document: Parity) -> Report:
     """The document as blocks."""
-    return Report(headline=_headline(document), facts=tuple(_facts(document)), sections=tuple(_sections(document)))
+    return Report(headline=headline(document), facts=tuple(_facts(document)), sections=tuple(_sections(document)))
 
 
-def _headline(document: Parity) -> str:
+def headline(document: Parity) -> str:
+    """The verdict in a sentence."""
     if document.verdict == "not compared":
         return "no layer of A has a counterpart in B: nothing was compared"
     if document.first is None:
@@ -59,16 +60,17 @@ def _what(row: Row) -> str:
 
 def _facts(document: Parity) -> Iterator[str]:
     for name, side in (("A", document.a), ("B", document.b)):
-        yield f"{name} {side.source}: {_side(side)}"
+        yield f"{name} {side.source}: {side_text(side)}"
     yield f"errors are relative to {document.reference}"
 
 
-def _side(side: SideSummary) -> str:
+def side_text(side: SideSummary) -> str:
+    """Framework, dtype, device and size of a side."""
     return f"{side.framework} {side.version}, {side.dtype} on {side.device}, {side.layers} layers recorded"
 
 
 def _sections(document: Parity) -> Iterator[Section]:
-    lines = () if document.first is None else tuple(_first(document.first))
+    lines = () if document.first is None else tuple(divergence_lines(document.first))
     if lines:
         yield Section(title="First divergence", blocks=(Listing(items=lines, few=12),))
     noise = document.first is not None and document.first.row.kind == "activation"
@@ -90,7 +92,8 @@ def _sections(document: Parity) -> Iterator[Section]:
     yield Section(title="Method", blocks=tuple(_method(document)), detail=True)
 
 
-def _first(first: Divergence) -> Iterator[str]:
+def divergence_lines(first: Divergence) -> Iterator[str]:
+    """Lines on the first layer in which the sides differ."""
     row = first.row
     for name, op, line in (("A", row.op_a, row.line_a), ("B", row.op_b, row.line_b)):
         if op:
@@ -137,9 +140,9 @@ def _table(rows: Sequence[Row]) -> Table:
     columns: list[Column[Row]] = [
         Column("", _badge),
         Column("layer", lambda row: row.name, "code"),
-        Column("error A", lambda row: _error(row.error_a)),
-        Column("error B", lambda row: _error(row.error_b)),
-        Column("expected", lambda row: _error(row.expected)),
+        Column("error A", lambda row: error_text(row.error_a)),
+        Column("error B", lambda row: error_text(row.error_b)),
+        Column("expected", lambda row: error_text(row.expected)),
         Column("cosine", lambda row: "" if row.cosine is None else f"{row.cosine:.6f}", "text", 2),
         Column("max ulp", lambda row: "" if row.max_ulp is None else f"{row.max_ulp:.3g}", "text", 3),
         Column("in A", lambda row: row.line_a, "place", 4),
@@ -155,7 +158,8 @@ def _badge(row: Row) -> Badge:
     return Badge("later" if row.regrouped else "same")
 
 
-def _error(error: float | None) -> str:
+def error_text(error: float | None) -> str:
+    """A relative error, ``-`` where there is none."""
     return "-" if error is None else f"{error:.1e}"
 
 

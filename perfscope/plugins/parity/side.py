@@ -24,8 +24,8 @@ class SideError(Exception):
 class RunRequest(Struct, frozen=True, kw_only=True):
     """How a model is run. ``dtype``: floating-point weights and inputs are cast to it; ``None``: unchanged.
 
-    ``weights`` and ``inputs`` replace the function's own, with ``other_lengths`` also inputs of another shape. ``wide``:
-    skip the program's casts to narrower dtypes (for the reference).
+    ``weights`` and ``inputs`` replace the function's own, with ``other_lengths`` also inputs of another shape.
+    ``wide``: skip the program's casts to narrower dtypes (for the reference).
     """
 
     dtype: str | None = None

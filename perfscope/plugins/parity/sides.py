@@ -119,6 +119,10 @@ class Pair:
         self.values_a: Arrays = values
         self.values_b = None if choices.keep_weights else self.translation.to_b(values)
 
+    def inputs(self) -> list[Input]:
+        """A's own inputs."""
+        return self._a.inputs()
+
     def compare(self, inputs: Sequence[np.ndarray] | None = None, folder: str = "") -> Comparison:
         """Run both and the reference; ``inputs``: in place of A's own, maybe of another shape.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -92,7 +93,7 @@ class TorchSide:
         moved = [_input(tensor, request.dtype, self._device) for tensor in given]
         arguments, named = _rebuilt((arguments, named), iter(moved))
         recorder = Recorder(module, self._lines, wide=request.wide)
-        with recorder:
+        with _default_dtype(request.dtype), recorder:
             outputs = [tensor for tensor in _leaves(module(*arguments, **named)) if _is_float(tensor)]
             recorder.stop()
             if not outputs:
@@ -119,6 +120,17 @@ class TorchSide:
             notes=("it is in training mode: dropout differs from run to run",) if _drops(module) else (),
         )
         return recording, arrays
+
+
+@contextmanager
+def _default_dtype(dtype: str | None) -> Iterator[None]:
+    """New tensors are float64 in a float64 run: programs fill them with the smallest number of the model's dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64 if dtype == "float64" else before)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[misc] # torch is not followed

@@ -320,6 +320,8 @@ def _layout_of(entry: Entry, weight: Weight, shape: Shape, fit: Fit) -> Layout |
         return next((layout for layout in possible if layout.name == wanted), None)
     if names == ["in, out", "out, in"] and (fit.orientation == "out, in" or weight.name.endswith("weight")):
         return possible[1]
+    if names == ["same", "transposed"] and entry.kind == "linear_in_out" and fit.orientation == "out, in":
+        return possible[1]
     return possible[0] if possible else None
 
 
@@ -345,12 +347,19 @@ def _stack_axis(entries: Sequence[Entry], others: Sequence[Weight]) -> int:
     return int(votes[1] > votes[0])
 
 
+_ORIENTED: dict[str, dict[str, str]] = {
+    "linear": {"in, out": "in, out", "out, in": "out, in"},
+    "linear_in_out": {"same": "in, out", "transposed": "out, in"},
+}
+"""Kind of a weight -> layout of it on the other side -> orientation there."""
+
+
 def _orientation(entries: Sequence[Entry], others: Sequence[Weight]) -> str:
     """Orientation of the other side's linear weights that are not square; without any (in, out), as in JAX programs."""
     votes = {"in, out": 0, "out, in": 0}
     linear: dict[tuple[int, ...], list[Entry]] = defaultdict(list)
     for entry in entries:
-        if entry.kind == "linear":
+        if entry.kind in _ORIENTED:
             linear[entry.name.indices].append(entry)
     for weight in others:
         name = parse_name(weight.name)
@@ -358,9 +367,10 @@ def _orientation(entries: Sequence[Entry], others: Sequence[Weight]) -> str:
             if _likeness(entry.name.words, entry.name.role, name.words, name.role) < 1:
                 continue
             shape = weight.shape[len(entry.stacked) :]
-            possible = [layout.name for layout in layouts("linear", entry.shape, shape)]
-            if len(possible) == 1 and possible[0] in votes:
-                votes[possible[0]] += 1
+            possible = [layout.name for layout in layouts(entry.kind, entry.shape, shape)]
+            oriented = _ORIENTED[entry.kind].get(possible[0]) if len(possible) == 1 else None
+            if oriented is not None:
+                votes[oriented] += 1
     return max(votes, key=lambda name: votes[name])
 
 

@@ -116,3 +116,41 @@ def one_weight_more() -> Any:
 def broken() -> Any:
     """Fails."""
     raise RuntimeError("no such checkpoint")
+
+
+TOKENS = np.random.default_rng(0).integers(0, 11, (3, 8))
+
+
+def masked_torch() -> Any:
+    """Attention to itself with a mask; positions beyond 16 do not exist."""
+    import torch
+    from torch import nn
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.position = nn.Embedding(11, 6), nn.Embedding(16, 6)
+            self.head = nn.Linear(6, 11)
+
+        def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            x = self.embedding(ids) + self.position(torch.arange(ids.shape[1]))
+            scores = (x @ x.mT).masked_fill(mask[:, None] == 0, -1e9)
+            return self.head(torch.softmax(scores, -1) @ x)
+
+    return Model(), {"ids": torch.from_numpy(TOKENS), "mask": torch.ones(3, 8, dtype=torch.int64)}
+
+
+def masked_jax() -> Any:
+    """The same, with scores of masked places that differ in a row without any other."""
+    import jax
+    import jax.numpy as jnp
+
+    def model(weights: Any, ids: Any, mask: Any) -> Any:
+        x = weights["embedding"][ids] + weights["position"][: ids.shape[1]]
+        scores = jnp.where(mask[:, None] == 0, -jnp.inf, x @ x.mT)
+        return jax.nn.softmax(scores, -1) @ x @ weights["head"]["kernel"] + weights["head"]["bias"]
+
+    ones = jnp.ones
+    weights = {"embedding": ones((11, 6)), "position": ones((16, 6)),
+               "head": {"kernel": ones((6, 11)), "bias": ones(11)}}  # fmt: skip
+    return model, weights, (TOKENS.astype(np.int32), np.ones((3, 8), np.int32))

@@ -11,6 +11,7 @@ import pytest
 from perfscope.plugins.parity.assemble import document_of
 from perfscope.plugins.parity.compare import Comparison, Side
 from perfscope.plugins.parity.document import RECORDING_SCHEMA, Layer, Op, Recording, Weight, dump
+from perfscope.plugins.parity.matching import one_batch
 from perfscope.plugins.parity.sections import render_text
 from perfscope.plugins.parity.translation import translate
 
@@ -336,3 +337,12 @@ def test_a_layer_after_which_everything_agrees_is_no_divergence_where_an_error_c
     assert comparison.rows()[1].regrouped
     assert ("block", "activation") in wrong(grouped_alone("float32", wrong_gradient=True))
     assert ("block", "activation") in wrong(grouped_alone("bfloat16"))  # 16 bits may hide what follows
+
+
+def test_a_value_that_one_side_computes_once_for_all_rows() -> None:
+    once, rows = np.arange(6.0).reshape(2, 3), np.broadcast_to(np.arange(6.0).reshape(2, 3), (4, 2, 3))
+    assert [array.shape for array in one_batch((once, rows, once[None]), add=False)] == [(4, 2, 3)] * 3
+    added = one_batch((4 * once[None], rows, 4 * once), add=True)
+    assert all(np.array_equal(array, 4 * once[None]) for array in added)
+    other = np.ones((2, 5))
+    assert one_batch((once, other, once), add=False)[1] is other

@@ -131,3 +131,16 @@ def test_dropout_that_is_left_on_is_a_note() -> None:
 
     assert "dropout" in record(lambda: make(True))[0].notes[0]
     assert record(lambda: make(False))[0].notes == ()
+
+
+def test_a_mask_of_the_smallest_number_has_room_in_a_float64_run() -> None:
+    from perfscope.plugins.parity.torch_side import TorchSide
+
+    class Masked(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.full((3,), torch.finfo(x.dtype).min).to(x.dtype)
+
+    recording, arrays = TorchSide(lambda: (Masked(), torch.ones(3)), None).run(RunRequest(dtype="float64", wide=True))
+    assert recording.layers[-1].dtype == "float64"
+    assert (arrays["layer:0"] < -1e308).all()
+    assert torch.get_default_dtype() == torch.float32

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 
@@ -352,3 +353,20 @@ def test_a_deep_header_and_a_pipe_are_one_line(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(DataError, match="not a regular file"):
         read_safetensors(tmp_path / "pipe")
+
+
+def test_a_square_conv1d_is_turned_where_the_other_kernels_are() -> None:
+    """GPT-2 of transformers is (in, out) in PyTorch and (out, in) in its Flax port."""
+    plain = [
+        Weight(name=f"h.0.{name}.weight", shape=shape, dtype="float32", kind="linear_in_out")
+        for name, shape in (("attn.c_proj", (4, 4)), ("mlp.c_fc", (4, 16)))
+    ]
+    for shape, turned in (((16, 4), True), ((4, 16), False)):
+        other = [
+            Weight(name=name, shape=size, dtype="float32")
+            for name, size in (("h/0/attn/c_proj/kernel", (4, 4)), ("h/0/mlp/c_fc/kernel", shape))
+        ]
+        values = {each.name: np.arange(math.prod(each.shape)).reshape(each.shape) for each in plain}
+        made = translate(plain, other, a_is_torch=True, b_is_torch=False).to_b(values)
+        square = values["h.0.attn.c_proj.weight"]
+        np.testing.assert_array_equal(made["h/0/attn/c_proj/kernel"], square.T if turned else square)
