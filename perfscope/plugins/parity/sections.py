@@ -159,7 +159,7 @@ def _badge(row: Row) -> Badge:
 
 
 def error_text(error: float | None) -> str:
-    """A relative error, ``-`` where there is none."""
+    """A relative error, ``-`` for ``None``."""
     return "-" if error is None else f"{error:.1e}"
 
 

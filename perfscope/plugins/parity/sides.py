@@ -26,7 +26,7 @@ RUN, REFERENCE = "run", "reference"
 
 
 class Runner(Protocol):
-    """A model that can be run: in a process of its own, in this process, or a folder with recordings of it."""
+    """A model that can be run: in another process, in this one, or a folder with recordings of it."""
 
     framework: str
     """Known after `describe`."""
@@ -62,7 +62,7 @@ class Recorded:
         return [Input(str(number), value) for number, value in enumerate(inputs_of(arrays))]
 
     def run(self, name: str, request: RunRequest) -> tuple[Recording, Arrays]:
-        """The recording of this name, whatever the request. ``DataError`` if there is none."""
+        """The recording of this name, whatever the request. ``DataError`` if it is missing."""
         del request
         return load_recording(self._folder / name)
 
@@ -82,7 +82,7 @@ class Choices(Struct, frozen=True, kw_only=True):
 
 @contextmanager
 def started(source: str, folder: Path, device: str | None) -> Iterator[Runner]:
-    """The model of a source: of a function in a process of its own, or recorded in a folder."""
+    """The model of a source: of a function in another process, or recorded in a folder."""
     if Path(source).is_dir():
         yield Recorded(Path(source))
         return
