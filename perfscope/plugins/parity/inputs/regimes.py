@@ -1,8 +1,8 @@
 """Regimes of inputs: each makes new inputs from the example inputs of a model, with the same meaning and range.
 
-The kind of an input follows from its values: floating-point numbers, ids (of tokens), masks (booleans, or integers 0 and 1
-next to ids of that shape), and positions (0, 1, 2, ... in each row). Ids stay among those of the example, which are
-valid for certain.
+The kind of an input follows from its values: floating-point numbers, ids (of tokens), masks (booleans, or integers 0
+and 1 next to ids of that shape), and positions (0, 1, 2, ... in each row). Ids stay among those of the example, which
+are valid for certain.
 """
 
 from __future__ import annotations
