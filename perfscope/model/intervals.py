@@ -31,10 +31,6 @@ EMPTY = Intervals(np.empty(0, np.int64), np.empty(0, np.int64))
 
 def distinct(values: npt.ArrayLike) -> Int64:
     """Each value once, in order. ``np.unique`` hashes integers, which takes fifty times as long where most differ."""
-    if native_library() is not None:
-        from perfscope.native import sweep
-
-        return sweep.distinct(np.array(values, np.int64))
     ordered = np.sort(np.asarray(values, np.int64))
     new = np.ones(len(ordered), bool)
     new[1:] = ordered[1:] != ordered[:-1]

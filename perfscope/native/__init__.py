@@ -17,7 +17,7 @@ SWITCH = "PERFSCOPE_NATIVE"
 ADVICE = "install a Rust compiler, then perfscope again"
 """How to get the library."""
 
-_VERSION = 9
+_VERSION = 10
 """Version of the border in ``src/lib.rs``."""
 
 

@@ -272,13 +272,3 @@ def covered(busy: Pair, starts: Array, ends: Array) -> Array:
     if done < 0:
         raise FaultError
     return result
-
-
-def distinct(values: Array) -> Array:
-    """Return each value once, in order; shape (k,), int64. ``values``: an array of int64, which is overwritten."""
-    native = _library()
-    native.perfscope_distinct.restype = ctypes.c_int64
-    kept = native.perfscope_distinct(pointer(values), count(values))
-    if kept < 0:
-        raise FaultError
-    return values[:kept]

@@ -183,18 +183,6 @@ def test_ancestors(
     assert (found.dtype, found.tolist()) == (plain.dtype, plain.tolist())
 
 
-@needs_library
-@given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 3), max_size=60))
-def test_distinct(values: list[int]) -> None:
-    array = np.array(values, np.int64)
-    found = intervals.distinct(array)
-    with pytest.MonkeyPatch.context() as without:
-        without.setattr(intervals, "native_library", lambda: None)
-        plain = intervals.distinct(array)
-    assert (found.dtype, found.tolist()) == (plain.dtype, plain.tolist()) == (np.int64, sorted(set(values)))
-    assert array.tolist() == values
-
-
 def set_of(drawn: list[tuple[int, int, int]]) -> intervals.Intervals:
     numbers = np.array(drawn, np.int64).reshape(-1, 3)
     return intervals.union(numbers[:, 1], numbers[:, 1] + numbers[:, 2])

@@ -200,12 +200,18 @@ UNKNOWN_SITE = CallSite()
 
 def call_site(trace: Trace, row: int) -> CallSite:
     """Return the call site of a row of ``slices`` (``MISSING``: unknown)."""
-    if row == MISSING:
+    if row == MISSING or not trace.fact(_has_lines):
         return UNKNOWN_SITE
     known = trace.fact(_call_sites)
     if row not in known:
         known[row] = _call_site(trace, row)
     return known[row]
+
+
+def _has_lines(trace: Trace) -> bool:
+    """Return whether anything was recorded that names a line."""
+    sources = (trace.detail, trace.op_graph, trace.compile_log)
+    return any(source is not None for source in sources) or bool((trace.rows["slices"]["kind"] == _PYTHON).any())
 
 
 def _call_sites(trace: Trace) -> dict[int, CallSite]:
@@ -276,8 +282,6 @@ def _op_inside(trace: Trace, row: int, recorded: CallSite) -> GraphOp | None:
 
 def _from_stack(trace: Trace, row: int) -> CallSite:
     """Return the user's innermost frame around a row, else that of a library."""
-    if not trace.fact(_has_stacks):
-        return UNKNOWN_SITE
     around, known = _around(trace, row), trace.fact(_sites_of_frames)
     if around.op_forward != MISSING:
         return _from_stack(trace, around.op_forward)
@@ -286,11 +290,6 @@ def _from_stack(trace: Trace, row: int) -> CallSite:
     if around.frame not in known:
         known[around.frame] = _from_frame(trace, around.frame)
     return known[around.frame]
-
-
-def _has_stacks(trace: Trace) -> bool:
-    """Return whether any Python span was recorded."""
-    return bool((trace.rows["slices"]["kind"] == _PYTHON).any())
 
 
 def _sites_of_frames(trace: Trace) -> dict[int, CallSite]:

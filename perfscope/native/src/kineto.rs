@@ -130,9 +130,12 @@ impl Table {
         }
     }
 
-    fn push(&mut self, number: usize, row: &Row) -> Result<(), TryReserveError> {
+    /// `read`, `left`: bytes of the file so far, and bytes in which as many rows per byte are expected. Room that is
+    /// not needed is never touched.
+    fn push(&mut self, number: usize, row: &Row, read: usize, left: usize) -> Result<(), TryReserveError> {
         if self.rows == self.room {
-            let added = (self.room / 2).max(4096);
+            let expected = (self.rows as f64 * left as f64 / read.max(1) as f64 * 1.1) as usize;
+            let added = expected.min(7 * self.rows).max(4096);
             for column in WIDE[number] {
                 self.wide[*column].try_reserve_exact(added)?;
             }
@@ -233,6 +236,8 @@ pub struct Scan {
     last: (Vec<u8>, Vec<u8>, i32),
     /// Number of events so far, of either kind.
     pub events: i64,
+    /// Where the first event began.
+    first: usize,
     /// Three numbers for each event that is left to the reader in Python: first byte, byte after it, and its place.
     pub rest: Vec<i64>,
 }
@@ -248,6 +253,7 @@ impl Scan {
             known,
             last: (Vec::new(), Vec::new(), MISSING as i32),
             events: 0,
+            first: 0,
             rest: Vec::new(),
         }
     }
@@ -273,6 +279,9 @@ impl Scan {
         let mut at = from;
         while at < text.len() && matches!(text[at], b' ' | b'\n' | b'\t' | b'\r' | b',') {
             at += 1;
+        }
+        if self.events == 0 {
+            self.first = at;
         }
         loop {
             if at >= soft_end || at >= text.len() {
@@ -458,6 +467,7 @@ impl Scan {
             return Ok(());
         }
         row.wide[wide::PLACE] = self.events;
+        let (read, left) = (parts.time.1 - self.first.min(parts.time.1), text.len() - parts.time.1);
         let start = nanoseconds(cut(text, parts.time)).ok_or(Stop::Rest)?;
         row.wide[wide::START] = start;
         if group == Group::Memory {
@@ -465,7 +475,7 @@ impl Scan {
                 return Err(Stop::Rest);
             }
             row.narrow[narrow::THREAD] = self.thread()?;
-            return Ok(self.tables[group as usize].push(group as usize, &row)?);
+            return Ok(self.tables[group as usize].push(group as usize, &row, read, left)?);
         }
         let length = nanoseconds(cut(text, parts.duration)).filter(|length| *length < LONGEST_NS).ok_or(Stop::Rest)?;
         row.wide[wide::END] = start + length;
@@ -498,7 +508,7 @@ impl Scan {
         }
         row.narrow[narrow::NAME] = self.strings.code(name)?;
         let table = if group == Group::Python { Group::Slice } else { group } as usize;
-        Ok(self.tables[table].push(table, &row)?)
+        Ok(self.tables[table].push(table, &row, read, left)?)
     }
 
     /// Return whether process and thread, if the event has them, have a usual form; note them in `last`.

@@ -20,7 +20,7 @@ use std::slice;
 use xspace::{ById, Events, Line, Sparse, Stop, Wanted};
 
 /// Version of this border; Python refuses a library of another one.
-const VERSION: i64 = 9;
+const VERSION: i64 = 10;
 
 const READ: i64 = 0;
 const BAD: i64 = 1;
@@ -479,15 +479,6 @@ pub unsafe extern "C" fn perfscope_nest(parts: *const SpanPart, part_count: usiz
             Err(_) => -MEMORY,
         }
     })
-}
-
-/// Sort `count` values and keep each once, at the front; return how many these are.
-///
-/// # Safety
-/// `values` has `count` numbers.
-#[no_mangle]
-pub unsafe extern "C" fn perfscope_distinct(values: *mut i64, count: usize) -> i64 {
-    guarded(|| sweep::distinct(slice::from_raw_parts_mut(values, count)) as i64)
 }
 
 /// Columns of the host's spans and calls, as Python passes them.

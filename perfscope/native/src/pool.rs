@@ -114,19 +114,3 @@ impl Pool {
         self.entries.iter().map(|entry| (entry.start + entry.length) as i64)
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn equal_texts_have_one_code() {
-        let mut pool = Pool::default();
-        let texts: Vec<String> = (0..20_000).map(|number| format!("name {}", number % 7_000)).collect();
-        for (place, text) in texts.iter().enumerate() {
-            assert_eq!(pool.code(text.as_bytes()).unwrap(), (place % 7_000) as i32);
-        }
-        assert_eq!(pool.len(), 7_000);
-        assert_eq!(pool.ends().last(), Some(pool.texts().len() as i64));
-    }
-}

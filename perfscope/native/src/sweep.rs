@@ -160,21 +160,6 @@ pub fn covered(busy: Spans, asked: Spans, out: &mut [i64]) -> Result<(), TryRese
     Ok(())
 }
 
-/// Sort `values` and keep each of them once, at the front; return how many these are.
-///
-/// The sort of the standard library merges ascending runs, which joined sorted lists are made of.
-pub fn distinct(values: &mut [i64]) -> usize {
-    values.sort();
-    let mut kept = 0;
-    for place in 0..values.len() {
-        if place == 0 || values[place] != values[kept - 1] {
-            values[kept] = values[place];
-            kept += 1;
-        }
-    }
-    kept
-}
-
 /// Columns of the host's spans (by thread, then start, then longest first) and calls.
 pub struct Host<'a> {
     pub starts: &'a [i64],
@@ -365,40 +350,5 @@ pub fn enclosing(parents: &[i32], wanted: &[u8], outermost: bool, out: &mut [i32
         let above = if parents[row] < 0 { MISSING } else { out[parents[row] as usize] };
         let is_itself = wanted[row] != 0 && !(outermost && above != MISSING);
         out[row] = if is_itself { row as i32 } else { above };
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_value_is_kept_once() {
-        let mut values = [5, 7, 7, 1, 5, 9];
-        let kept = distinct(&mut values);
-        assert_eq!(values[..kept], [1, 5, 7, 9]);
-        assert_eq!(distinct(&mut []), 0);
-    }
-
-    #[test]
-    fn the_innermost_span_encloses_to_the_end() {
-        let spans = Nested {
-            thread: &[0, 0, 0, 2, 2],
-            start: &[0, 2, 5, 0, 3],
-            end: &[10, 4, 6, 9, 5],
-            parent: &[-1, 0, 0, -1, 3],
-        };
-        let (thread, start, end) = ([0, 0, 0, 0, 1, 2, 2], [2, 5, 3, -1, 0, 4, 9], [3, 7, 11, 0, 1, 5, 9]);
-        let mut out = [9; 7];
-        innermost(&spans, &thread, &start, &end, &mut out);
-        assert_eq!(out, [1, 0, -1, -1, -1, 4, 3]);
-    }
-
-    #[test]
-    fn the_parent_is_the_innermost_that_encloses() {
-        let (thread, start, end) = ([0, 0, 0, 0, 0, 1], [0, 0, 2, 4, 12, 1], [10, 5, 4, 4, 13, 2]);
-        let mut out = [9; 6];
-        assert!(parents(&thread, &start, &end, &mut out).is_ok());
-        assert_eq!(out, [-1, 0, 1, 1, -1, -1]);
     }
 }

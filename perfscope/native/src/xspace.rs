@@ -358,83 +358,10 @@ fn decimal(written: &[u8]) -> Result<i64, Stop> {
 mod tests {
     use super::*;
 
-    fn message(parts: &[(u8, &[u8])]) -> Vec<u8> {
-        let mut made = Vec::new();
-        for (key, bytes) in parts {
-            made.push(*key);
-            if key & 7 == 2 {
-                made.push(bytes.len() as u8);
-            }
-            made.extend_from_slice(bytes);
-        }
-        made
-    }
-
-    struct Columns {
-        line: Line,
-        place: Vec<i32>,
-        times: [Vec<i64>; 4],
-    }
-
-    fn read_all(bytes: &[u8]) -> Result<Columns, Stop> {
-        let mut wanted = ById::default();
-        for (column, (id, is_text)) in [(1, false), (2, true), (1 << 40, false)].into_iter().enumerate() {
-            wanted.insert(id, Wanted { column, is_text })?;
-        }
-        let (count, (first, _)) = extent(bytes)?;
-        let mut place = vec![5; count];
-        let [mut start_ns, mut end_ns, mut offset_ps, mut duration_ps] = [(); 4].map(|_| vec![5; count]);
-        let events = Events {
-            place: &mut place,
-            start_ns: &mut start_ns,
-            end_ns: &mut end_ns,
-            offset_ps: &mut offset_ps,
-            duration_ps: &mut duration_ps,
-        };
-        let line = read(bytes, first, 100, &wanted, 3, events)?;
-        Ok(Columns { line, place, times: [start_ns, end_ns, offset_ps, duration_ps] })
-    }
-
-    #[test]
-    fn events_and_stats_are_columns() {
-        let number = message(&[(0x08, &[1]), (UNSIGNED, &[0x85, 0x01])]);
-        let text = message(&[(0x08, &[2]), (TEXT, b"ab")]);
-        let reference = message(&[(0x08, &[2]), (REFERENCE, &[6])]);
-        let double = message(&[(0x08, &[3]), (DOUBLE, &1.5f64.to_le_bytes())]);
-        let event = message(&[(0x08, &[7]), (0x10, &[8]), (0x18, &[9]), (0x22, &number), (0x22, &text), (0x22, &double)]);
-        let other = message(&[(0x22, &reference), (0x28, &[3])]);
-        let bytes =
-            message(&[(0x08, &[4]), (0x12, b"line"), (EVENT, &event), (EVENT, &[]), (EVENT, &other), (0x48, &[1])]);
-        let Columns { line, place, times } = read_all(&bytes).unwrap_or_else(|_| panic!("unusual"));
-        assert_eq!((place, line.metadata.ids), (vec![0, 1, 1], vec![7, 0]));
-        assert_eq!(times, [vec![100; 3], vec![100; 3], vec![8, 0, 0], vec![9, 0, 0]]);
-        let stats: Vec<_> = line.stats.into_iter().map(|stat| (stat.rows, stat.values)).collect();
-        assert_eq!(stats, [(vec![0], vec![133]), (vec![0, 2], vec![0, -1]), (vec![], vec![])]);
-        assert_eq!((line.texts.texts(), line.references.ids), (&b"ab"[..], vec![6]));
-        assert_eq!((line.doubles.rows, line.doubles.values), (vec![0], vec![1.5f64.to_bits() as i64]));
-        assert_eq!((line.occurrences.rows, line.occurrences.values), (vec![2], vec![3]));
-    }
-
     #[test]
     fn times_are_rounded_half_to_even() {
         let rounded: Vec<i64> = [499, 500, 501, 1500, 2500, -500, -501, -1500].into_iter().map(whole_ns).collect();
         assert_eq!(rounded, [0, 0, 1, 2, 2, 0, -1, -2]);
-    }
-
-    #[test]
-    fn other_forms_are_unusual() {
-        let stat = message(&[(0x08, &[1]), (UNSIGNED, &[1]), (SIGNED, &[1])]);
-        let event = message(&[(EVENT, &stat)]);
-        for bytes in [
-            message(&[(EVENT, &event)]),
-            message(&[(EVENT, &[]), (0x08, &[4]), (EVENT, &[])]),
-            message(&[(EVENT, &[0x30, 1])]),
-            vec![EVENT, 5, 0],
-            vec![0x08, 0x80],
-            vec![0xff],
-        ] {
-            assert!(read_all(&bytes).is_err(), "{:?}", bytes);
-        }
     }
 
     #[test]
