@@ -7,14 +7,14 @@ more of it there than the other, and if it is large enough for the step.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
 from perfscope.plugins.port.document import Difference
 from perfscope.plugins.port.labels import Layer
 from perfscope.plugins.port.ledger import Both, Key, Placed, kind_name, time_outside
-from perfscope.plugins.port.pieces import Fact, Piece, common_call
+from perfscope.plugins.port.pieces import PHASES, Fact, Piece, common_call
 
 LEAST_SHARE = 0.02
 """Smallest share of a step that is a difference: less is in the noise of two measured steps."""
@@ -29,6 +29,9 @@ _LOOP_STATE = frozenset({"dynamic_slice", "dynamic_update_slice", "closed_call",
 MOVE, CAST, PRECISION, ATTENTION, REPEAT = "copy", "cast", "wider products", "attention written out", "heads repeated"
 REMAT, GATHER, CONSTANT, DONATION = "second forward", "weight gathered again", "constant baked in", "buffer not donated"
 SYNC, DISPATCH, UNROLLED, MORE = "host sync", "host dispatch", "loop unrolled", "larger products"
+SLOWER = "slower layer"
+_LEAST_GAP = 0.1
+"""Share of the slower step by which it is longer from which a layer is named for it: two runs differ by less."""
 _MORE = 1.1
 """Ratio of FLOPs of a layer's products from which one side computes more than the other."""
 LEAST_UNROLLED = 8
@@ -50,6 +53,8 @@ def differences(both: Both) -> tuple[Difference, ...]:
     steps = both.a.program.step_ns, both.b.program.step_ns
     slower = "" if None in steps or steps[0] == steps[1] else "a" if (steps[0] or 0) > (steps[1] or 0) else "b"
     found = [*_of_side(both, "a", slower), *_of_side(both, "b", slower), *_outside_of_ops(both, slower)]
+    if slower and not any(one.explains for one in found):
+        found += [one for one in _slower_layer(both, slower) if not _has_work(found, slower, one.layers[0])]
     explains = [one for one in found if one.explains]
     first = sorted(explains, key=lambda one: -one.share)
     rest = sorted(
@@ -81,6 +86,46 @@ def _outside_of_ops(both: Both, slower: str) -> Iterator[Difference]:
             detail="time in no op: Python, dispatch, waits", file=file, line=line, other_file=place[0],
             other_line=place[1],
         )  # fmt: skip
+
+
+def _slower_layer(both: Both, slower: str) -> Iterator[Difference]:
+    """The layers of one kind, in one phase, that take most of the time by which a step is longer; both sides do it."""
+    here, there = (both.a, both.b) if slower == "a" else (both.b, both.a)
+    gap = (here.program.step_ns or 0) - (there.program.step_ns or 0)
+    if gap < _LEAST_GAP * (here.program.step_ns or 0):
+        return
+    rows = _by_kind(both, here), _by_kind(both, there)
+    excess = {key: _time(rows[0][key]) - _time(rows[1][key]) for key in rows[0].keys() & rows[1].keys()}
+    key, most = max(excess.items(), key=lambda pair: pair[1], default=(("", 0), 0))
+    if most < EXPLAINS * gap:
+        return
+    largest, other = (max(row, key=lambda piece: (piece.line is not None, _time([piece]))) for row in
+                      (rows[0][key], rows[1][key]))  # fmt: skip
+    yield Difference(
+        side=slower, kind=SLOWER, layers=(key[0],), count=sum(piece.launches for piece in rows[0][key]),
+        bytes=sum(piece.bytes for piece in rows[0][key]), flops=sum(piece.flops for piece in rows[0][key]),
+        time_ns=most, share=min(1.0, most / (here.program.step_ns or 1)), of="time", explains=True,
+        detail=f"{PHASES[key[1]]}, {sum(piece.launches for piece in rows[1][key])} launches on the other side",
+        file=largest.file, line=largest.line, other_file=other.file, other_line=other.line,
+    )  # fmt: skip
+
+
+def _has_work(found: Sequence[Difference], side: str, layer: str) -> bool:
+    """Whether a part of the reason is known: work of that side alone in these layers, or products in a wider type."""
+    return any(one.side == side and (one.kind == PRECISION or layer in map(kind_name, one.layers)) for one in found)
+
+
+def _by_kind(both: Both, placed: Placed) -> dict[tuple[str, int], list[Piece]]:
+    """Pieces by the name of alike layers and the phase."""
+    result: dict[tuple[str, int], list[Piece]] = defaultdict(list)
+    for piece, shares in zip(placed.program.pieces, placed.shares, strict=True):
+        for key in dict.fromkeys((kind_name(both.name(share.key)), share.key.phase) for share in shares):
+            result[key].append(piece)
+    return result
+
+
+def _time(pieces: list[Piece]) -> int:
+    return sum(piece.time_ns or 0 for piece in pieces)
 
 
 def _of_side(both: Both, side: str, slower: str) -> Iterator[Difference]:

@@ -56,12 +56,20 @@ def layout(request: PageRequest, view: None) -> Any:
         html.Section([*head, *facts], className="ps-card"),
         *(
             html.Section(
-                [html.H2(section.title), *(Fragment(html=text) for text in blocks_html(section.blocks))],
+                [
+                    html.H2(section.title),
+                    *_note(section.summary),
+                    *(Fragment(html=text) for text in blocks_html(section.blocks)),
+                ],
                 className="ps-card",
             )
             for section in report.sections
         ),
     ]
+
+
+def _note(summary: str) -> list[Any]:
+    return [html.P(f"{summary[:1].upper()}{summary[1:]}.", className="ps-soft ps-note")] if summary else []
 
 
 def mark(request: PageRequest) -> str:

@@ -24,6 +24,7 @@ from perfscope.dashboards.report.renderers.markdown import inline, open_section,
 from perfscope.dashboards.report.renderers.text import WIDTH, report_text
 from perfscope.model.units import format_ns, format_share
 from perfscope.model.untrusted_text import sanitize
+from perfscope.plugins.port.differences import SLOWER
 from perfscope.plugins.port.document import AMOUNTS, Amounts, Difference, Ledger, Row, Side, dump
 from perfscope.plugins.port.ledger import kind_name
 
@@ -87,7 +88,8 @@ def _headline(ledger: Ledger) -> str:
     who = a if first.side == "a" else b
     if steps[0] and steps[1] and not first.explains and (first.side == "a") == (steps[0] < steps[1]):
         return f"{lead}, which no work of one side only explains"  # the first row is of the faster side
-    return f"{lead}; {who} {_WORDS[first.kind]}" + (", which explains it" if first.explains else "")
+    does = f"takes longer for {_layers(first.layers)}" if first.kind == SLOWER else _WORDS[first.kind]
+    return f"{lead}; {who} {does}" + (", which explains it" if first.explains else "")
 
 
 def title(side: Side, letter: str) -> str:
@@ -116,7 +118,7 @@ def _sections(ledger: Ledger) -> Iterator[Section]:
     yield Section(
         title="Layers of both sides",
         summary="rows of one side add up to its step",
-        blocks=tables(layer_table(ledger)),
+        blocks=tables(*layer_tables(ledger)),
     )
     notes = [f"{letter}: {note}" for letter, side in (("A", ledger.a), ("B", ledger.b)) for note in side.notes]
     if notes or ledger.notes:
@@ -125,14 +127,13 @@ def _sections(ledger: Ledger) -> Iterator[Section]:
 
 
 def _differences(ledger: Ledger) -> Section:
-    heading = "Work of one side only"
+    heading = "Differences"
     if not ledger.differences:
         return Section(title=heading, blocks=(Text("Nothing of 2% or more of a step."),))
     columns: list[Column[Difference]] = [
         Column("side", lambda one: one.side.upper()),
         Column("what", lambda one: one.kind),
-        Column("share", lambda one: format_share(one.share, 1)),
-        Column("of", lambda one: one.of),
+        Column("share", lambda one: f"{format_share(one.share, 1)} of {one.of}"),
         Column("time", lambda one: one.time_ns or None, "ns", 3),
         Column("bytes", lambda one: one.bytes or None, "bytes", 4),
         Column("FLOPs", lambda one: one.flops or None, "quantity", 5),
@@ -162,8 +163,8 @@ def _place(file: str | None, line: int | None) -> str:
     return "" if file is None else file if line is None else f"{file}:{line}"
 
 
-def layer_table(ledger: Ledger) -> Table:
-    """All rows, alike layers together: each amount of A next to that of B."""
+def layer_tables(ledger: Ledger) -> Iterator[Table]:
+    """All rows, alike layers together: each amount of A next to that of B; then what is read more rarely."""
 
     def pair(title: str, name: str, unit: str, drop: int) -> list[Column[Row]]:
         return [
@@ -171,20 +172,43 @@ def layer_table(ledger: Ledger) -> Table:
             for letter, side in (("A", "a"), ("B", "b"))
         ]
 
-    columns: list[Column[Row]] = [
+    names: list[Column[Row]] = [
         Column("layer", lambda row: row.layer, "code"),
         Column("phase", lambda row: row.phase),
-        *pair("time", "time_ns", "ns", 0),
-        *pair("FLOPs", "flops", "quantity", 7),
-        *pair("bytes", "bytes", "bytes", 6),
-        *pair("launches", "launches", "count", 4),
-        *pair("held at peak", "held_bytes", "bytes", 3),
-        *pair("run again", "recompute_flops", "quantity", 2),
-        *pair("dtype", "dtype", "text", 1),
-        Column("line A", lambda row: _line(row.a), "place", 5),
-        Column("line B", lambda row: _line(row.b), "place", 5),
     ]
-    return table(columns, folded(ledger.rows), few=FEW_ROWS)
+    rows = folded(ledger.rows)
+    yield table(
+        [
+            *names,
+            *pair("time", "time_ns", "ns", 0),
+            Column("B - A", _more, "signed_ns", 1),
+            *pair("FLOPs", "flops", "quantity", 3),
+            *pair("bytes", "bytes", "bytes", 2),
+        ],
+        rows,
+        few=FEW_ROWS,
+    )
+    yield table(
+        [
+            *names,
+            *pair("launches", "launches", "count", 4),
+            *pair("held at peak", "held_bytes", "bytes", 3),
+            *pair("run again", "recompute_flops", "quantity", 2),
+            *pair("dtype", "dtype", "text", 1),
+            Column("line A", lambda row: _line(row.a), "place", 5),
+            Column("line B", lambda row: _line(row.b), "place", 5),
+        ],
+        rows,
+        few=FEW_ROWS,
+        title="launches, memory, types and lines",
+        detail=True,
+    )
+
+
+def _more(row: Row) -> Value:
+    """Time of B beyond that of A."""
+    times = [side.time_ns if side is not None else 0 for side in (row.a, row.b)]
+    return None if times[0] is None or times[1] is None or not any(times) else times[1] - times[0]
 
 
 def _amount(side: Amounts | None, name: str) -> Value:
@@ -233,6 +257,7 @@ def _method() -> Iterator[Block]:
     )
     yield Text(
         "A difference is work of a kind that a layer has at least 1.5 times as much of on one side, and that is at "
-        "least 2% of the side's step. Copies without a name in the program, which XLA adds, are in the rows of "
-        "layers only."
+        "least 2% of the side's step. Copies without a name in the program, which XLA adds, are in the rows of layers "
+        "only. If no difference takes half of the time by which a step is longer, and one layer does, that layer is "
+        "the first row (slower layer)."
     )

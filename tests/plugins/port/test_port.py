@@ -6,6 +6,7 @@ import functools
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -240,6 +241,33 @@ def test_time_outside_of_ops_is_the_first_row_where_it_explains_the_difference()
     assert [(row.a and row.a.time_ns, row.b and row.b.time_ns) for row in rows[-1:]] == [(10**7, 10**6)]
     even = place(timed(of_torch("", 2, False), 10**8), timed(of_jax("", 2, False), 10**8))
     assert not any(one.explains for one in differences(even))
+
+
+def test_a_slower_layer_is_the_first_row_where_no_work_of_one_side_explains_the_difference() -> None:
+    both = place(of_torch("", 2, False), of_jax("", 2, False))
+    ledger = ledger_of(both)
+    layer = "layers.0.mlp.up_proj"
+    (number,) = {key.pair for shares in both.a.shares for share in shares if both.name(key := share.key) == layer}
+
+    def timed(program: Program, shares: Any, slow_ns: int) -> Program:
+        pieces = tuple(
+            msgspec.structs.replace(
+                piece, time_ns=slow_ns if piece.flops and any(one.key.pair == number for one in own) else 1_000
+            )
+            for piece, own in zip(program.pieces, shares, strict=True)
+        )
+        return msgspec.structs.replace(
+            program, pieces=pieces, step_ns=sum(piece.time_ns or 0 for piece in pieces), basis="measured"
+        )
+
+    slow = place(timed(both.a.program, both.a.shares, 10**8), timed(both.b.program, both.b.shares, 1_000))
+    first, *others = differences(slow)
+    assert (first.side, first.kind, first.explains) == ("a", "slower layer", True)
+    assert first.layers == ("layers.*.mlp.up_proj",)
+    assert first.line is not None
+    assert first.other_line is not None
+    assert not any(one.explains for one in others)
+    assert ledger.differences == ()
 
 
 @pytest.mark.slow
