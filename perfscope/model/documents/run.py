@@ -89,6 +89,8 @@ class Process:
     rank: int
     directory: str
     schema: str = PROCESS_SCHEMA
+    pid: int | None = None
+    """Its number on its machine."""
     child: bool = False
     """Whether the program started it, and it captured because no process before it had steps."""
     world_size: int | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Literal, get_args
 
 from msgspec import Struct
@@ -92,6 +93,14 @@ def places(ledger: ProcessLedger) -> list[Place]:
             stack = _called(stack, text_at(ledger, ledger.calls[number]))
         found.append(_place(stack))
     return [*found, Place(cause="not recorded", kind=K.UNKNOWN, imports=False, line="")]
+
+
+def place_of(frames: Iterable[tuple[str, int, str]]) -> Place:
+    """The place of a stack, given innermost first as (file, line, function)."""
+    stack = _Above()
+    for file, line, function in reversed(tuple(frames)):
+        stack = _below(stack, file, line, function)
+    return _place(stack)
 
 
 def cause_in(place: Place, phase: int) -> Cause:

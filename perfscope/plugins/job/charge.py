@@ -31,6 +31,8 @@ class Charged(NamedTuple):
     lines: Counter[tuple[Cause, str]]
     parts: Ints
     """(parts, 4) of all rows: row from 0, node, phase, ns."""
+    moved: Counter[tuple[Cause, str]]
+    """Time that was charged to stalls, by the cause and line of its stacks."""
 
     def place(self, node: int) -> Place:
         """The place of a node; that of no stack for one that was lost."""
@@ -83,7 +85,7 @@ def _by_stack(ledger: ProcessLedger) -> Charged:
     lines: Counter[tuple[Cause, str]] = Counter()
     for at, phase_at in zip(*(index.tolist() for index in np.nonzero(sums)), strict=True):
         lines[CAUSES[columns[at, phase_at]], known[at].line] += int(sums[at, phase_at])
-    return Charged(ledger, known, by_row, lines, parts)
+    return Charged(ledger, known, by_row, lines, parts, Counter())
 
 
 def _parts(ledger: ProcessLedger) -> Ints:
@@ -102,6 +104,7 @@ def _move(charged: Charged, parts: Sequence[Triple], last: int, cause: Cause) ->
         left[own] += ns
         charged.lines[own, place.line] -= ns
         charged.lines[cause, place.line] += ns
+        charged.moved[own, place.line] += ns
     for own, ns in left.items():
         row = last
         while ns and row >= 0:
@@ -149,7 +152,7 @@ def lose(charged: Charged, following: ProcessLedger, others: Sequence[Save]) -> 
     after[:, trained] = 0
     for cause, line, ns in by_stack(charged, first, len(rows)):
         if cause in TRAINS:
-            moved = min(ns, charged.lines[cause, line])
+            moved = min(max(0, ns - charged.moved[cause, line]), charged.lines[cause, line])
             charged.lines[cause, line] -= moved
             charged.lines["lost work", line] += moved
     return lost

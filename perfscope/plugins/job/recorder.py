@@ -22,6 +22,7 @@ from statistics import median
 from typing import Any
 
 from perfscope.model.capture import Message
+from perfscope.model.files import write_atomically
 from perfscope.plugins.job.checkpoints import Checkpoint, CheckpointLog
 from perfscope.plugins.job.machine import CoreTime, Gpu, age_ns, restarts
 from perfscope.plugins.job.progress import told
@@ -40,6 +41,8 @@ FOLDER = "ledger"
 """In the run folder; one file a process."""
 SUFFIX = ".jsonl"
 
+STACKS_REQUEST, STACKS_ANSWER = "stacks-{pid}.request", "stacks-{pid}.json"
+"""In the same folder: a request for the stacks of a process, looked for once per second, and the answer."""
 LATEST_SUFFIX = ".latest"
 """After the name of a ledger: the sums since its last row, written over again and again."""
 LATEST_NS = 1_000_000_000
@@ -320,6 +323,22 @@ class LedgerWatcher:
             if stack is not None:
                 yield names.get(ident, "thread"), self._tree.add(stack)
 
+    def _answer(self) -> None:
+        """Write the stacks of all threads if `perfscope attach` asks for them."""
+        request = self._folder / STACKS_REQUEST.format(pid=os.getpid())
+        if not os.path.exists(request):  # noqa: PTH110 (half the cost)
+            return
+        stacks = []
+        for name, node in self._all_stacks():
+            frames = []
+            while node >= 0:
+                node, file, line, function = self._tree.position(node)
+                frames += [[file, line, function]] if file else []
+            stacks.append([name, frames])
+        with suppress(OSError):
+            request.unlink()
+            write_atomically(self._folder / STACKS_ANSWER.format(pid=os.getpid()), _line(stacks), durable=False)
+
     def _keep_flight_record(self) -> None:
         """Write torch's record of its last collectives next to the ledger."""
         rank = self._rank[0]
@@ -385,6 +404,7 @@ class LedgerWatcher:
     def _keep_latest(self) -> None:
         """Write the row that would be next over the one in the second file: a process that is killed loses a second."""
         self._latest_ns = self._last_ns
+        self._answer()
         with suppress(OSError):
             size = os.fstat(self._file.fileno()).st_size
             os.pwrite(self._latest.fileno(), _line({**self._sums(), "after": size}), 0)
@@ -443,7 +463,7 @@ class LedgerWatcher:
         return True
 
 
-def _line(row: dict[str, Any]) -> bytes:
+def _line(row: Any) -> bytes:
     return json.dumps(row, separators=(",", ":")).encode("utf-8", "replace") + b"\n"
 
 

@@ -98,8 +98,13 @@ def compared_recordings(
     return tuple(sorted(found, key=lambda row: (row.rank, row.steps)))
 
 
+def kept_recordings(process: Process) -> list[Capture]:
+    """Recordings of a process that have a file, oldest first."""
+    return [capture for capture in process.captures if capture.pass_name == _TIMING and capture.artifact]
+
+
 def _pairs(process: Process, requests: Sequence[Request]) -> Iterator[tuple[Capture, Capture, str]]:
-    timings = [capture for capture in process.captures if capture.pass_name == _TIMING and capture.artifact]
+    timings = kept_recordings(process)
     reasons = {number: why for request in requests for number, why in _recording_of(request, timings)}
     pairs = [
         (base, head, reasons.get(number, "")) for number, (base, head) in enumerate(itertools.pairwise(timings), 1)

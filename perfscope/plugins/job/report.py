@@ -20,6 +20,8 @@ from perfscope.plugins.job.recordings import Compared
 from perfscope.plugins.job.steps import StepChange
 
 FEW = 10
+BUSY = "waiting for a core"
+"""Cause of a change that the program did not make: other causes are named first."""
 _MEANT = {
     "waiting for a core": "the thread could run and other threads or processes had the cores",
     "lost work": "trained after the save that the next attempt went on from, and trained again",
@@ -52,7 +54,7 @@ def _facts(account: JobAccount) -> Iterator[str]:
     yield f"{steps}{tokens}; times by samples of the main thread, ten a second"
     yield from map(hang_fact, account.hangs[-1:])
     if account.changes:
-        yield change_fact(max(account.changes, key=lambda change: abs(change.change)))
+        yield change_fact(max(account.changes, key=lambda change: (change.cause != BUSY, abs(change.change))))
     slowing = [saves for saves in account.saves if saves.slowed]
     yield from map(saves_fact, slowing[:1])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import sys
 from collections.abc import Callable
@@ -30,27 +31,38 @@ class Profile:
     where the process is captured already, and where the run folder cannot be written the program goes on without.
     """
 
-    def __init__(self, name: str | None, level: Level, output: Path, *, quiet: bool) -> None:
-        """``output``: folder of the run directories; ``quiet``: print nothing at the end."""
+    def __init__(
+        self,
+        name: str | None,
+        level: Level,
+        output: Path,
+        *,
+        quiet: bool,
+        steps: tuple[int, int] | None = None,
+    ) -> None:
+        """``output``: folder of the run directories; ``quiet``: print nothing at the end; ``steps``: half open."""
         script = sys.argv[0] if sys.argv and sys.argv[0] else "python"
         self._name = name or Path(script).stem or "python"
         self._target = Target(arguments=(script, *sys.argv[1:]), title=self._name)
-        self._options = CaptureOptions(level=level, quiet=quiet)
+        self._options = CaptureOptions(level=level, quiet=quiet, steps=steps)
         self._output, self._quiet = output, quiet
         self._run: Run | None = None
+        self._alive = contextlib.ExitStack()
+        """Shows that the run goes on, until it ends."""
         self._joined = False
         self.directory: Path | None = None
         """Run directory; ``None`` before it begins, and where nothing is captured."""
 
     def __enter__(self) -> Self:
         try:
-            self._begin()
+            self.begin()
         except (NotStartedError, DataError, OSError) as error:
             print(f"perfscope: nothing is captured: {error}", file=sys.stderr)
             self.directory = None
         return self
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Begin to capture; ``NotStartedError``, ``DataError`` or ``OSError`` if that is impossible."""
         from perfscope.profiler.session import session
 
         if session.is_attached():
@@ -62,6 +74,7 @@ class Profile:
         self._joined = joined is not None
         self.directory = run_folders.create(self._output, self._name) if joined is None else joined.directory
         self._run = begun(self._target, self._options, self.directory, self._name, task)
+        self._alive.enter_context(run_folders.alive(self.directory, self._run.task))
         write_first(self.directory, self._run)
         message = message_for(self._options, self.directory, follow=False, recording=None)
         for framework in loaded:
@@ -76,7 +89,8 @@ class Profile:
 
         session.detach()
         try:
-            self._end(failed=kind is not None)
+            with self._alive:
+                self._end(failed=kind is not None)
         except (DataError, OSError) as problem:
             print(f"perfscope: the run could not be kept: {problem}", file=sys.stderr)
 

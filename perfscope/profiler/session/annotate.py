@@ -12,6 +12,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from time import monotonic
 from types import TracebackType
 from typing import Any, Protocol, TypeVar, cast
 
@@ -62,6 +63,36 @@ _with_count = 0
 _open_jax: Any = None
 """The jax annotation of the step that runs."""
 _jax_count = 0
+
+
+_LOOK_EVERY_S = 1.0
+"""Between two looks for a request of ``perfscope attach``; one costs some microseconds."""
+_looked = 0.0
+_each_step: Callable[[], None] | None = None
+"""Called after each plain ``step()``; ``None``: look for a request."""
+
+
+def request_path(pid: int) -> str:
+    """The file that asks a process to record its next steps, in a folder of the user."""
+    return f"/tmp/perfscope-{os.getuid()}/attach-{pid}"  # noqa: S108 (its owner is checked)
+
+
+def at_each_step(call: Callable[[], None] | None) -> None:
+    """Call a function after each plain ``step()``; ``None``: look for requests again."""
+    global _each_step
+    _each_step = call
+
+
+def _look_for_request() -> None:
+    global _looked
+    now = monotonic()
+    if now - _looked < _LOOK_EVERY_S:
+        return
+    _looked = now
+    if _listener is None and os.path.exists(request_path(os.getpid())):  # noqa: PTH110 (half the cost)
+        from perfscope.profiler.session.requested import RequestedRecording
+
+        RequestedRecording().begin()
 
 
 def listen(listener: Listener | None) -> None:
@@ -119,6 +150,10 @@ def step() -> _Step:
         _find_nvtx()
     if _nvtx and _marks_steps:
         _mark_step(end_only=False)
+    if _each_step is not None:
+        _each_step()
+    else:
+        _look_for_request()
     return _STEP
 
 

@@ -46,6 +46,7 @@ def inspect_process(run: Path) -> Process:
     rank, path = _claim_directory(run, rank)
     return Process(
         rank=rank,
+        pid=os.getpid(),
         world_size=world_size,
         directory=path.name,
         devices=tuple(_devices(torch)) or tuple(session.devices()),

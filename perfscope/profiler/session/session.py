@@ -83,6 +83,11 @@ def has_steps() -> bool:
     return _session is not None and _session.stepping
 
 
+def has_passes() -> bool:
+    """Whether recordings of this process are to come, or run."""
+    return _session is not None and _session.recording
+
+
 def _finish() -> None:
     if _session is not None:
         _session.finish()
@@ -149,6 +154,11 @@ class Session:
     def stepping(self) -> bool:
         """Whether its steps are known."""
         return self._source is not None
+
+    @property
+    def recording(self) -> bool:
+        """Whether a pass runs or is to come; True until its steps are known."""
+        return not self.stepping or self._passes.active is not None or bool(self._passes.to_come)
 
     @property
     def may_follow(self) -> bool:

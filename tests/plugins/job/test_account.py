@@ -122,6 +122,18 @@ def test_a_rank_that_saves_nothing_restores_what_the_first_rank_saved(tmp_path: 
     assert [attempt.lost_ns for attempt in job_account([tmp_path]).attempts] == [7 * S, 7 * S, 0, 0]
 
 
+def test_a_stall_of_a_killed_process_is_not_lost_work(tmp_path: Path) -> None:
+    first = Written(tmp_path, pid=1)
+    first.row({"train": 10}, steps=10)
+    first.row({"train": 130}, stuck={"train": 130})
+    second = Written(tmp_path, pid=2, at=200)
+    second.row({"load": 1}, phase=SET_UP)
+    account = job_account([tmp_path])
+    found = seconds(account)
+    assert (found["stalled"], found["lost work"]) == (130, 10)
+    assert {cause.cause: cause.lines for cause in account.causes}["lost work"] == (("train.py:12", 10 * S),)
+
+
 def test_the_latest_sums_of_a_killed_process_count(tmp_path: Path) -> None:
     ledger = Written(tmp_path)
     ledger.row({"train": 5}, steps=5)
