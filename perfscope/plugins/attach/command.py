@@ -56,7 +56,7 @@ def _record(target: Target, steps: int, *, quiet: bool) -> None:
 
     run = target.run
     if run is None:
-        announce(f"{target.pid}: asks for {steps} steps at its next perfscope.step()", quiet=quiet)
+        announce(f"{target.pid}: waiting for its next perfscope.step()", quiet=quiet)
         run = request(target.pid, steps, WAIT_S)
         if run is None:
             raise DataError(

@@ -82,7 +82,7 @@ def _by_spy(target: Target) -> list[ThreadStack]:
     try:
         return [_of_spy(thread) for thread in json.loads(done.stdout)]
     except (ValueError, KeyError, TypeError) as error:
-        raise Refused("py-spy: its answer is not understood; perfscope knows version 0.4") from error
+        raise Refused("py-spy: unknown output; perfscope reads that of version 0.4") from error
 
 
 def _of_spy(thread: dict[str, Any]) -> ThreadStack:

@@ -34,7 +34,7 @@ class Target(Struct, frozen=True, kw_only=True):
 
 
 def find(pid: int) -> Target:
-    """The process with a number; ``DataError`` if there is none, or it is another user's, or not Python."""
+    """Find a process by its number; ``DataError`` if it does not run, is another user's, or not Python."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):

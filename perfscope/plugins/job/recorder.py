@@ -324,7 +324,7 @@ class LedgerWatcher:
                 yield names.get(ident, "thread"), self._tree.add(stack)
 
     def _answer(self) -> None:
-        """Write the stacks of all threads if `perfscope attach` asks for them."""
+        """Write the stacks of all threads if `perfscope attach` left a request."""
         request = self._folder / STACKS_REQUEST.format(pid=os.getpid())
         if not os.path.exists(request):  # noqa: PTH110 (half the cost)
             return

@@ -73,7 +73,7 @@ _each_step: Callable[[], None] | None = None
 
 
 def request_path(pid: int) -> str:
-    """The file that asks a process to record its next steps, in a folder of the user."""
+    """Path of the request to a process to record its next steps, in a folder of the user."""
     return f"/tmp/perfscope-{os.getuid()}/attach-{pid}"  # noqa: S108 (its owner is checked)
 
 

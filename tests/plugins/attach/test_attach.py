@@ -155,8 +155,8 @@ def test_the_answer_of_py_spy_is_shown(waiting: int, tmp_path: Path, monkeypatch
     [
         ("echo 'Error: Permission Denied: Try running again with elevated permissions' >&2; exit 1", "ptrace"),
         ("echo 'Error: Failed to find python version from target process' >&2; exit 1", "Failed to find python"),
-        ("echo 'not json'", "not understood"),
-        ("echo '[{}]'", "not understood"),
+        ("echo 'not json'", "unknown output"),
+        ("echo '[{}]'", "unknown output"),
     ],
 )
 def test_a_refusal_of_py_spy_is_one_line(
