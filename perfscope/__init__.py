@@ -71,12 +71,13 @@ _HOMES = {
     "trace_handler": "perfscope.profiler.launch.inside:trace_handler",
 }
 
-# Views of a trace and an analysis in a notebook or printed, the analysis of a run of this process, and the check that
-# needs the accounting of device time.
+# Views of a trace and an analysis in a notebook or printed, the analysis of a run of this process, recordings that
+# `perfscope attach` requests, and the check that needs the accounting of device time.
 hooks.register("trace_html", "perfscope.dashboards.report.html_report:trace_html")
 hooks.register("analysis_html", "perfscope.dashboards.report.html_report:analysis_html")
 hooks.register("analysis_text", "perfscope.dashboards.report.text:render")
 hooks.register("analysis_of_run", "perfscope.analyzers.judge:analysis_of_run")
+hooks.register("record_on_request", "perfscope.profiler.session.requested:record_on_request")
 hooks.register("check_device_times", "perfscope.analyzers.time.device_time:check_device_times")
 
 

@@ -16,6 +16,8 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Protocol, TypeVar, cast
 
+from perfscope.model import hooks
+
 DOMAIN = "perfscope"
 STEP = "step"
 EXIT_RANGE = "exit"
@@ -90,9 +92,7 @@ def _look_for_request() -> None:
         return
     _looked = now
     if _listener is None and os.path.exists(request_path(os.getpid())):  # noqa: PTH110 (half the cost)
-        from perfscope.profiler.session.requested import RequestedRecording
-
-        RequestedRecording().begin()
+        hooks.call("record_on_request")
 
 
 def listen(listener: Listener | None) -> None:

@@ -52,6 +52,11 @@ def request(pid: int, steps: int, wait_s: float) -> Path | None:
     return None
 
 
+def record_on_request() -> None:
+    """Take the request that was found, at this step boundary."""
+    RequestedRecording().begin()
+
+
 class RequestedRecording:
     """One recording, from its request to its end. Nothing here may reach the program."""
 
