@@ -19,8 +19,8 @@ def document_of(comparison: Comparison, sources: tuple[str, str], *, created_utc
     return Parity(
         schema=SCHEMA,
         created_utc=created_utc,
-        a=_summary(sources[0], a),
-        b=_summary(sources[1], b),
+        a=summary(sources[0], a),
+        b=summary(sources[1], b),
         reference=text,
         verdict="diverges" if first is not None else "same" if rows else "not compared",
         first=first,
@@ -34,7 +34,8 @@ def document_of(comparison: Comparison, sources: tuple[str, str], *, created_utc
     )
 
 
-def _summary(source: str, recording: Recording) -> SideSummary:
+def summary(source: str, recording: Recording) -> SideSummary:
+    """A side in short; ``source``: the user's name of it."""
     return SideSummary(
         source=source,
         framework=recording.framework,

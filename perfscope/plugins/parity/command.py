@@ -32,8 +32,8 @@ SIDES = ("a", "b")
 
 
 @click.command()
-@click.argument("a")
-@click.argument("b")
+@click.argument("a", required=False)
+@click.argument("b", required=False)
 @click.option("--dtype-a", type=click.Choice(DTYPES), help="Run A in this dtype. [as it is]")
 @click.option("--dtype-b", type=click.Choice(DTYPES), help="Run B in this dtype. [as it is]")
 @click.option("--device-a", metavar="NAME", help="Run A there: cpu, cuda:1 (PyTorch); cpu, gpu, tpu (JAX).")
@@ -68,6 +68,17 @@ SIDES = ("a", "b")
     help="Compare on inputs of these regimes, a row each: adversarial (all), or names with commas between them.",
 )
 @click.option(
+    "--matrix",
+    metavar="SIDES",
+    help="Compare pairs of sides: DEVICE-DTYPE (cpu-f32, cuda-bf16) of A, and of B if given; NAME@FOLDER: a recording.",
+)
+@click.option(
+    "--record",
+    metavar="FOLDER",
+    type=click.Path(path_type=Path),
+    help="Record A for a matrix, or B with the weights and inputs of the recording A, and compare nothing.",
+)
+@click.option(
     "--tolerance",
     type=click.Choice(("exact", "rounding")),
     default="exact",
@@ -82,7 +93,7 @@ SIDES = ("a", "b")
 @output_folder_option("the recordings")
 @quiet_option
 @verbose_option
-def parity(a: str, b: str, **settings: Any) -> int:
+def parity(a: str | None, b: str | None, **settings: Any) -> int:
     """Compare a model with itself in another framework, dtype, backend or commit, layer by layer.
 
     A and B are `file.py:function` or `module:function`. The function takes no arguments and returns the model and its
@@ -99,17 +110,19 @@ def parity(a: str, b: str, **settings: Any) -> int:
     from perfscope.plugins.parity.document import FILE, dump
     from perfscope.plugins.parity.sections import render_text
 
+    if settings["matrix"] is not None:
+        return _matrix([source for source in (a, b) if source is not None], settings)
+    if settings["record"] is not None and a is not None:
+        return _record(a, b, settings)
+    if a is None or b is None:
+        raise UsageError("give two sides, A and B")
     a, b = _folder_of(a), _folder_of(b)
     if _holds_runs(a) and _holds_runs(b):
         return _runs(Path(a), Path(b), settings)
     if settings["markdown"] or settings["shift"] is not None or settings["tolerance"] != "exact":
         raise UsageError("--tolerance, --shift and --markdown are for two runs with fingerprints")
     for source in (a, b):
-        if ":" not in source and not Path(source).is_dir():
-            raise UsageError(f"{source}: give file.py:function or module:function")
-        file = Path(source.rpartition(":")[0])
-        if file.suffix == ".py" and not file.is_file():
-            raise UsageError(f"{source}: {file}: no such file")
+        _check_source(source, folders=True)
     if Path(a).is_dir() and settings["inputs"]:
         raise UsageError(f"{a}: is a recording, which has one set of inputs; --inputs needs the program")
     if Path(a).is_dir() and (settings["dtype_a"] or settings["device_a"] or settings["weights"]):
@@ -176,6 +189,55 @@ def _choices(settings: dict[str, Any]) -> Choices:
 
     taken = {name: settings[name] for name in Choices.__struct_fields__ if name != "maps"}
     return Choices(maps=chosen(settings["maps"]), **taken)
+
+
+def _check_source(source: str, *, folders: bool) -> None:
+    if folders and Path(source).is_dir():
+        return
+    if ":" not in source:
+        raise UsageError(f"{source}: give file.py:function or module:function")
+    file = Path(source.rpartition(":")[0])
+    if file.suffix == ".py" and not file.is_file():
+        raise UsageError(f"{source}: {file}: no such file")
+
+
+def _matrix(sources: list[str], settings: dict[str, Any]) -> int:
+    from perfscope.plugins.parity.cases.matrix import compare_matrix, specs_of
+    from perfscope.plugins.parity.maps import chosen
+
+    specs = specs_of(settings["matrix"])
+    for source in sources:
+        _check_source(source, folders=False)
+    lone = next((spec.name for spec in specs if spec.folder is None and not sources), None)
+    if lone is not None:
+        raise UsageError(f"--matrix {lone}: is run here and needs a program: file.py:function")
+    missing = next((spec.folder for spec in specs if spec.folder is not None and not spec.folder.is_dir()), None)
+    if missing is not None:
+        raise UsageError(f"--matrix: {missing}: no such folder")
+    folder = new_folder(settings["output"], "parity")
+    document = compare_matrix(sources, specs, chosen(settings["maps"]), folder, _say(settings))
+    return _answer_cases(document, folder, settings)
+
+
+def _record(a: str, b: str | None, settings: dict[str, Any]) -> int:
+    from perfscope.plugins.parity.cases.matrix import record
+    from perfscope.plugins.parity.maps import chosen
+
+    side = "a" if b is None else "b"
+    if b is not None and not Path(a).is_dir():
+        raise UsageError(f"--record of {b}: {a} must be the folder of a recording")
+    source = a if b is None else b
+    _check_source(source, folders=False)
+    record(
+        source,
+        settings["record"],
+        like=None if b is None else Path(a),
+        dtype=settings[f"dtype_{side}"],
+        device=settings[f"device_{side}"],
+        maps=chosen(settings["maps"]),
+    )
+    click.echo(f"recorded {source} in {settings['record']}: --matrix NAME@{settings['record']}")
+    return DONE
 
 
 def _folder_of(source: str) -> str:

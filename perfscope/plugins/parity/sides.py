@@ -119,6 +119,11 @@ class Pair:
         self.values_a: Arrays = values
         self.values_b = None if choices.keep_weights else self.translation.to_b(values)
 
+    @property
+    def of_b(self) -> bool:
+        """Whether the reference is of B."""
+        return self._choices.reference == "b"
+
     def inputs(self) -> list[Input]:
         """A's own inputs."""
         return self._a.inputs()
@@ -138,7 +143,7 @@ class Pair:
         same = RunRequest(inputs=inputs_of(a[1]), other_lengths=given is not None)
         self._say("running B")
         b = self._b.run(folder + RUN, _with(same, dtype=choices.dtype_b, weights=self.values_b))
-        of_b = choices.reference == "b"
+        of_b = self.of_b
         dtype = choices.reference_dtype
         self._say(f"running the reference, {choices.reference.upper()} in {dtype}")
         reference = (self._b if of_b else self._a).run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -30,6 +31,8 @@ class Case(Value, frozen=True, kw_only=True):
     first: Divergence | None = None
     worst: Row | None = None
     """The row whose error is the largest part of what rounding explains, where that is less than the value itself."""
+    error: Number | None = None
+    """Error of the judged side in the first row that parts, else in the worst one."""
     share: Number | None = None
     """That part; ``None``: not finite."""
 
@@ -45,11 +48,19 @@ class Cases(Value, frozen=True, kw_only=True):
     notes: Texts = ()
 
 
-def case_of(name: str, document: Parity, *, a: str = "", b: str = "") -> Case:
-    """The row of a comparison."""
+def case_of(name: str, document: Parity, *, of_b: bool = False, a: str = "", b: str = "") -> Case:
+    """The row of a comparison; ``of_b``: its reference is of B, so that A is judged."""
     judged = [row for row in document.rows if not row.regrouped]
-    worst = max((row for row in judged if row.expected < 1), key=_share, default=None)
-    share = None if worst is None else _share(worst)
+
+    def error(row: Row) -> float | None:
+        return row.error_a if of_b else row.error_b
+
+    def share(row: Row) -> float:
+        own = error(row)
+        return math.inf if own is None else own / row.expected if row.expected else 0.0
+
+    worst = max((row for row in judged if row.expected < 1), key=share, default=None)
+    shown = document.first.row if document.first is not None else worst
     return Case(
         name=name,
         verdict=document.verdict,
@@ -58,16 +69,9 @@ def case_of(name: str, document: Parity, *, a: str = "", b: str = "") -> Case:
         values=len(judged),
         first=document.first,
         worst=worst,
-        share=share if share is not None and share < float("inf") else None,
+        error=None if shown is None else error(shown),
+        share=None if worst is None or share(worst) == math.inf else share(worst),
     )
-
-
-def _share(row: Row) -> float:
-    """Part of the bound that the judged side's error is; infinite where it has no finite error."""
-    errors = [row.error_b, row.error_a]
-    if row.diverges and None in errors:
-        return float("inf")
-    return max(error or 0.0 for error in errors) / row.expected if row.expected else 0.0
 
 
 def dump(document: Cases) -> bytes:

@@ -34,7 +34,7 @@ def compare_regimes(pair: Pair, names: Sequence[str], folder: Path, say: Callabl
             cases.append(Case(name=name, verdict="not run", reason=str(error)))
             continue
         sides = sides or (document.a, document.b)
-        cases.append(case_of(name, document))
+        cases.append(case_of(name, document, of_b=pair.of_b))
         if document.verdict == "same":
             for recording in folder.glob(f"*/{name}-*"):
                 shutil.rmtree(recording) if recording.is_dir() else recording.unlink()

@@ -46,7 +46,7 @@ def _sections(document: Cases) -> Iterator[Section]:
         Column("", lambda case: _BADGES.get(case.verdict, Badge("-"))),
         Column("inputs" if document.kind == "inputs" else "pair", lambda case: case.name, "code"),
         Column("values", lambda case: str(case.values) if case.values else ""),
-        Column("error", lambda case: _error(case)),
+        Column("error", lambda case: "" if _row(case) is None else error_text(case.error)),
         Column("explained", lambda case: "" if (row := _row(case)) is None else error_text(row.expected)),
         Column("at", lambda case: case.reason or ("" if (row := _row(case)) is None else _name(row)), "text"),
         Column("in A", lambda case: "" if (row := _row(case)) is None else _place(row.op_a, row.line_a), "place", 2),
@@ -73,14 +73,6 @@ def _row(case: Case) -> Row | None:
 
 def _name(row: Row) -> str:
     return row.name if row.kind == "activation" else f"{row.kind} of {row.name}"
-
-
-def _error(case: Case) -> str:
-    row = _row(case)
-    if row is None:
-        return ""
-    errors = [error for error in (row.error_a, row.error_b) if error is not None]
-    return error_text(max(errors)) if errors and not (row.diverges and len(errors) < 2) else "-"
 
 
 def _place(op: str, line: str) -> str:
