@@ -63,7 +63,7 @@ def rows(variant: int, hours: float, step_s: float, at_hour: float) -> Iterator[
     while at < end:
         length = round(next(every for until, every in ROWS_S if at / 1e9 - 100 < until) * S)
         second = (at - begin) / S + at_hour * 3600
-        kind = 0 if 1800 <= second % 3600 < 1860 else 1 if second % 1800 < 20 and not first else None
+        kind = 0 if 1800 <= second % 3600 < 1860 else 1 if second // 1800 != (second + length / S) // 1800 else None
         chosen = [2, 3, *dice.sample(range(4, STACKS), min(PER_ROW, max(4, length // S)))]
         parts = [leaves[stack] for stack in (chosen if kind is None else [kind])]
         cuts = sorted(dice.randrange(length) for _ in parts[1:])

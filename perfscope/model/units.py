@@ -13,7 +13,7 @@ Bytes = NewType("Bytes", int)
 Flops = NewType("Flops", int)
 """A number of floating-point operations (a multiply-add counts as two)."""
 
-_TIME_STEPS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"))
+_TIME_STEPS = ((3_600_000_000_000, "h"), (1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"))
 _COUNT_STEPS = ((10**18, "E"), (10**15, "P"), (10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
 _BYTE_STEPS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 

@@ -18,6 +18,8 @@ PLUGIN = Plugin(
     commands={"job": f"{_HERE}.command:job"},
     tasks={"job": "Analyze"},
     options={"run": (f"{_HERE}.options:LEDGER", f"{_HERE}.options:WATCH")},
+    pages={"job": f"{_HERE}.dashboard.page"},
+    works={"job": f"{_HERE}.dashboard.works"},
     names={"progress": f"{_HERE}.progress:progress"},
 )
 

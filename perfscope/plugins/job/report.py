@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from perfscope.dashboards.report.blocks import Badge, Column, Effect, Report, Section, Table, Text, Value, table, tables
+from perfscope.dashboards.report.blocks import (
+    Badge,
+    Column,
+    Effect,
+    Report,
+    Section,
+    Table,
+    Text,
+    Tone,
+    Value,
+    table,
+    tables,
+)
 from perfscope.model.units import format_ns
 from perfscope.plugins.job.account import CauseTime, JobAccount
+from perfscope.plugins.job.nodes import Node
 from perfscope.plugins.job.rank import Attempt, Event
 from perfscope.plugins.job.rank_sections import (
     change_fact,
@@ -22,7 +35,7 @@ from perfscope.plugins.job.steps import StepChange
 FEW = 10
 BUSY = "waiting for a core"
 """Cause of a change that the program did not make: other causes are named first."""
-_MEANT = {
+MEANT = {
     "waiting for a core": "the thread could run and other threads or processes had the cores",
     "lost work": "trained after the save that the next attempt went on from, and trained again",
     "not recorded": "between a process's rows, or its stack could not be read",
@@ -64,6 +77,8 @@ def _sections(account: JobAccount, recordings: Sequence[Compared]) -> Iterator[S
     if account.changes:
         yield Section(title="Changes of the step time", blocks=tables(_changes(account.changes)))
     yield from rank_sections(account.hangs, account.rank_notes, account.saves, account.watched)
+    if len(account.nodes) > 1:
+        yield Section(title="Nodes", summary=_slow_nodes(account.nodes), blocks=tables(_nodes(account.nodes)))
     if recordings:
         yield recordings_section(recordings)
     notable = [event for event in account.events if event.kind not in ("started", "ended")]
@@ -94,7 +109,7 @@ def _most_at(row: CauseTime) -> str:
 
 def _meanings(account: JobAccount) -> Iterator[Text]:
     for cause in account.causes:
-        meaning = _MEANT.get(cause.cause)
+        meaning = MEANT.get(cause.cause)
         if meaning:
             yield Text(f"{cause.cause}: {meaning}", detail=True)
 
@@ -135,6 +150,30 @@ def _events(events: list[Event]) -> Table:
     order = {"killed": 0, "stalled": 0, "failed save": 1, "failed restore": 1}
     shown = sorted(events, key=lambda event: (order.get(event.kind, 2), -event.ns))
     return table(columns, shown, few=FEW, rest="events, which took less")
+
+
+def _slow_nodes(nodes: tuple[Node, ...]) -> str:
+    slow = [node.host for node in nodes if node.slow_again]
+    return f"slow again and again: {', '.join(slow[:FEW])}" if slow else "none is slow again and again"
+
+
+def _nodes(nodes: tuple[Node, ...]) -> Table:
+    columns: tuple[Column[Node], ...] = (
+        Column("node", lambda row: Badge(row.host, "worse" if row.slow_again else "plain")),
+        Column("ranks", lambda row: row.ranks, "count", drop=2),
+        Column("a step", lambda row: None if row.step_ns is None else round(row.step_ns), "ns"),
+        Column("to the others", lambda row: None if row.excess is None else Effect(row.excess, tone=_tone(row))),
+        Column("slow in", lambda row: f"{row.slow_bins} of {row.bins} times" if row.bins else ""),
+        Column("kept", lambda row: row.kept_share, "share"),
+        Column("killed", lambda row: row.killed or None, "count", drop=2),
+        Column("stalled", lambda row: row.stalled or None, "count", drop=2),
+        Column("lost", lambda row: row.lost_ns or None, "ns", drop=1),
+    )
+    return table(columns, nodes, few=FEW, rest="nodes")
+
+
+def _tone(node: Node) -> Tone:
+    return "worse" if node.slow_again else "plain"
 
 
 def _attempts(attempts: tuple[Attempt, ...]) -> Table:
