@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from msgspec import Struct
 
 from perfscope.analyzers.readers import LostTask, cores, work_through
 from perfscope.model.errors import DataError
+from perfscope.model.plugins import load
 from perfscope.plugins.job.causes import CAUSES, KEPT, Cause
 from perfscope.plugins.job.charge import Save, saves_in
 from perfscope.plugins.job.document import ledger_files, load_ledger, read_rank
@@ -27,6 +29,7 @@ from perfscope.plugins.job.steps import RankState, StepChange
 from perfscope.plugins.job.timeline import Bin, Timeline
 from perfscope.plugins.job.together import RankNote, joined_changes, rank_notes
 from perfscope.plugins.job.watched import WatchedChange
+from perfscope.plugins.scale_out import PLUGIN
 
 MOST_LINES = 12
 """Lines per cause."""
@@ -126,6 +129,12 @@ def job_account(runs: Sequence[Path], read: Executor | None = None) -> JobAccoun
         why = f": {notes[0]}" if notes else "; `perfscope run --ledger` keeps one"
         raise DataError(f"{names}: no ledger{why}")
     return _account(sums)
+
+
+def on_cluster(address: str) -> Executor:
+    """Read the ranks on the workers of a Dask scheduler, which see the same paths."""
+    executor: Executor = partial(load(PLUGIN.scale_out).work_on_cluster, address=address)
+    return executor
 
 
 def _here(

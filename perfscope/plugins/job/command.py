@@ -56,6 +56,11 @@ def _trackers(
     metavar="SECONDS",
     help="Write and send again and again, until the job has ended.",
 )
+@click.option(
+    "--scheduler",
+    metavar="ADDRESS",
+    help="Read the ranks on the workers of this Dask scheduler, which see the same paths.",
+)
 @quiet_option
 @verbose_option
 def job(
@@ -69,6 +74,7 @@ def job(
     trackers: tuple[tuple[str, str], ...],
     webhook: str | None,
     every: float | None,
+    scheduler: str | None,
     quiet: bool,
     verbose: bool,
 ) -> None:
@@ -90,13 +96,15 @@ def job(
     if port is not None:
         _serve(folders, port, quiet=quiet)
         return
+    from perfscope.plugins.job.account import on_cluster
     from perfscope.plugins.job.outlets import moment_of, tell
 
-    moment = moment_of(folders)
+    read = None if scheduler is None else on_cluster(scheduler)
+    moment = moment_of(folders, read)
     if STDOUT not in files:
         show_account(moment.account, folders, verbose=verbose)
     if outlets:
-        tell(folders, outlets, every=every, moment=moment)
+        tell(lambda: moment_of(folders, read), outlets, every=every, moment=moment)
 
 
 def _folders(runs: Sequence[str], every: float | None) -> list[Path]:

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from perfscope.__main__ import run as command_line
 from perfscope.model.errors import DataError, UsageError
-from perfscope.plugins.job import outlets
 from perfscope.plugins.job.outlets import Moment, moment_of, tell
 from perfscope.plugins.job.outlets.webhook import MOST_LINES, Webhook
 from perfscope.plugins.job.rank import Event
@@ -206,13 +205,10 @@ def test_a_webhook_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None
         assert "secret" not in str(error.value)
 
 
-def test_the_job_is_followed_to_its_end(
-    job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_job_is_followed_to_its_end(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An outlet that fails meanwhile is a line on stderr; the others go on."""
     ended = moment_of([job])
     moments = iter([replace(ended, running=True), replace(ended, running=True), ended])
-    monkeypatch.setattr(outlets, "moment_of", lambda _: next(moments))
     got: list[bool] = []
 
     class Keeps:
@@ -230,7 +226,7 @@ def test_the_job_is_followed_to_its_end(
         def close(self) -> None:
             pass
 
-    tell([job], [Fails(), Keeps()], every=0.01)
+    tell(lambda: next(moments), [Fails(), Keeps()], every=0.01)
     assert got == [True, True, False, False]
     assert capsys.readouterr().err.count("the receiver is away") == 2
 

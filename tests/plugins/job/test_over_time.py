@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfscope.plugins.job.account import job_account
+from perfscope.plugins.job.account import job_account, on_cluster
 from perfscope.plugins.job.causes import CAUSES
 from perfscope.plugins.job.nodes import Node
 from perfscope.plugins.job.timeline import MOST_BINS, NARROWEST_NS, Timeline
@@ -102,3 +102,13 @@ def test_ranks_that_are_read_in_processes_make_the_same_account(
     monkeypatch.setattr("perfscope.plugins.job.account.BYTES_PER_PROCESS", 1000)
     monkeypatch.setattr("perfscope.plugins.job.account.cores", lambda: 2)
     assert job_account([tmp_path]) == here
+
+
+def test_ranks_that_a_dask_cluster_reads_make_the_same_account(tmp_path: Path) -> None:
+    distributed = pytest.importorskip("distributed", reason="no Dask")
+    nodes_of(tmp_path, 1, 1.5, 1, 1, minutes=1)
+    with distributed.LocalCluster(
+        n_workers=1, threads_per_worker=2, processes=False, dashboard_address=None
+    ) as cluster:
+        read = on_cluster(cluster.scheduler_address)
+        assert job_account([tmp_path], read) == job_account([tmp_path])

@@ -6,7 +6,7 @@ All of them read the run folder from another process: the program does not wait 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -16,7 +16,7 @@ from perfscope.commands.options import announce
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.run import load_run
 from perfscope.model.errors import DataError
-from perfscope.plugins.job.account import JobAccount, job_account
+from perfscope.plugins.job.account import Executor, JobAccount, job_account
 
 
 class Moment(Struct, frozen=True, kw_only=True):
@@ -39,10 +39,10 @@ class Outlet(Protocol):
         """Send what is left, and let go."""
 
 
-def moment_of(runs: Sequence[Path]) -> Moment:
-    """The job of ``runs`` now; ``DataError`` if none has a ledger."""
+def moment_of(runs: Sequence[Path], read: Executor | None = None) -> Moment:
+    """The job of ``runs`` now; ``DataError`` if none has a ledger. ``read``: as in `job_account`."""
     running = any(map(_running, runs))
-    return Moment(job=runs[0].resolve().name, account=job_account(runs), running=running)
+    return Moment(job=runs[0].resolve().name, account=job_account(runs, read), running=running)
 
 
 def _running(run: Path) -> bool:
@@ -57,16 +57,18 @@ def _running(run: Path) -> bool:
     return False
 
 
-def tell(runs: Sequence[Path], outlets: Sequence[Outlet], *, every: float | None, moment: Moment | None = None) -> None:
+def tell(
+    look: Callable[[], Moment], outlets: Sequence[Outlet], *, every: float | None, moment: Moment | None = None
+) -> None:
     """Send the job to each outlet; with ``every`` (seconds) again and again until the job has ended.
 
-    ``moment``: the first one, if it was read already.
+    ``look``: reads the job. ``moment``: the first one, if it was read already.
 
     An error of an outlet ends a single sending; else it is shown on stderr, and sent again next time.
     """
     try:
         while True:
-            moment = moment or moment_of(runs)
+            moment = moment or look()
             for outlet in outlets:
                 try:
                     outlet.send(moment)
