@@ -110,12 +110,12 @@ def job(
 def _folders(runs: Sequence[str], every: float | None) -> list[Path]:
     """The run folders; with ``every`` (seconds) a job that has not started yet is waited for."""
     from perfscope.model.documents import run_folders
-    from perfscope.plugins.job.document import ledger_files
+    from perfscope.plugins.job.document import ledger_files, with_requeued
 
     waits = False
     while True:
         try:
-            folders = [run_folders.find(run) for run in runs]
+            folders = list(dict.fromkeys(part for run in runs for part in with_requeued(run_folders.find(run))))
             if every is None or any(map(ledger_files, folders)) or not any(map(run_folders.is_running, folders)):
                 return folders
         except DataError:

@@ -6,6 +6,8 @@ whose times do not fit are left out; ``notes`` count them.
 
 from __future__ import annotations
 
+import glob
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import chain
@@ -25,6 +27,8 @@ MOST_BYTES = 256 << 20
 MOST_LINE = 16 << 20
 MOST_FILES = 65_536
 MOST_NODES = 100_000
+_REQUEUED = re.compile(r"-r(\d{1,4})$")
+"""End of the name of a run that a requeued or restarted job made after the first one."""
 
 Triple = tuple[Annotated[int, msgspec.Meta(ge=-1)], Annotated[int, msgspec.Meta(ge=0, le=3)], Count]
 """(Node, phase, ns)."""
@@ -136,6 +140,24 @@ def ledger_files(run: Path) -> list[Path]:
     if len(files) > MOST_FILES:
         raise DataError(f"{run / FOLDER}: {len(files):,} files; at most {MOST_FILES:,} are read")
     return files
+
+
+def with_requeued(run: Path) -> list[Path]:
+    """A run and those that its requeued or restarted job made after it: ``NAME``, ``NAME-r1``, ``NAME-r2``."""
+    run = run.resolve()
+    later = [
+        (int(number[1]), other)
+        for other in run.parent.glob(f"{glob.escape(run.name)}-r*")
+        if (number := _REQUEUED.search(other.name))
+        and other.name == f"{run.name}{number[0]}"
+        and (other / FOLDER).is_dir()
+    ]
+    return [run, *(other for _, other in sorted(later))]
+
+
+def first_name(run: Path) -> str:
+    """The name of the first run of its job."""
+    return _REQUEUED.sub("", run.name)
 
 
 def load_ledger(file: Path) -> ProcessLedger:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import time
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -16,6 +15,7 @@ from perfscope.dashboards.web.server.shelf import Shelf, key_of
 from perfscope.dashboards.web.server.works import APART
 from perfscope.model.documents import run_folders
 from perfscope.model.errors import DataError
+from perfscope.plugins.job.document import first_name
 from perfscope.plugins.job.recorder import FOLDER
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ LOOK_S = 15
 """Seconds between two looks at ledgers that grow: rows of a job come every two seconds at first."""
 MOST_JOBS = 60
 """Most jobs in the table, newest first."""
-_REQUEUED = re.compile(r"-r\d+$")
-"""End of the name of a run that a requeued or restarted job made after the first one."""
 
 
 class JobWork(Struct, frozen=True, kw_only=True):
@@ -89,7 +87,7 @@ def jobs_in(folder: Path) -> tuple[JobWork, ...]:
     by_name: dict[str, list[Path]] = {}
     for run in run_folders.directories(folder):
         if (run / FOLDER).is_dir():
-            by_name.setdefault(_REQUEUED.sub("", run.name), []).insert(0, run)
+            by_name.setdefault(first_name(run), []).insert(0, run)
     return tuple(JobWork(folder=folder, runs=tuple(runs)) for runs in list(by_name.values())[:MOST_JOBS])
 
 
