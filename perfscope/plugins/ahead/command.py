@@ -143,7 +143,7 @@ def compile_(
 
         if fail_on is not None:
             raise UsageError("--fail-on: a sweep has no findings to gate on; compile one variant by itself")
-        (first, *_) = _frameworks(framework, words, module=kind == "module")
+        (first, *_) = frameworks_asked(framework, words, module=kind == "module")
         if setup:
             set_up("torch" if first == "torch" else kind_of(target), quiet=quiet)
         options = SweepOptions(
@@ -177,7 +177,7 @@ def compile_(
         folder = compiled_in(request, output, label, command=(words[0],), quiet=quiet)
         return _judge(folder, json_file, fail_on, quiet=quiet, verbose=verbose)
     worst = DONE
-    for item in _frameworks(framework, words, module=kind == "module"):
+    for item in frameworks_asked(framework, words, module=kind == "module"):
         request = request_of(
             words, module=kind == "module", framework=item, target=resolved, functions=functions, checkpoint=checkpoint,
             until_exit=until_exit, seconds=limit, memory_bytes=most, keep_ptx=keep_ptx,
@@ -310,7 +310,7 @@ class _Progress:
             print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
 
 
-def _frameworks(framework: str, words: tuple[str, ...], *, module: bool) -> tuple[Framework, ...]:
+def frameworks_asked(framework: str, words: tuple[str, ...], *, module: bool) -> tuple[Framework, ...]:
     """Frameworks whose parts of the program are compiled; ``UsageError`` without any."""
     from perfscope.plugins.ahead.common.program import frameworks_of
 

@@ -57,6 +57,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     checkpoint: str | None = None
     """JAX: the policy for the program's layers; None: the program's own."""
     keep_ptx: bool = False
+    environment: dict[str, str] = {}
+    """Variables that the program finds besides those of this process: its mesh."""
     plugins: tuple[str, ...] = ()
     """Folders that hold compiler plugins, in order; found by the parent."""
     skipped: tuple[int, ...] = ()

@@ -10,5 +10,6 @@ PLUGIN = Plugin(
     name="plan",
     commands={"plan": f"{_HERE}.command:plan"},
     tasks={"plan": "Compile for a machine that is not here"},
+    names={"mesh": f"{_HERE}.mesh:mesh"},
     documents={"plan": f"{_HERE}.document"},
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 import numpy as np
 from msgspec import Struct
@@ -19,6 +18,7 @@ from perfscope.plugins.plan.document import (
     PlannedExchange,
     PlannedPart,
     Sensitivity,
+    now,
 )
 from perfscope.plugins.plan.evaluate import ACCOUNT, NS, Evaluated, Evaluator, Problem
 from perfscope.plugins.plan.search import Found, equal, usable_bytes
@@ -68,7 +68,7 @@ def plan_document(problem: Problem, found: Found, chosen: Chosen) -> Plan:
         usable_bytes=usable,
         global_batch=problem.global_batch,
         sequence=problem.sequence,
-        created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+        created_utc=now(),
         price_per_hour=chosen.price,
         calibrated_by=chosen.calibrated_by,
         candidates=rows,

@@ -13,9 +13,11 @@ AXES = ("data", "fsdp", "expert", "context", "tensor", "pipeline")
 
 AxisName = Literal["data", "fsdp", "expert", "context", "tensor", "pipeline"]
 
-Policy = Literal["none", "dots", "full"]
+Policy = Literal["none", "dots", "full", "own"]
 POLICIES: tuple[Policy, ...] = ("none", "dots", "full")
-"""As in `perfscope compile --checkpoint`: everything stays, products stay, a layer's input stays."""
+"""As in `perfscope compile --checkpoint`: everything stays, products stay, a layer's input stays.
+
+``own`` is a compiled program's own."""
 
 Schedule = Literal["none", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2"]
 SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2")

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from perfscope.commands.options import STDOUT, announce, parse_time, quiet_option, screen, verbose_option, write_answers
+from perfscope.commands.options import (
+    STDOUT,
+    announce,
+    output_folder_option,
+    parse_time,
+    quiet_option,
+    screen,
+    verbose_option,
+    write_answers,
+)
+from perfscope.commands.run import TARGET, RunCommand
 from perfscope.model.errors import DONE, UsageError
 from perfscope.plugins.plan.options import comma, fixed_axes, share
 
 if TYPE_CHECKING:
+    from perfscope.plugins.plan.compiled import Wanted
     from perfscope.plugins.plan.document import Plan
     from perfscope.plugins.plan.evaluate import Problem
     from perfscope.plugins.plan.search import Space
@@ -19,7 +31,15 @@ if TYPE_CHECKING:
 BUDGET = "15m"
 
 
-@click.command(epilog="docs/plan.md has the formulas, their sources, and how published runs compare.")
+class PlanCommand(RunCommand):
+    """As `compile`: the program and its arguments come last, or there is none."""
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """The usage line names the two ways to use it."""
+        return ["[OPTIONS] --model config.json | [OPTIONS] script.py ARGS... | -m module ARGS..."]
+
+
+@click.command(cls=PlanCommand, epilog="docs/plan.md has the formulas, their sources, and how published runs compare.")
 @click.option("--model", metavar="FILE|SIZES", help="config.json of the model, or layers=80,hidden=8192,heads=64,...")
 @click.option(
     "--target", metavar="DEVICES", required=True, help="h100x64, mi300x8, v5e:16x16 or a TOML file of your own."
@@ -30,7 +50,7 @@ BUDGET = "15m"
 @click.option("--sequence", type=click.IntRange(1, 1 << 24), metavar="N", help="Tokens of one sequence.")
 @click.option("--memory-headroom", default="10%", show_default=True, metavar="SHARE", help="Memory to leave free.")
 @click.option("--mesh", "meshes", metavar="AXIS=N,...", multiple=True, help="Only this size of an axis: tensor=8.")
-@click.option("--checkpoint", default="none,dots,full", show_default=True, metavar="LIST", help="Checkpoint policies.")
+@click.option("--checkpoint", metavar="LIST", help="Checkpoint policies. [none,dots,full; a program: its own]")
 @click.option("--schedule", default="1f1b,interleaved,zb-h1", show_default=True, metavar="LIST",
               help="Pipelines: gpipe, 1f1b, interleaved, zb-h1, zb-h2.")  # fmt: skip
 @click.option("--micro-batch", metavar="LIST", help="Sequences of one forward. [powers of two up to 16]")
@@ -38,12 +58,24 @@ BUDGET = "15m"
 @click.option("--offload", default="none", show_default=True, metavar="LIST", help="none, optimizer, activations.")
 @click.option("--price", type=click.FloatRange(min=0), metavar="AMOUNT", help="Price of one device for an hour.")
 @click.option("--budget", default=BUDGET, show_default=True, metavar="TIME", help="Longest search.")
+@click.option("--mesh-flag", metavar="TEMPLATE", help="Program: its flags, '--data {data} --fsdp {fsdp}'.")
+@click.option(
+    "--axes",
+    default="data,fsdp,tensor",
+    show_default=True,
+    metavar="LIST",
+    help="Program without --mesh-flag: axes that perfscope.mesh() or PERFSCOPE_MESH gives it.",
+)
+@click.option("--jobs", type=click.IntRange(1, 256), metavar="N", help="Program: compilations at once. [cores, memory]")
+@output_folder_option("the compiled meshes")
 @click.option("--json", "json_file", metavar="FILE", help="Write the plan as JSON (- for stdout, alone).")
 @click.option("--markdown", "markdown_file", metavar="FILE", help="Write it as Markdown (- for stdout, alone).")
 @click.option("--html", "html_file", metavar="FILE", help="Write it as a page with the picture.")
 @quiet_option
 @verbose_option
+@click.pass_context
 def plan(
+    context: click.Context,
     *,
     model: str | None,
     target: str,
@@ -53,13 +85,17 @@ def plan(
     sequence: int | None,
     memory_headroom: str,
     meshes: tuple[str, ...],
-    checkpoint: str,
+    checkpoint: str | None,
     schedule: str,
     micro_batch: str | None,
     precision: str,
     offload: str,
     price: float | None,
     budget: str,
+    mesh_flag: str | None,
+    axes: str,
+    jobs: int | None,
+    output: Path,
     json_file: str | None,
     markdown_file: str | None,
     html_file: str | None,
@@ -75,17 +111,29 @@ def plan(
     from perfscope.plugins.plan.candidate import OFFLOADS, POLICIES, PRECISIONS, SCHEDULES
     from perfscope.plugins.plan.search import Space, search
 
+    words, kind = context.meta[TARGET]
+    headroom = share("--memory-headroom", memory_headroom)
+    if words:
+        wanted = _wanted(
+            words, kind, target, memory, mesh_flag=mesh_flag, axes=axes, meshes=meshes, checkpoint=checkpoint,
+            headroom=headroom, output=output, budget=budget, jobs=jobs, price=price,
+            tokens=None if global_batch is None or sequence is None else global_batch * sequence,
+        )  # fmt: skip
+        from perfscope.plugins.plan.compiled import compile_plan
+
+        document = compile_plan(wanted, lambda text: announce(text, quiet=quiet))
+        _show(document, json_file, markdown_file, html_file, quiet=quiet, verbose=verbose)
+        return DONE
     if model is None:
-        raise UsageError("nothing to plan: give --model config.json")
+        raise UsageError("nothing to plan: give --model config.json, or a program")
     space = Space(
         fixed=fixed_axes(meshes),
-        policies=comma("--checkpoint", checkpoint, POLICIES),
+        policies=comma("--checkpoint", checkpoint or "none,dots,full", POLICIES),
         schedules=comma("--schedule", schedule, SCHEDULES),
         precisions=comma("--precision", precision, PRECISIONS),
         offloads=comma("--offload", offload, OFFLOADS),
         micro_batches=_numbers(micro_batch),
     )
-    headroom = share("--memory-headroom", memory_headroom)
     problem = _problem(model, target, memory, topology, global_batch, sequence)
     _check_precisions(problem, space)
     seconds = parse_time("--budget", budget)
@@ -93,6 +141,37 @@ def plan(
     document = plan_document(problem, found, Chosen(headroom=headroom, price=price))
     _show(document, json_file, markdown_file, html_file, quiet=quiet, verbose=verbose)
     return DONE
+
+
+def _wanted(
+    words: tuple[str, ...],
+    kind: str,
+    target: str,
+    memory: str | None,
+    *,
+    mesh_flag: str | None,
+    axes: str,
+    meshes: tuple[str, ...],
+    checkpoint: str | None,
+    headroom: float,
+    output: Path,
+    budget: str,
+    jobs: int | None,
+    price: float | None,
+    tokens: int | None,
+) -> Wanted:
+    from perfscope.analyzers.devices import parse_target
+    from perfscope.plugins.plan.candidate import AXES, POLICIES
+    from perfscope.plugins.plan.compiled import Wanted
+
+    if kind == "command":
+        raise UsageError(f"{words[0]}: a plan compiles a Python program: give script.py or -m module")
+    return Wanted(
+        words=words, module=kind == "module", template=mesh_flag, axes=comma("--axes", axes, AXES),
+        target=parse_target(target, memory), fixed=fixed_axes(meshes),
+        policies=(None,) if checkpoint is None else comma("--checkpoint", checkpoint, POLICIES), headroom=headroom,
+        output=output, budget_s=parse_time("--budget", budget), jobs=jobs, tokens=tokens, price=price,
+    )  # fmt: skip
 
 
 def _problem(

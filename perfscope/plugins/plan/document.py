@@ -5,6 +5,7 @@ It is read as untrusted input: bounded, with errors of one line.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -64,8 +65,9 @@ class PlannedCandidate(Value, frozen=True, kw_only=True):
     memory_high: Count
     fits: bool
     """Whether the high end of its memory fits; if not, the low end does."""
-    tokens_per_s_low: Number
-    tokens_per_s_high: Number
+    tokens_per_s_low: Number | None = None
+    """Null if the tokens of a step are unknown."""
+    tokens_per_s_high: Number | None = None
     price_low: Number | None = None
     """Price of a million tokens, in the currency of ``--price``; null without one."""
     price_high: Number | None = None
@@ -143,6 +145,11 @@ class Plan(Value, frozen=True, kw_only=True):
     searched: Searched
     assumptions: Texts = ()
     notes: Texts = ()
+
+
+def now() -> str:
+    """The moment for a document."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def dump(plan: Plan) -> bytes:

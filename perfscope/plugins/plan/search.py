@@ -233,7 +233,7 @@ def search(
     """
     began = told = time.monotonic()
     memory = usable_bytes(problem, headroom)
-    evaluator, best, places = Evaluator(problem), _Best(), _Places(problem, space)
+    evaluator, best, places = Evaluator(problem), _Best(), Places(problem, space)
     leanest = _Leanest()
     queue = _queue(problem, space, evaluator, memory if pruned else None, leanest)
     too_large, cannot_win, evaluated = leanest.number, 0, 0
@@ -275,10 +275,11 @@ def search(
     return Found(front=front, kept=tuple(results[:KEPT]), searched=searched)
 
 
-class _Places:
+class Places:
     """Orders of the axes of each mesh, found once."""
 
     def __init__(self, problem: Problem, space: Space) -> None:
+        """``space``: whether orders are searched."""
         self._problem, self._space = problem, space
         self._known: dict[Mesh, tuple[tuple[str, ...], ...]] = {}
 

@@ -68,16 +68,18 @@ def _headline(plan: Plan) -> str:
 
 def _facts(plan: Plan) -> Iterator[str]:
     active = "" if not plan.experts else f", {plan.active_parameters / 1e9:.1f} active"
-    yield (
-        f"{plan.parameters / 1e9:.1f} billion parameters{active}; {plan.global_batch:,} sequences of {plan.sequence:,} "
-        "tokens per step"
-    )
+    if plan.parameters:
+        size = f"{plan.parameters / 1e9:.1f} billion parameters{active}"
+        yield f"{size}; {plan.global_batch:,} sequences of {plan.sequence:,} tokens per step"
     same = [one for one in plan.candidates[1:] if one.equal_to_best]
     others = len(plan.candidates) - 1
     if same:
         yield f"{len(same)} of the {others} other meshes listed are equal to it: no order holds under all assumptions"
     elif others:
         yield f"it is faster than each of the {others} other meshes listed under all assumptions"
+    if not plan.parameters:
+        yield "memory is the compiler's peak; times are modelled from the compiled programs, not measured"
+        return
     basis = f"narrowed by {plan.calibrated_by}" if plan.calibrated_by else "not calibrated"
     yield f"times are modelled, not measured ({basis}); memory is modelled, from a low to a high end"
     if not plan.candidates[0].fits:
@@ -88,24 +90,34 @@ def _facts(plan: Plan) -> Iterator[str]:
 
 def _sections(plan: Plan) -> Iterator[Section]:
     yield Section(title="Meshes", summary=_counts(plan), blocks=(*_picture(plan), _meshes(plan)))
-    yield Section(
-        title="Where the time of a step goes",
-        summary="parts of one scenario add up to its step; ends of different parts need not be of one scenario",
-        blocks=(_accounts(plan.candidates[:COMPARED]),),
-    )
+    if plan.candidates[0].account:
+        yield Section(
+            title="Where the time of a step goes",
+            summary="parts of one scenario add up to its step; ends of different parts need not be of one scenario",
+            blocks=(_accounts(plan.candidates[:COMPARED]),),
+        )
     if plan.candidates[0].exchanges:
         yield Section(title="Exchanges of the first mesh", summary="per device and step", blocks=(_exchanges(plan),))
-    yield Section(title="Memory of a device", blocks=(_memory(plan.candidates[:COMPARED]),))
+    if plan.candidates[0].memory:
+        yield Section(title="Memory of a device", blocks=(_memory(plan.candidates[:COMPARED]),))
     if plan.sensitivities:
         yield Section(title="Sensitivity of the order", blocks=(_order(plan), Listing(items=_measure(plan))))
     notes = (*plan.notes, *(f"assumed: {text}" for text in plan.assumptions))
-    yield Section(title="How it is known", blocks=(Text(_METHOD), Listing(items=notes, few=6)))
+    yield Section(
+        title="How it is known", blocks=(Text(_METHOD if plan.parameters else _COMPILED), Listing(items=notes, few=6))
+    )
 
 
 _METHOD = (
     "Every candidate is priced by closed formulas under the same scenarios: all combinations of the ends of the "
     "assumptions. A mesh is called faster only if it is faster in each of them. docs/plan.md has the formulas, their "
     "sources, and how published runs compare."
+)
+
+
+_COMPILED = (
+    "Every mesh was compiled for the target: its memory is the compiler's peak, its time modelled from the compiled "
+    "program. Meshes whose ranges overlap are equal. docs/plan.md and docs/compile-model.md have the rest."
 )
 
 
@@ -121,7 +133,7 @@ def _meshes(plan: Plan) -> Table:
     columns: list[Column[PlannedCandidate]] = [
         Column("", lambda one: Badge("equal", "open") if one.equal_to_best else None),
         Column("mesh", mesh_words),
-        Column("micro-batch", lambda one: one.candidate.micro_batch, "count", 5),
+        Column("micro-batch", lambda one: one.candidate.micro_batch or None, "count", 5),
         Column("checkpoint", lambda one: one.candidate.policy, drop=6),
         Column("schedule", _schedule, drop=4),
         Column(
@@ -134,7 +146,7 @@ def _meshes(plan: Plan) -> Table:
         ),
         Column("on the host", lambda one: one.candidate.offload if one.candidate.offload != "none" else None, drop=7),
         Column("step", lambda one: Range(one.step_low_ns, one.step_high_ns), "ns"),
-        Column("tokens/s", lambda one: Range(one.tokens_per_s_low, one.tokens_per_s_high), "quantity", 1),
+        Column("tokens/s", _rate, "quantity", 1),
         Column("price of 1M tokens", _price, drop=8),
         Column("memory", lambda one: Range(one.memory_low, one.memory_high), "bytes"),
         Column("fits", lambda one: Badge("yes") if one.fits else Badge("maybe", "open")),
@@ -147,6 +159,12 @@ def _schedule(one: PlannedCandidate) -> str | None:
     if run.mesh.pipeline == 1:
         return None
     return f"{run.schedule} x{run.chunks}" if run.chunks > 1 else run.schedule
+
+
+def _rate(one: PlannedCandidate) -> Range | None:
+    if one.tokens_per_s_low is None or one.tokens_per_s_high is None:
+        return None
+    return Range(one.tokens_per_s_low, one.tokens_per_s_high)
 
 
 def _price(one: PlannedCandidate) -> str | None:

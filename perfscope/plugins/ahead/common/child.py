@@ -52,6 +52,7 @@ def main() -> None:
 
     writer = EventWriter(int(sys.argv[2]) if len(sys.argv) > 2 else None)
     request = requests.load(Path(sys.argv[1]))
+    os.environ.update(request.environment)
     try:
         if request.framework == "torch":
             _find_torch_planner(request, writer)

@@ -144,7 +144,7 @@ class _Sweep:
         if self._sources is not None:
             self._keys |= {number: variant_key(self._request(number), self._sources) for number in numbers}
         keys = {self._keys[number] for number in numbers if number in self._keys}
-        kept = {} if self.options.again else _kept(self.options.output, keys)
+        kept = {} if self.options.again else kept_variants(self.options.output, keys)
         left = []
         for number in numbers:
             earlier = kept.get(self._keys.get(number, ""))
@@ -209,7 +209,6 @@ class _Sweep:
     def _judge(self, number: int, folder: Path, *, outcome: SweptVariant | None = None, reused: bool = False) -> None:
         from msgspec.structs import replace
 
-        from perfscope.model.files import write_atomically
         from perfscope.plugins.ahead.sweep.evaluate import evaluate_variant
 
         point = evaluate_variant(folder, dict(self.variants[number].settings))
@@ -222,8 +221,7 @@ class _Sweep:
         )  # fmt: skip
         key = self._keys.get(number)
         if not reused and key is not None and point.state in ("fits", "does not fit", "compiled"):
-            text = json.dumps({"schema": "perfscope.sweep.variant/1", "key": key}).encode()
-            write_atomically(folder / KEPT, text, durable=False)
+            keep_variant(folder, key)
 
     def _write(self) -> Sweep:
         from perfscope.model.files import write_atomically
@@ -270,12 +268,20 @@ def _point_words(point: SweptVariant) -> str:
     return ", ".join(parts) or point.state
 
 
+def keep_variant(folder: Path, key: str) -> None:
+    """Let later sweeps and plans find the run folder of a variant by its key."""
+    from perfscope.model.files import write_atomically
+
+    text = json.dumps({"schema": "perfscope.sweep.variant/1", "key": key}).encode()
+    write_atomically(folder / KEPT, text, durable=False)
+
+
 def _assumed(request: Request) -> tuple[str, ...]:
     assumptions = request.target.machine.description.get("assumptions")
     return tuple(str(assumption) for assumption in assumptions) if isinstance(assumptions, list) else ()
 
 
-def _kept(root: Path, keys: set[str]) -> dict[str, Path]:
+def kept_variants(root: Path, keys: set[str]) -> dict[str, Path]:
     """Run folders of earlier sweeps by key, the latest of each; only for ``keys``."""
     import msgspec
 

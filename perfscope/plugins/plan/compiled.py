@@ -1,0 +1,299 @@
+"""Meshes of a program, each compiled for the absent machine: what the compiler makes of them takes the formulas' place.
+
+Every mesh whose product is the number of devices and whose axes the program takes is compiled as `perfscope compile`
+does, several at once, until the budget of time ends. A compiled mesh is found again by the next call.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from perfscope.analyzers.devices import Target
+from perfscope.analyzers.hlo import Collective, collectives_of
+from perfscope.analyzers.predict import Range, collective_range, estimate, factors_for
+from perfscope.analyzers.readers import load_one
+from perfscope.model.errors import DataError, UsageError
+from perfscope.model.trace import Trace
+from perfscope.plugins import ahead
+from perfscope.plugins.plan.candidate import Candidate, Mesh, meshes
+from perfscope.plugins.plan.document import (
+    Plan,
+    PlannedCandidate,
+    PlannedExchange,
+    PlannedPart,
+    Searched,
+    Sensitivity,
+    now,
+)
+from perfscope.plugins.plan.exchanges import Planned
+from perfscope.plugins.plan.mesh import axes_of_template, environment_of, words_of
+
+VARIANTS = "variants"
+"""Folder of a plan that holds the run folders."""
+
+MEASURE = "a few steps of both meshes, or the exchanges of the first table between two nodes"
+
+
+class Wanted(Struct, frozen=True, kw_only=True):
+    """The program to plan."""
+
+    words: tuple[str, ...]
+    """Script or module, and its arguments."""
+    module: bool
+    template: str | None
+    """Its flags for the mesh; None: it reads its environment."""
+    axes: tuple[str, ...]
+    """Axes that it takes, if it reads its environment."""
+    target: Target
+    fixed: dict[str, int]
+    policies: tuple[str | None, ...]
+    """Checkpoint policies of a JAX program; None is the program's own."""
+    headroom: float
+    output: Path
+    budget_s: float
+    jobs: int | None = None
+    tokens: int | None = None
+    """Tokens of one step, if known."""
+    price: float | None = None
+
+
+class _Mesh(Struct, frozen=True, kw_only=True):
+    """One mesh to compile."""
+
+    candidate: Candidate
+    request: Any
+    key: str | None
+
+
+def compile_plan(wanted: Wanted, progress: Callable[[str], None]) -> Plan:
+    """Compile the meshes and compare them. ``UsageError`` or ``DataError`` in one line."""
+    from perfscope.model.documents.run_folders import create
+
+    began = time.monotonic()
+    framework = ahead.frameworks_asked("auto", wanted.words, module=wanted.module)[0]
+    digest = ahead.sources_digest(wanted.words, module=wanted.module)
+    asked = [_asked(wanted, candidate, framework, digest) for candidate in _candidates(wanted)]
+    ahead.need_compilers([one.request for one in asked])
+    name = Path(wanted.words[0]).name.removesuffix(".py")
+    folder = create(wanted.output, f"{name}-plan", latest=False)
+    (folder / VARIANTS).mkdir()
+    kept = ahead.kept_variants(wanted.output, {one.key for one in asked if one.key})
+    found: dict[int, Any] = {}
+    for number, one in enumerate(asked):
+        if one.key in kept:
+            found[number] = _judged(kept[one.key], one)
+    left = [number for number in range(len(asked)) if number not in found]
+    progress(f"{len(asked)} meshes to compile, {len(found)} of an earlier plan")
+    at_once = wanted.jobs or len(os.sched_getaffinity(0))
+    while left and time.monotonic() - began < wanted.budget_s:
+        now_numbers, left = left[:at_once], left[at_once:]
+        _compile(now_numbers, asked, folder, found, progress)
+    rows = _rows(wanted, asked, found)
+    if not rows:
+        reasons = Counter(outcome.reason[:200] for outcome in found.values() if outcome.state == "failed")
+        if not found:
+            raise DataError(f"--budget: it ended before the first of {len(asked)} meshes was compiled; give more time")
+        raise DataError(f"{wanted.words[0]}: no mesh was compiled: {reasons.most_common(1)[0][0] if reasons else ''}")
+    _check_ignored(wanted, asked, found)
+    return _document(wanted, name, asked, found, rows, began, complete=not left)
+
+
+def _candidates(wanted: Wanted) -> list[Candidate]:
+    axes = axes_of_template(wanted.template) if wanted.template is not None else wanted.axes
+    limits = {axis: 1 for axis in Mesh().sizes if axis not in axes}
+    fitting = [
+        mesh
+        for mesh in meshes(wanted.target.count, limits)
+        if all(mesh.sizes[axis] == size for axis, size in wanted.fixed.items())
+    ]
+    if not fitting:
+        fixed = ", ".join(f"{axis} {size}" for axis, size in wanted.fixed.items())
+        raise UsageError(f"--target {wanted.target.asked}: no mesh of {wanted.target.count} devices has {fixed}")
+    return [
+        Candidate(mesh=mesh, micro_batch=0, policy=policy or "own")  # type: ignore[arg-type]
+        for mesh in fitting
+        for policy in wanted.policies
+    ]
+
+
+def _asked(wanted: Wanted, candidate: Candidate, framework: Any, digest: str | None) -> _Mesh:
+    flags = () if wanted.template is None else words_of(wanted.template, candidate.mesh)
+    request = ahead.request_of(
+        (*wanted.words, *flags), module=wanted.module, framework=framework, target=wanted.target,
+        checkpoint=None if candidate.policy == "own" else candidate.policy,
+    )  # fmt: skip
+    if wanted.template is None:
+        request = replace(request, environment=environment_of(candidate.mesh, wanted.axes))
+    return _Mesh(
+        candidate=candidate, request=request, key=None if digest is None else ahead.variant_key(request, digest)
+    )
+
+
+def _settings(one: _Mesh) -> dict[str, str]:
+    sizes = {axis: str(size) for axis, size in one.candidate.mesh.sizes.items() if size > 1}
+    return {**(sizes or {"data": "1"}), "checkpoint": one.candidate.policy}
+
+
+def _compile(
+    numbers: Sequence[int], asked: Sequence[_Mesh], folder: Path, found: dict[int, Any], progress: Callable[[str], None]
+) -> None:
+    root = folder / VARIANTS
+    jobs = [ahead.Job(request=asked[number].request, root=str(root), settings=_settings(asked[number]))
+            for number in numbers]  # fmt: skip
+
+    def ended(index: int, outcome: Any) -> None:
+        number = numbers[index]
+        one = asked[number]
+        if outcome.state == "compiled":
+            outcome = _judged(root / outcome.folder, one)
+            if one.key is not None and outcome.state != "failed":
+                ahead.keep_variant(root / Path(outcome.folder).name, one.key)
+        elif ahead.exceeds_memory(outcome.reason):
+            outcome = replace(outcome, state="does not fit")
+        found[number] = outcome
+        progress(f"{len(found)} of {len(asked)}: {one.candidate.mesh.words}: {outcome.state}")
+
+    ahead.run_jobs(jobs, ended)
+
+
+def _judged(folder: Path, one: _Mesh) -> Any:
+    return replace(ahead.evaluate_variant(folder, _settings(one)), folder=str(folder))
+
+
+def _check_ignored(wanted: Wanted, asked: Sequence[_Mesh], found: dict[int, Any]) -> None:
+    """``UsageError`` if meshes that must differ are one program."""
+    by_program: dict[tuple[str, ...], list[str]] = {}
+    for number, outcome in found.items():
+        if outcome.fingerprints and outcome.state != "failed":
+            mesh = asked[number].candidate.mesh
+            by_program.setdefault(outcome.fingerprints, []).append(mesh.words)
+    alike = next((words for words in by_program.values() if len(set(words)) > 1), None)
+    if alike is not None and len(by_program) == 1:
+        flag = f"--mesh-flag {wanted.template}" if wanted.template is not None else "perfscope.mesh() or PERFSCOPE_MESH"
+        raise UsageError(
+            f"{wanted.words[0]}: one program for {alike[0]} and for {alike[1]}: it ignores its mesh ({flag})"
+        )
+
+
+def _rows(wanted: Wanted, asked: Sequence[_Mesh], found: dict[int, Any]) -> list[PlannedCandidate]:
+    """Meshes with a time and a peak, those that fit first, by the middle of their range."""
+    usable = _usable(wanted)
+    timed = [
+        (asked[number].candidate, outcome)
+        for number, outcome in found.items()
+        if outcome.step_low_ns is not None and outcome.step_high_ns is not None and outcome.peak_bytes is not None
+    ]
+    timed.sort(key=lambda pair: (pair[1].peak_bytes > usable, pair[1].step_ns))
+    if not timed:
+        return []
+    best = timed[0][1]
+    return [_row(wanted, candidate, outcome, best, usable) for candidate, outcome in timed]
+
+
+def _usable(wanted: Wanted) -> int:
+    memory = wanted.target.memory_bytes
+    if memory is None:
+        raise DataError(f"--target {wanted.target.asked}: its memory is unknown; give it with --memory 80GiB")
+    return int(memory * (1 - wanted.headroom))
+
+
+def _row(wanted: Wanted, candidate: Candidate, outcome: Any, best: Any, usable: int) -> PlannedCandidate:
+    rates = [None if wanted.tokens is None else wanted.tokens / (ns / 1e9)
+             for ns in (outcome.step_high_ns, outcome.step_low_ns)]  # fmt: skip
+    cost = None if wanted.price is None or not rates[0] else wanted.price * wanted.target.count / 3600 * 1e6
+    trace = load_one(Path(outcome.folder))
+    return PlannedCandidate(
+        candidate=candidate, micro_batches=0, layers=(), basis="compiled",
+        step_low_ns=outcome.step_low_ns, step_middle_ns=outcome.step_ns, step_high_ns=outcome.step_high_ns,
+        memory_low=outcome.peak_bytes, memory_high=outcome.peak_bytes, fits=outcome.peak_bytes <= usable,
+        tokens_per_s_low=rates[0], tokens_per_s_high=rates[1],
+        price_low=None if cost is None else cost / rates[1], price_high=None if cost is None else cost / rates[0],  # type: ignore[operator]
+        equal_to_best=outcome.step_low_ns <= best.step_high_ns and best.step_low_ns <= outcome.step_high_ns,
+        account=tuple(_account(trace, wanted.target)), exchanges=tuple(compiled_exchanges(trace, wanted.target)),
+        folder=outcome.folder,
+    )  # fmt: skip
+
+
+def _account(trace: Trace, target: Target) -> Iterator[PlannedPart]:
+    """Parts of the step's longest program; nothing for planned PyTorch programs: `perfscope report` has theirs."""
+    found = [estimate(module, target) for module in trace.hlo]
+    if not found:
+        return
+    low, high = max(found, key=lambda one: one.step_ns.middle).parts
+    for name in ("compute", "communication", "copies", "gaps"):
+        ends = sorted((getattr(low, name), getattr(high, name)))
+        if ends[1]:
+            yield PlannedPart(
+                name=name, low_ns=ends[0], middle_ns=Range(low=ends[0], high=ends[1]).middle, high_ns=ends[1]
+            )
+
+
+def compiled_exchanges(trace: Trace, target: Target) -> list[PlannedExchange]:
+    """Collectives of compiled programs by kind, bytes and group, the most bytes first."""
+    counted: Counter[tuple[str, int, int]] = Counter()
+    first: dict[tuple[str, int, int], Collective] = {}
+    for module in trace.hlo:
+        for collective in collectives_of(module):
+            key = (collective.kind, collective.bytes, collective.group_size)
+            counted[key] += collective.runs.times
+            first.setdefault(key, collective)
+    rows = []
+    for (kind, size, _), times in sorted(counted.items(), key=lambda pair: -pair[0][1] * pair[1]):
+        found = collective_range(first[kind, size, _], target, factors_for(target))
+        planned = Planned(
+            what="program", kind=kind, bytes=size, axes=(), times=times, per="step", hidden="sends hidden"
+        )
+        rows.append(PlannedExchange(
+            exchange=planned, devices=found.devices, nodes=found.nodes, low_ns=found.time.low * times,
+            high_ns=found.time.high * times,
+        ))  # fmt: skip
+    return rows
+
+
+def _document(
+    wanted: Wanted,
+    name: str,
+    asked: Sequence[_Mesh],
+    found: dict[int, Any],
+    rows: Sequence[PlannedCandidate],
+    began: float,
+    *,
+    complete: bool,
+) -> Plan:
+    failed = [
+        f"{asked[number].candidate.mesh.words}: {outcome.state}: {outcome.reason[:200]}"
+        for number, outcome in found.items()
+        if outcome.state == "failed"
+    ]
+    large = sum(outcome.state == "does not fit" and outcome.step_low_ns is None for outcome in found.values())
+    equal = [number for number, row in enumerate(rows) if number and row.equal_to_best]
+    first = rows[0]
+    return Plan(
+        name=name, parameters=0, active_parameters=0, target=wanted.target.shown, devices=wanted.target.count,
+        memory_bytes=wanted.target.memory_bytes or 0, usable_bytes=_usable(wanted), global_batch=0, sequence=0,
+        created_utc=now(), price_per_hour=wanted.price, candidates=tuple(rows),
+        sensitivities=tuple(
+            Sensitivity(
+                other=number, assumption="the ends of compiled times", text="docs/compile-model.md",
+                ratio_low=rows[number].step_low_ns / max(1, first.step_low_ns),
+                ratio_high=rows[number].step_high_ns / max(1, first.step_high_ns),
+                changes_order=(rows[number].step_low_ns < first.step_low_ns)
+                != (rows[number].step_high_ns < first.step_high_ns),
+                measurement=MEASURE,
+            )
+            for number in equal[:8]
+        ),
+        searched=Searched(
+            candidates=len(asked), too_large=large, cannot_win=0, evaluated=len(rows), front=len(rows),
+            complete=complete, seconds=round(time.monotonic() - began, 1),
+        ),
+        assumptions=wanted.target.assumptions, notes=tuple(failed),
+    )  # fmt: skip
