@@ -37,7 +37,7 @@ def environment_of(chosen: Mesh, axes: Sequence[str]) -> dict[str, str]:
 
 
 def axes_of_template(template: str) -> tuple[str, ...]:
-    """Axes of ``--data {data} --mesh {fsdp}x{tensor}``. ``UsageError`` for a name that is no axis, or none."""
+    """Axes of ``--data {data} --mesh {fsdp}x{tensor}``. ``UsageError`` for an unknown axis, or without any."""
     named = re.findall(r"\{([^{}]*)\}", template)
     wrong = next((name for name in named if name not in AXES), None)
     if wrong is not None or not named:
