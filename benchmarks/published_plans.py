@@ -73,9 +73,7 @@ def _maxtext(name: str, layers: int, hidden: int, heads: int, ffn: int) -> Decod
 
 
 def _order(mesh: Mesh) -> tuple[str, ...]:
-    return tuple(
-        axis for axis in ("tensor", "context", "pipeline", "fsdp", "data", "expert") if mesh.sizes[axis] > 1
-    )
+    return tuple(axis for axis in ("tensor", "context", "pipeline", "fsdp", "data", "expert") if mesh.sizes[axis] > 1)
 
 
 def _run(

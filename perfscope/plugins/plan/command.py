@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,9 +23,12 @@ from perfscope.model.errors import DONE, UsageError
 from perfscope.plugins.plan.options import comma, fixed_axes, share
 
 if TYPE_CHECKING:
+    from perfscope.analyzers.devices import Target
+    from perfscope.plugins.plan.calibrate import Narrowed
     from perfscope.plugins.plan.compiled import Wanted
     from perfscope.plugins.plan.document import Plan
     from perfscope.plugins.plan.evaluate import Problem
+    from perfscope.plugins.plan.formats import Configuration
     from perfscope.plugins.plan.search import Space
 
 BUDGET = "15m"
@@ -41,9 +44,7 @@ class PlanCommand(RunCommand):
 
 @click.command(cls=PlanCommand, epilog="docs/plan.md has the formulas, their sources, and how published runs compare.")
 @click.option("--model", metavar="FILE|SIZES", help="config.json of the model, or layers=80,hidden=8192,heads=64,...")
-@click.option(
-    "--target", metavar="DEVICES", required=True, help="h100x64, mi300x8, v5e:16x16 or a TOML file of your own."
-)
+@click.option("--target", metavar="DEVICES", help="h100x64, mi300x8, v5e:16x16 or a TOML file of your own.")
 @click.option("--memory", metavar="SIZE", help="Memory of one device, if it is not the usual size: 40GiB.")
 @click.option("--topology", metavar="FILE", help="Links: TOML, nvidia-smi topo -m, or Slurm's topology.conf.")
 @click.option("--global-batch", type=click.IntRange(1, 1 << 24), metavar="N", help="Sequences of one step.")
@@ -68,146 +69,181 @@ class PlanCommand(RunCommand):
 )
 @click.option("--jobs", type=click.IntRange(1, 256), metavar="N", help="Program: compilations at once. [cores, memory]")
 @output_folder_option("the compiled meshes")
+@click.option("--config", metavar="FILE", help="torchtitan (TOML), MaxText or accelerate (YAML): sizes and batch.")
+@click.option("--write-config", metavar="FILE", help="Write --config with the mesh of the first candidate.")
+@click.option("--calibrate", metavar="RUN", help="A recording of the same devices: narrow the assumptions by it.")
+@click.option("--check", "checked", metavar="RUN", help="Lay a run next to its plan (--plan FILE, --mesh selects).")
+@click.option("--plan", "plan_file", metavar="FILE", help="With --check: the plan as --json wrote it.")
 @click.option("--json", "json_file", metavar="FILE", help="Write the plan as JSON (- for stdout, alone).")
 @click.option("--markdown", "markdown_file", metavar="FILE", help="Write it as Markdown (- for stdout, alone).")
 @click.option("--html", "html_file", metavar="FILE", help="Write it as a page with the picture.")
 @quiet_option
 @verbose_option
 @click.pass_context
-def plan(
-    context: click.Context,
-    *,
-    model: str | None,
-    target: str,
-    memory: str | None,
-    topology: str | None,
-    global_batch: int | None,
-    sequence: int | None,
-    memory_headroom: str,
-    meshes: tuple[str, ...],
-    checkpoint: str | None,
-    schedule: str,
-    micro_batch: str | None,
-    precision: str,
-    offload: str,
-    price: float | None,
-    budget: str,
-    mesh_flag: str | None,
-    axes: str,
-    jobs: int | None,
-    output: Path,
-    json_file: str | None,
-    markdown_file: str | None,
-    html_file: str | None,
-    quiet: bool,
-    verbose: bool,
-) -> int:
+def plan(context: click.Context, /, **asked: Any) -> int:
     """Search the meshes, checkpoint policies and micro-batches of a model for a machine that is not here.
 
     Times are modelled ranges. A mesh is called faster than another only if it is under every combination of the
     assumptions; for the others the measurement that decides is named.
     """
-    from perfscope.plugins.plan.assemble import Chosen, plan_document
-    from perfscope.plugins.plan.candidate import OFFLOADS, POLICIES, PRECISIONS, SCHEDULES
-    from perfscope.plugins.plan.search import Space, search
-
+    if asked["checked"] is not None:
+        return _check(asked)
+    if asked["target"] is None:
+        raise UsageError("--target is missing: give the devices, e.g. h100x64")
     words, kind = context.meta[TARGET]
-    headroom = share("--memory-headroom", memory_headroom)
     if words:
-        wanted = _wanted(
-            words, kind, target, memory, mesh_flag=mesh_flag, axes=axes, meshes=meshes, checkpoint=checkpoint,
-            headroom=headroom, output=output, budget=budget, jobs=jobs, price=price,
-            tokens=None if global_batch is None or sequence is None else global_batch * sequence,
-        )  # fmt: skip
         from perfscope.plugins.plan.compiled import compile_plan
 
-        document = compile_plan(wanted, lambda text: announce(text, quiet=quiet))
-        _show(document, json_file, markdown_file, html_file, quiet=quiet, verbose=verbose)
+        wanted = _wanted(words, kind, asked)
+        _show(compile_plan(wanted, lambda text: announce(text, quiet=asked["quiet"])), asked)
         return DONE
-    if model is None:
-        raise UsageError("nothing to plan: give --model config.json, or a program")
-    space = Space(
-        fixed=fixed_axes(meshes),
-        policies=comma("--checkpoint", checkpoint or "none,dots,full", POLICIES),
-        schedules=comma("--schedule", schedule, SCHEDULES),
-        precisions=comma("--precision", precision, PRECISIONS),
-        offloads=comma("--offload", offload, OFFLOADS),
-        micro_batches=_numbers(micro_batch),
-    )
-    problem = _problem(model, target, memory, topology, global_batch, sequence)
-    _check_precisions(problem, space)
-    seconds = parse_time("--budget", budget)
-    found = search(problem, space, headroom, budget_s=seconds, progress=lambda text: announce(text, quiet=quiet))
-    document = plan_document(problem, found, Chosen(headroom=headroom, price=price))
-    _show(document, json_file, markdown_file, html_file, quiet=quiet, verbose=verbose)
+    document = _searched(asked)
+    _show(document, asked)
     return DONE
 
 
-def _wanted(
-    words: tuple[str, ...],
-    kind: str,
-    target: str,
-    memory: str | None,
-    *,
-    mesh_flag: str | None,
-    axes: str,
-    meshes: tuple[str, ...],
-    checkpoint: str | None,
-    headroom: float,
-    output: Path,
-    budget: str,
-    jobs: int | None,
-    price: float | None,
-    tokens: int | None,
-) -> Wanted:
+def _searched(asked: dict[str, Any]) -> Plan:
+    """Search a model by its formulas; write the configuration of the best mesh if asked for."""
+    from perfscope.dashboards.report import write
+    from perfscope.plugins.plan.assemble import Chosen, plan_document
+    from perfscope.plugins.plan.candidate import OFFLOADS, POLICIES, PRECISIONS, SCHEDULES
+    from perfscope.plugins.plan.formats import read_configuration, written
+    from perfscope.plugins.plan.search import Space, search
+
+    configuration = None if asked["config"] is None else read_configuration(asked["config"])
+    if asked["write_config"] is not None and configuration is None:
+        raise UsageError("--write-config: needs --config, the file to write again")
+    space = Space(
+        fixed=fixed_axes(asked["meshes"]),
+        policies=comma("--checkpoint", asked["checkpoint"] or "none,dots,full", POLICIES),
+        schedules=comma("--schedule", asked["schedule"], SCHEDULES),
+        precisions=comma("--precision", asked["precision"], PRECISIONS),
+        offloads=comma("--offload", asked["offload"], OFFLOADS),
+        micro_batches=_numbers(asked["micro_batch"]),
+    )
+    headroom, seconds = share("--memory-headroom", asked["memory_headroom"]), parse_time("--budget", asked["budget"])
+    problem, narrowed = _problem(asked, configuration)
+    _check_precisions(problem, space)
+    found = search(
+        problem, space, headroom, budget_s=seconds, progress=lambda text: announce(text, quiet=asked["quiet"])
+    )
+    notes = tuple(
+        f"{one.assumption}: from {one.low:.2f} to {one.high:.2f} of its range in {one.observed:,} kernels of "
+        f"{asked['calibrate']}; other programs may reach other shares"
+        for one in narrowed
+    )
+    by = asked["calibrate"] if narrowed else ""
+    document = plan_document(
+        problem, found, Chosen(headroom=headroom, price=asked["price"], calibrated_by=by, notes=notes)
+    )
+    if configuration is not None and asked["write_config"] is not None:
+        text = written(configuration, document.candidates[0], problem.target.count, problem.global_batch)
+        write(asked["write_config"], text)
+        announce(f"wrote {asked['write_config']}", quiet=asked["quiet"])
+    return document
+
+
+def _check(asked: dict[str, Any]) -> int:
+    """Lay a run next to its plan."""
+    from perfscope.analyzers.readers import load_all
+    from perfscope.dashboards.report.renderers.text import report_text
+    from perfscope.plugins.plan.check import check_report
+    from perfscope.plugins.plan.document import load
+
+    if asked["plan_file"] is None:
+        raise UsageError("--check: needs the plan, --plan plan.json")
+    document, fixed = load(Path(asked["plan_file"])), fixed_axes(asked["meshes"])
+    rows = [
+        row
+        for row in document.candidates
+        if all(row.candidate.mesh.sizes[axis] == size for axis, size in fixed.items())
+    ]
+    if not rows:
+        known = "; ".join(row.candidate.mesh.words for row in document.candidates[:4])
+        raise UsageError(f"--mesh: the plan has no such mesh; it has {known}")
+    traces = load_all(asked["checked"])
+    click.echo(report_text(check_report(document, rows[0], traces), **screen(sys.stdout)), nl=False, color=True)
+    return DONE
+
+
+def _wanted(words: tuple[str, ...], kind: str, asked: dict[str, Any]) -> Wanted:
     from perfscope.analyzers.devices import parse_target
     from perfscope.plugins.plan.candidate import AXES, POLICIES
     from perfscope.plugins.plan.compiled import Wanted
 
     if kind == "command":
         raise UsageError(f"{words[0]}: a plan compiles a Python program: give script.py or -m module")
+    other = next(
+        (name for name in ("calibrate", "config", "write_config", "topology") if asked[name] is not None), None
+    )
+    if other is not None:
+        raise UsageError(f"--{other.replace('_', '-')}: is for a model, not for a program")
+    checkpoint, batch, sequence = asked["checkpoint"], asked["global_batch"], asked["sequence"]
     return Wanted(
-        words=words, module=kind == "module", template=mesh_flag, axes=comma("--axes", axes, AXES),
-        target=parse_target(target, memory), fixed=fixed_axes(meshes),
-        policies=(None,) if checkpoint is None else comma("--checkpoint", checkpoint, POLICIES), headroom=headroom,
-        output=output, budget_s=parse_time("--budget", budget), jobs=jobs, tokens=tokens, price=price,
-    )  # fmt: skip
+        words=words,
+        module=kind == "module",
+        template=asked["mesh_flag"],
+        axes=comma("--axes", asked["axes"], AXES),
+        target=parse_target(asked["target"], asked["memory"]),
+        fixed=fixed_axes(asked["meshes"]),
+        policies=(None,) if checkpoint is None else comma("--checkpoint", checkpoint, POLICIES),
+        headroom=share("--memory-headroom", asked["memory_headroom"]),
+        output=asked["output"],
+        budget_s=parse_time("--budget", asked["budget"]),
+        jobs=asked["jobs"],
+        tokens=batch * sequence if batch and sequence else None,
+        price=asked["price"],
+    )
 
 
-def _problem(
-    model: str, target: str, memory: str | None, topology: str | None, global_batch: int | None, sequence: int | None
-) -> Problem:
+def _problem(asked: dict[str, Any], configuration: Configuration | None) -> tuple[Problem, tuple[Narrowed, ...]]:
     from perfscope.analyzers.devices import parse_target
     from perfscope.plugins.plan.assumptions import scenarios
     from perfscope.plugins.plan.decoder import read_decoder
     from perfscope.plugins.plan.evaluate import Problem
     from perfscope.plugins.plan.fabric import read_fabric
 
-    decoder = read_decoder(model)
+    text = asked["target"]
+    machine, fabric = read_fabric(asked["topology"], parse_target(text, asked["memory"]))
+    model = None if configuration is None else configuration.model
+    if asked["model"] is not None:
+        model = read_decoder(asked["model"])
+    if model is None:
+        raise UsageError("nothing to plan: give --model config.json, a --config with the model, or a program")
+    sequence, batch = asked["sequence"], asked["global_batch"]
+    if configuration is not None:
+        sequence = sequence or configuration.sequence
+        batch = batch or configuration.global_batch
+        batch = batch or (configuration.per_device and configuration.per_device * machine.count)
     if sequence is None:
-        known = "" if decoder.longest is None else f" (the model allows up to {decoder.longest:,})"
+        known = "" if model.longest is None else f" (the model allows up to {model.longest:,})"
         raise UsageError(f"--sequence is missing: give the tokens of one sequence{known}")
-    if global_batch is None:
+    if batch is None:
         raise UsageError("--global-batch is missing: give the sequences of one step")
-    machine, fabric = read_fabric(topology, parse_target(target, memory))
     if machine.nodes > 1 and machine.network is None:
         raise UsageError(
-            f"--target {target}: nothing joins its {machine.nodes} nodes: give network.link and network.cards in a "
+            f"--target {text}: nothing joins its {machine.nodes} nodes: give network.link and network.cards in a "
             "file, --topology links.toml"
         )
     if machine.count > 1 and not machine.device.link_bandwidth:
         raise UsageError(
-            f"--target {target}: the links of {machine.device.name} are unknown: give node.bandwidth_GB_per_s in a "
+            f"--target {text}: the links of {machine.device.name} are unknown: give node.bandwidth_GB_per_s in a "
             "file, --topology links.toml"
         )
+    narrowed = _narrowed(asked["calibrate"], machine)
+    ends = {one.assumption: (one.low, one.high) for one in narrowed}
     return Problem(
-        model=decoder,
-        target=machine,
-        global_batch=global_batch,
-        sequence=sequence,
-        scenarios=scenarios(),
-        fabric=fabric,
-    )
+        model=model, target=machine, global_batch=batch, sequence=sequence, scenarios=scenarios(ends), fabric=fabric
+    ), narrowed
+
+
+def _narrowed(run: str | None, target: Target) -> tuple[Narrowed, ...]:
+    if run is None:
+        return ()
+    from perfscope.analyzers.readers import load_all
+    from perfscope.plugins.plan.calibrate import narrowed_by
+
+    return narrowed_by(load_all(run), target)
 
 
 def _check_precisions(problem: Problem, space: Space) -> None:
@@ -231,23 +267,16 @@ def _numbers(text: str | None) -> tuple[int, ...]:
     return tuple(sorted({int(part) for part in parts}))
 
 
-def _show(
-    document: Plan,
-    json_file: str | None,
-    markdown_file: str | None,
-    html_file: str | None,
-    *,
-    quiet: bool,
-    verbose: bool,
-) -> None:
+def _show(document: Plan, asked: dict[str, Any]) -> None:
     from perfscope.plugins.plan import sections
     from perfscope.plugins.plan.document import dump
 
     answers = (
-        (json_file, lambda: dump(document).decode()),
-        (markdown_file, lambda: sections.render_markdown(document)),
-        (html_file, lambda: sections.render_html(document)),
+        (asked["json_file"], lambda: dump(document).decode()),
+        (asked["markdown_file"], lambda: sections.render_markdown(document)),
+        (asked["html_file"], lambda: sections.render_html(document)),
     )
-    write_answers(answers, quiet=quiet)
-    if not quiet and STDOUT not in (json_file, markdown_file, html_file):
-        click.echo(sections.render_text(document, **screen(sys.stdout), verbose=verbose), nl=False, color=True)
+    write_answers(answers, quiet=asked["quiet"])
+    if not asked["quiet"] and STDOUT not in (file for file, _ in answers):
+        text = sections.render_text(document, **screen(sys.stdout), verbose=asked["verbose"])
+        click.echo(text, nl=False, color=True)
