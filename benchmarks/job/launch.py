@@ -1,6 +1,6 @@
 """Starts the ranks of `program.py`, kills rank 1 once, and starts all again after the kill and after the hang.
 
-Each attempt has a rendezvous file of its own. It runs under ``perfscope run --ledger``, as a launcher.
+Each attempt has a rendezvous file of its own. `whole_job.py` starts it under ``perfscope run --ledger``.
 """
 
 from __future__ import annotations
@@ -72,6 +72,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seconds", type=float, default=1800)
-    parser.add_argument("--patience", type=float, default=200)
+    parser.add_argument("--patience", type=float, default=200, help="seconds after which a hang is ended")
     options = parser.parse_args()
     sys.exit(run(options.folder, options.seconds, options.patience))

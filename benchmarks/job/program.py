@@ -22,6 +22,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import perfscope
+from perfscope.plugins.job import recorder
 
 WIDTH, LAYERS, BATCH = 1024, 4, 16
 STORE_S = 0.2
@@ -32,6 +33,9 @@ SAVE_EVERY, EVALUATE_EVERY = 0.05, 0.08
 """Shares of the duration; every second save is asynchronous."""
 TRAIN, SAVE, SAVE_ASYNC, EVALUATE, END = range(5)
 """What all ranks do after a step; rank 0 decides."""
+
+SHORT_S = 900.0
+"""Duration below which a hang is noticed after ten seconds in place of two minutes."""
 
 log = logging.getLogger("train")
 
@@ -201,6 +205,9 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--rendezvous", required=True)
     arguments = parser.parse_args()
+    if arguments.seconds < SHORT_S:  # a hang of two minutes does not fit
+        recorder.STALLED_S = 10.0
+        recorder.STALLED_STEPS = 5
     logging.basicConfig(filename=arguments.folder / f"log-{arguments.rank}.txt", level=logging.INFO)
     train(arguments)
 

@@ -168,7 +168,7 @@ def _account(sums: _Sums) -> JobAccount:
         watched=tuple(sorted((one for rank in ranks for one in rank.watched), key=lambda one: one.unix_ns)),
         width_ns=sums.timeline.width_ns,
         bins=sums.timeline.bins(),
-        notes=(*sums.notes, *(note for rank in ranks for note in rank.notes)),
+        notes=(*_two_jobs(attempts), *sums.notes, *(note for rank in ranks for note in rank.notes)),
     )
 
 
@@ -202,6 +202,13 @@ def _saves_of_first(files: Sequence[Path]) -> tuple[Save, ...]:
         with suppress(DataError):  # the rank's own task reports it
             saves += saves_in(load_ledger(file))
     return tuple(saves)
+
+
+def _two_jobs(attempts: Sequence[Attempt]) -> Iterator[str]:
+    programs = sorted({attempt.program for attempt in attempts} - {""})
+    if len(programs) > 1:
+        named = ", ".join(programs[:4])
+        yield f"these are {len(programs)} programs ({named}): they are shown as attempts of one job"
 
 
 def _alive(attempts: Sequence[Attempt]) -> dict[int, list[tuple[int, int]]]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 from msgspec import Struct
 
+from perfscope.model.untrusted_text import NAME_LIMIT, sanitize
 from perfscope.plugins.job.causes import CAUSES, Cause
 from perfscope.plugins.job.charge import COLUMN, Charged, Save, by_stack, charge, continues, lose, take_off
 from perfscope.plugins.job.document import ProcessLedger, load_ledger
@@ -20,6 +22,8 @@ from perfscope.plugins.job.watched import WatchedChange, watched_changes
 
 MOST_LINES = 200
 """Lines of a rank that are kept, those with most time."""
+JUMP_NS = 2_000_000_000
+"""Least difference of clocks that is noted: more than a synchronised clock is slewed in a day."""
 MOST_EVENTS = 1_000
 """Checkpoints per process, and evaluations."""
 
@@ -53,6 +57,8 @@ class Attempt(Struct, frozen=True, kw_only=True):
     steps: int
     lost_ns: int
     """Part of its training that the next attempt did not continue from."""
+    program: str = ""
+    """File name of its program."""
     stepped_ns: int | None = None
     """End of the row with its first completed step, since 1970."""
 
@@ -134,10 +140,32 @@ def rank_account(task: RankTask) -> RankAccount:
         state=state_of(task.rank, charged),
         steps=sum(attempt.steps for attempt in attempts),
         tokens=sum(row.tokens for ledger in processes for row in ledger.rows),
-        notes=tuple(note for ledger in processes for note in ledger.notes),
+        notes=tuple(_notes(task.rank, processes, attempts)),
         width_ns=timeline.width_ns,
         bins=timeline.rows,
     )
+
+
+def _notes(rank: int | None, processes: Sequence[ProcessLedger], attempts: Sequence[Attempt]) -> Iterator[str]:
+    """What is odd about the ledgers: damage, clocks that jumped, two processes at one time."""
+    of_rank = "" if rank is None else f"rank {rank}: "
+    for ledger in processes:
+        yield from ledger.notes
+        offset = ledger.head.unix_ns - ledger.head.began_ns
+        apart = [row.unix - row.end - offset for row in ledger.rows if row.unix and row.end is not None]
+        jump = max(apart, key=abs, default=0)
+        if abs(jump) > JUMP_NS:
+            yield (
+                f"{of_rank}the clock of {ledger.head.host} was set by {jump / 1e9:+,.1f} s while it ran; times follow "
+                "the clock at its start"
+            )
+    for before, after in pairwise(attempts):
+        both = before.end_ns - after.begin_ns
+        if both > JUMP_NS:
+            yield (
+                f"{of_rank}processes {before.pid} and {after.pid} ran at the same time for {both / 1e9:,.1f} s, which "
+                "counts once: these may be two jobs"
+            )
 
 
 def _attempt(rank: int | None, ledger: ProcessLedger, lost: int) -> Attempt:
@@ -152,6 +180,7 @@ def _attempt(rank: int | None, ledger: ProcessLedger, lost: int) -> Attempt:
         ended=ledger.ended,
         steps=sum(row.steps for row in ledger.rows),
         lost_ns=lost,
+        program=sanitize(ledger.head.program, NAME_LIMIT),
         stepped_ns=None if stepped is None else stepped + offset,
     )
 

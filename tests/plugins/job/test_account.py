@@ -122,6 +122,20 @@ def test_a_rank_that_saves_nothing_restores_what_the_first_rank_saved(tmp_path: 
     assert [attempt.lost_ns for attempt in job_account([tmp_path]).attempts] == [7 * S, 7 * S, 0, 0]
 
 
+def test_two_jobs_and_clocks_that_jump_are_noted(tmp_path: Path) -> None:
+    first = Written(tmp_path, pid=1)
+    first.row({"train": 10}, steps=10, unix=BEGAN + 12 * S)
+    first.row({"train": 10}, steps=10, unix=BEGAN + 3600 * S)
+    second = Written(tmp_path, pid=2, at=5, program="eval.py")
+    second.row({"train": 5}, steps=5)
+    account = job_account([tmp_path])
+    assert account.total_ns == account.wall_ns == sum(cause.ns for cause in account.causes)
+    two, clock, both = account.notes
+    assert "2 programs (eval.py, train.py)" in two
+    assert "set by +3,578.0 s" in clock
+    assert "processes 1 and 2 ran at the same time for 17.0 s" in both
+
+
 def test_a_stall_of_a_killed_process_is_not_lost_work(tmp_path: Path) -> None:
     first = Written(tmp_path, pid=1)
     first.row({"train": 10}, steps=10)

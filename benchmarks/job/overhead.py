@@ -1,0 +1,130 @@
+"""Overhead of the ledger per step, in pairs: blocks of steps with and without it, in turns, in one process.
+
+Processor time is that of all threads of the process. Each pair of neighbouring blocks gives one ratio; the median and
+its 95 % interval by ranks are printed, for steps of several lengths. Blocks are short, because the speed of a shared
+machine changes within seconds; each has a row of the ledger, which a job writes every 10 to 60 s. The start of a ledger
+is not part of a block: a job has it once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import nn
+
+from perfscope.model.capture import CaptureOptions, Message
+from perfscope.plugins.job import recorder
+from perfscope.plugins.job.recorder import LedgerWatcher
+from perfscope.plugins.job.watch import watching
+from perfscope.profiler.session.recorders import Progress
+
+WIDTH = 256
+BLOCK_S = 0.4
+"""Length of a block: the ledger has four samples and a row in it."""
+
+
+class Loop:
+    """A training loop whose steps a ledger counts."""
+
+    def __init__(self, repeats: int) -> None:
+        """``repeats``: forward passes per step, which make it longer."""
+        self.steps = 0
+        self._repeats = repeats
+        self._model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4)))
+        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=1e-3)
+        self._batch = torch.randn(16, WIDTH)
+
+    def step(self, ended: Callable[[int, int], None] | None) -> None:
+        """One step; ``ended``: gets its begin and end."""
+        begin = time.perf_counter_ns()
+        loss = torch.zeros(())
+        for _ in range(self._repeats):
+            loss = loss + self._model(self._batch).square().mean()
+        loss.backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        self.steps += 1
+        if ended is not None:
+            ended(begin, time.perf_counter_ns())
+
+
+def block(loop: Loop, steps: int, watcher: LedgerWatcher | None) -> tuple[float, float]:
+    """(Processor time, time) of some steps, s."""
+    ended = None if watcher is None else lambda begin, end: watcher.step_ended(begin, end, free=True)
+    cpu, wall = time.process_time(), time.perf_counter()
+    for _ in range(steps):
+        loop.step(ended)
+    return time.process_time() - cpu, time.perf_counter() - wall
+
+
+def pairs(loop: Loop, count: int, folder: Path) -> list[tuple[float, float]]:
+    """Ratios of (processor time, time) with and without the ledger, of ``count`` pairs; the order alternates."""
+    steps = 8
+    block(loop, steps, None)
+    took = block(loop, steps, None)[1] / steps
+    steps = max(4, math.ceil(BLOCK_S / took))
+    main = threading.get_ident()
+    ratios: list[tuple[float, float]] = []
+    for number in range(count):
+        sides: dict[bool, tuple[float, float]] = {}
+        for with_ledger in (number % 2 == 0, number % 2 == 1):
+            watcher = None
+            if with_ledger:
+                run = folder / str(len(list(folder.iterdir())))
+                run.mkdir()
+                message = Message(directory=str(run), options=CaptureOptions(), pythonpath=None, follow=False)
+                watcher = watching(message, lambda: Progress(steps=loop.steps, inside=True, thread=main))
+                watcher.start()
+                time.sleep(0.05)
+            sides[with_ledger] = block(loop, steps, watcher)
+            if watcher is not None:
+                watcher.stop()
+        ratios.append((sides[True][0] / sides[False][0], sides[True][1] / sides[False][1]))
+    return ratios
+
+
+def interval(values: list[float]) -> tuple[float, float, float]:
+    """Median, and its 95 % interval by the binomial order statistics."""
+    ordered = sorted(values)
+    count = len(ordered)
+    half = 1.96 * math.sqrt(count) / 2
+    low, high = max(0, math.floor(count / 2 - half)), min(count - 1, math.ceil(count / 2 + half) - 1)
+    return median(ordered), ordered[low], ordered[high]
+
+
+def main() -> None:
+    """Print a line per length of the step."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=200)
+    parser.add_argument("--repeats", type=int, nargs="+", default=[1, 10, 100], help="forward passes per step")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    recorder.ROWS_S = ((math.inf, 0.75 * BLOCK_S),)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    with tempfile.TemporaryDirectory() as folder:
+        for repeats in options.repeats:
+            loop = Loop(repeats)
+            took = block(loop, 8, None)[0] / 8
+            ratios = pairs(loop, options.pairs, Path(folder))
+            shown = [
+                f"{name} {mid - 1:+.2%} ({low - 1:+.2%} to {high - 1:+.2%})"
+                for name, values in (
+                    ("processor time", [ratio for ratio, _ in ratios]),
+                    ("time", [ratio for _, ratio in ratios]),
+                )
+                for mid, low, high in [interval(values)]
+            ]
+            print(f"step of {took * 1e3:.1f} ms, {len(ratios)} pairs: {', '.join(shown)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
