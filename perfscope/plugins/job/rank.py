@@ -147,7 +147,7 @@ def rank_account(task: RankTask) -> RankAccount:
 
 
 def _notes(rank: int | None, processes: Sequence[ProcessLedger], attempts: Sequence[Attempt]) -> Iterator[str]:
-    """What is odd about the ledgers: damage, clocks that jumped, two processes at one time."""
+    """Yield a sentence for damage, a clock that was set, or two processes at the same time."""
     of_rank = "" if rank is None else f"rank {rank}: "
     for ledger in processes:
         yield from ledger.notes
