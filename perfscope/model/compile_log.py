@@ -91,6 +91,9 @@ class Compile(Struct, frozen=True, kw_only=True):
     """False: the frame runs in eager mode."""
     symbols: dict[str, str] = field(default_factory=dict)
     """Dynamic sizes: symbol to where it comes from, ``s27`` to ``L['x'].size()[0]``."""
+    arguments: tuple[str, ...] = ()
+    """Inputs of its graph in order, by dynamo's names: ``L_self_modules_up_parameters_weight_``. AOT autograd names
+    them ``primals_1`` and so on."""
     traced_graphs: int = 0
     """Graphs that dynamo handed to the backend in all attempts: 0 if the frame has nothing to compile."""
     complete: bool = True

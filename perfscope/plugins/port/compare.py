@@ -74,7 +74,7 @@ def _program(loaded: Loaded) -> Program:
     made = torch_step(trace) if framework == "torch" else jax_step(trace) if framework == "jax" else None
     if made is None:
         need = {
-            "torch": "no op graph: record it with perfscope run, and not with --level light",
+            "torch": "no op graph, and no compiled region: record it with perfscope run, and not with --level light",
             "jax": "no compiled program: record it with perfscope run, or compile it with perfscope compile",
         }.get(framework or "", "neither a step of PyTorch with its op graph nor a compiled program of JAX")
         raise DataError(f"{trace.source.path}: {need}")

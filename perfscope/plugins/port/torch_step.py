@@ -13,6 +13,7 @@ from perfscope.model.finding import AbstainError
 from perfscope.model.op_flops import PRODUCTS
 from perfscope.model.op_graph import GraphOp, OpGraph
 from perfscope.model.trace import Trace
+from perfscope.plugins.port.compiled_step import compiled_step
 from perfscope.plugins.port.pieces import Basis, Fact, Held, Kind, Phase, Piece, Program, Weight
 
 _MOVES = frozenset({"clone", "contiguous", "copy_", "_to_copy", "cat", "stack", "slice_scatter", "select_scatter"})
@@ -25,10 +26,10 @@ _SMALL = 64
 
 
 def torch_step(trace: Trace) -> Program | None:
-    """The step of a trace's op graph; ``None`` without a graph."""
+    """The step of a trace's op graph, or of its compiled regions; ``None`` without either."""
     graph, flow = trace.op_graph, trace.fact(trace_flow)
     if graph is None or flow is None:
-        return None
+        return compiled_step(trace)
     times, whole, basis, notes = _times(trace)
     reader = _Reader(graph, flow, times)
     return Program(

@@ -80,6 +80,16 @@ def parse(text: str) -> GraphText:
     return GraphText(tuple(nodes), inputs)
 
 
+def arguments(text: str) -> tuple[str, ...]:
+    """Return the names of the inputs of the first ``forward`` in ``text``."""
+    lines = text.split("\n")
+    index = next((number for number, line in enumerate(lines) if line.lstrip().startswith("def forward(")), None)
+    if index is None:
+        return ()
+    header, _ = _header(lines, index)
+    return tuple(name for name, _ in _INPUT.findall(header) if name != "self")[:MAX_ITEMS]
+
+
 def is_backward(graph: GraphText) -> bool:
     """Return whether it takes gradients, which AOT autograd names ``tangents_1`` ..."""
     return any(node.name.startswith("tangents_") for node in graph.inputs)

@@ -183,7 +183,8 @@ class Collector:
         self.executed = (*self.executed, *compiles.executed(record))[: compiles.MAX_EXECUTED]
 
     def _traced(self, unit: Unit, record: Record) -> None:
-        unit.update(traced_graphs=unit.compilation.traced_graphs + 1)
+        names = graph_text.arguments(record.payload().decode("utf-8", "replace"))
+        unit.update(traced_graphs=unit.compilation.traced_graphs + 1, arguments=names)
 
     def _aot(self, unit: Unit, record: Record) -> None:
         graph = self._graph(record)
