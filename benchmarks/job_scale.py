@@ -21,7 +21,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from perfscope.dashboards.web.server.shelf import read_view
 from perfscope.model.documents.run import RUN_FILE
+from perfscope.plugins.job.dashboard.figure import job_figure
+from perfscope.plugins.job.dashboard.works import KIND, VIEW
 from perfscope.plugins.job.recorder import FOLDER, INSIDE, ROWS_S, SCHEMA, SET_UP
 
 S = 1_000_000_000
@@ -147,6 +150,19 @@ def main() -> None:
     with measured("perfscope job"):
         perfscope("job", str(run), "-q", "--json", str(document))
     print(f"its JSON has {document.stat().st_size / 1e6:.1f} MB", flush=True)
+    made = options.folder / "made"
+    shutil.rmtree(made, ignore_errors=True)
+    made.mkdir()
+    with measured("preparing the page"):
+        subprocess.run([sys.executable, "-m", "perfscope.dashboards.web.server.child", KIND, run, made], check=True)
+    began = time.process_time()
+    held = read_view(made, VIEW)
+    assert held is not None
+    job_figure(held["view"]).to_json()
+    took = time.process_time() - began
+    print(
+        f"the page from {(made / f'{VIEW}.json').stat().st_size / 1e3:.0f} kB: {took:.2f} s of a processor", flush=True
+    )
 
 
 if __name__ == "__main__":

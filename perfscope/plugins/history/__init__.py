@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 from perfscope.model.plugins import Plugin, load
 
 if TYPE_CHECKING:
+    from perfscope.plugins.history.options import cleaned as cleaned
+    from perfscope.plugins.history.options import opened as opened
+    from perfscope.plugins.history.run_record import UID_LENGTH as UID_LENGTH
+    from perfscope.plugins.history.run_record import hardware_of as hardware_of
     from perfscope.plugins.history.series import change_points as change_points
+    from perfscope.plugins.history.stored_run import StoredMetric as StoredMetric
+    from perfscope.plugins.history.stored_run import StoredRun as StoredRun
 
 _HERE = "perfscope.plugins.history"
 
@@ -20,7 +26,15 @@ PLUGIN = Plugin(
     works={"history": f"{_HERE}.works"},
 )
 
-_FOR_OTHERS = {"change_points": f"{_HERE}.series:change_points"}
+_FOR_OTHERS = {
+    "StoredMetric": f"{_HERE}.stored_run:StoredMetric",
+    "StoredRun": f"{_HERE}.stored_run:StoredRun",
+    "UID_LENGTH": f"{_HERE}.run_record:UID_LENGTH",
+    "change_points": f"{_HERE}.series:change_points",
+    "cleaned": f"{_HERE}.options:cleaned",
+    "hardware_of": f"{_HERE}.run_record:hardware_of",
+    "opened": f"{_HERE}.options:opened",
+}
 """Names used by other plug-ins."""
 
 

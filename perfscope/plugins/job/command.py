@@ -51,6 +51,11 @@ def _trackers(
     "env:NAME takes the address from a variable.",
 )
 @click.option(
+    "--store",
+    metavar="FILE|URL",
+    help="Keep the time per step by cause in a run store (a file or postgresql://...), for `perfscope history`.",
+)
+@click.option(
     "--every",
     type=click.FloatRange(min=1),
     metavar="SECONDS",
@@ -73,6 +78,7 @@ def job(
     otlp: str | None,
     trackers: tuple[tuple[str, str], ...],
     webhook: str | None,
+    store: str | None,
     every: float | None,
     scheduler: str | None,
     quiet: bool,
@@ -83,7 +89,7 @@ def job(
     A job that still runs is shown up to its last written rows.
     """
     files = (json_file, markdown_file, metrics_file)
-    outlets = _outlets(otlp, trackers, webhook, follows=every is not None)
+    outlets = _outlets(otlp, trackers, webhook, store, follows=every is not None)
     if any(files):
         from perfscope.plugins.job.outlets.files import Files
 
@@ -128,7 +134,12 @@ def _folders(runs: Sequence[str], every: float | None) -> list[Path]:
 
 
 def _outlets(
-    otlp: str | None, trackers: tuple[tuple[str, str], ...], webhook: str | None, *, follows: bool
+    otlp: str | None,
+    trackers: tuple[tuple[str, str], ...],
+    webhook: str | None,
+    store: str | None,
+    *,
+    follows: bool,
 ) -> list[Outlet]:
     """Receivers besides files; their packages are imported when they are named."""
     found: list[Outlet] = []
@@ -144,6 +155,10 @@ def _outlets(
         from perfscope.plugins.job.outlets.webhook import Webhook
 
         found.append(Webhook(webhook, follows=follows))
+    if store is not None:
+        from perfscope.plugins.job.outlets.stored import Stored
+
+        found.append(Stored(store))
     return found
 
 

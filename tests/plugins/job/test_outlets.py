@@ -14,9 +14,13 @@ from msgspec.structs import replace
 
 from perfscope.__main__ import run as command_line
 from perfscope.model.errors import DataError, UsageError
+from perfscope.plugins.history.store import RunStore
 from perfscope.plugins.job.outlets import Moment, moment_of, tell
 from perfscope.plugins.job.outlets.webhook import MOST_LINES, Webhook
 from perfscope.plugins.job.rank import Event
+from tests.plugins.history.conftest import postgres as postgres
+from tests.plugins.history.conftest import server as server
+from tests.plugins.history.conftest import where as where
 from tests.plugins.job.receivers import Receiver, receiver
 from tests.plugins.job.written import BEGAN, S
 
@@ -242,3 +246,21 @@ def test_a_job_that_has_not_started_is_waited_for(job: Path, tmp_path: Path) -> 
     metrics = tmp_path / "job.prom"
     assert command_line(["job", str(place), "-q", "--metrics", str(metrics), "--every", "1"]) == 0
     assert 'perfscope_job_running{job_name="later"} 0\n' in metrics.read_text()
+
+
+def test_a_job_in_a_store_is_a_point_of_a_history(
+    where: str | Path, job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account = moment_of([job]).account
+    for _ in range(2):  # the second one replaces the first
+        assert command_line(["job", str(job), "-q", "--store", str(where)]) == 0
+    (stored,) = RunStore(where).runs()
+    values = {metric.name: metric.value for metric in stored.metrics}
+    steps = sum(attempt.steps for attempt in account.attempts)
+    assert values["time per step, everything"] == pytest.approx(account.total_ns / steps)
+    assert values["time per step, lost work"] == pytest.approx(5 * S / steps)
+    assert sum(values.values()) == pytest.approx(2 * account.total_ns / steps)
+    assert (stored.kind, stored.finished, stored.ranks) == ("ledger", True, 2)
+    capsys.readouterr()
+    assert command_line(["history", "--store", str(where)]) == 0
+    assert f"1 runs, {len(values)} series" in capsys.readouterr().out

@@ -195,7 +195,7 @@ def test_node_exporter_reads_the_file(job: Path, tmp_path: Path) -> None:
 
 
 def moment(account: JobAccount) -> Moment:
-    return Moment(job='a "job"\\\n', account=account, running=False)
+    return Moment(job='a "job"\\\n', run=Path(), account=account, running=False)
 
 
 def test_metrics_are_openmetrics(job: Path) -> None:

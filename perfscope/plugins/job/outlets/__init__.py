@@ -24,6 +24,8 @@ class Moment(Struct, frozen=True, kw_only=True):
 
     job: str
     """Name of its first run."""
+    run: Path
+    """That run."""
     account: JobAccount
     running: bool
     """Whether one of its runs goes on."""
@@ -42,7 +44,7 @@ class Outlet(Protocol):
 def moment_of(runs: Sequence[Path], read: Executor | None = None) -> Moment:
     """The job of ``runs`` now; ``DataError`` if none has a ledger. ``read``: as in `job_account`."""
     running = any(map(_running, runs))
-    return Moment(job=runs[0].resolve().name, account=job_account(runs, read), running=running)
+    return Moment(job=runs[0].resolve().name, run=runs[0], account=job_account(runs, read), running=running)
 
 
 def _running(run: Path) -> bool:
