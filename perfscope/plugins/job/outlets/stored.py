@@ -33,7 +33,7 @@ class Stored:
 
 
 def record(moment: Moment) -> StoredRun:
-    """The numbers of a job; those of one that still runs are no point of a history.
+    """The numbers of a job; a history leaves out a job that still runs.
 
     Time per step: of all ranks, by the steps of all ranks, so that jobs of different lengths can be compared.
     """
