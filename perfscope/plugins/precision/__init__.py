@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 _HERE = "perfscope.plugins.precision"
 
-PLUGIN = Plugin(name="precision", commands={"advise precision": f"{_HERE}.command:precision"})
+PLUGIN = Plugin(
+    name="precision",
+    commands={"advise precision": f"{_HERE}.command:precision"},
+    interventions={"precision-plan": f"{_HERE}.trial:PLAN"},
+)
 
 _FOR_OTHERS = {
     "losses": f"{_HERE}.measure:losses",

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from perfscope.plugins.trials.interventions.base import Application as Application
     from perfscope.plugins.trials.interventions.base import Facts as Facts
     from perfscope.plugins.trials.interventions.base import Intervention as Intervention
+    from perfscope.plugins.trials.interventions.root_modules import RootModules as RootModules
 
 _HERE = "perfscope.plugins.trials"
 
@@ -22,7 +23,10 @@ PLUGIN = Plugin(
     documents={"try": f"{_HERE}.document"},
 )
 
-_FOR_OTHERS = {name: f"{_HERE}.interventions.base:{name}" for name in ("Application", "Facts", "Intervention")}
+_FOR_OTHERS = {
+    **{name: f"{_HERE}.interventions.base:{name}" for name in ("Application", "Facts", "Intervention")},
+    "RootModules": f"{_HERE}.interventions.root_modules:RootModules",
+}
 """Names used by plug-ins that add interventions."""
 
 
