@@ -35,7 +35,7 @@ from perfscope.model.trace import MEMORY_TABLES, RECORDED, recording_words
 from perfscope.model.trace.tables import TABLES
 from perfscope.plugins.ahead.sweep import document as sweep
 from perfscope.plugins.fingerprint import result as fingerprint
-from perfscope.plugins.job import json_document as job
+from perfscope.plugins.job.outlets import json_document as job
 from perfscope.plugins.parity import document as parity
 from perfscope.plugins.parity.cases import document as parity_cases
 from perfscope.plugins.plan import document as plan

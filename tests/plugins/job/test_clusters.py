@@ -15,7 +15,7 @@ import pytest
 from perfscope.__main__ import run as command_line
 from perfscope.plugins.job.account import job_account
 from perfscope.plugins.job.document import with_requeued
-from perfscope.plugins.job.json_document import JobDocument
+from perfscope.plugins.job.outlets.json_document import JobDocument
 from tests.conftest import REPOSITORY
 from tests.plugins.job.written import killed_and_resumed
 

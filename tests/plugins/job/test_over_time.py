@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from perfscope.plugins.job import account_cache
 from perfscope.plugins.job.account import job_account, on_cluster
+from perfscope.plugins.job.account_cache import kept_account
 from perfscope.plugins.job.causes import CAUSES
 from perfscope.plugins.job.nodes import Node
 from perfscope.plugins.job.timeline import MOST_BINS, NARROWEST_NS, Timeline
@@ -112,3 +114,23 @@ def test_ranks_that_a_dask_cluster_reads_make_the_same_account(tmp_path: Path) -
     ) as cluster:
         read = on_cluster(cluster.scheduler_address)
         assert job_account([tmp_path], read) == job_account([tmp_path])
+
+
+def test_the_account_of_a_large_job_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERFSCOPE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(account_cache, "SMALLEST", 1000)
+    run = tmp_path / "run"
+    nodes_of(run, 1, 1.5, 1, 1, minutes=1)
+    account = kept_account([run])
+    assert account == job_account([run])
+    with monkeypatch.context() as patched:
+        patched.setattr(account_cache, "job_account", None)
+        assert kept_account([run]) == account
+    (entry,) = (tmp_path / "cache").iterdir()
+    entry.write_bytes(b"{")
+    assert kept_account([run]) == account
+    Written(run, rank=9, pid=9).row({"train": 1}, steps=1)
+    assert len(kept_account([run]).ranks) == 5
+    monkeypatch.setenv("PERFSCOPE_CACHE", "off")
+    assert len(kept_account([run]).ranks) == 5
+    assert len(list((tmp_path / "cache").iterdir())) == 2

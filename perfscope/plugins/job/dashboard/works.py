@@ -93,14 +93,14 @@ def jobs_in(folder: Path) -> tuple[JobWork, ...]:
 
 def prepare(child: Child, arguments: Sequence[str]) -> None:
     """``RUN...``: the page of a job; ``FOLDER``: the table of its jobs."""
-    from perfscope.plugins.job.account import job_account
+    from perfscope.plugins.job.account_cache import kept_account
     from perfscope.plugins.job.dashboard.view import job_view, table_view
     from perfscope.plugins.job.recordings import compared_recordings
 
     paths = [Path(argument) for argument in arguments]
     child.report("working", "reading the ledgers")
     if run_folders.is_run(paths[0]):
-        account = job_account(paths)
+        account = kept_account(paths)
         child.report("working", "comparing recordings")
         changed = [change.rank for change in account.changes if change.rank is not None]
         view = job_view(paths, account, compared_recordings(paths, changed))
@@ -111,7 +111,7 @@ def prepare(child: Child, arguments: Sequence[str]) -> None:
     for number, job in enumerate(held, 1):
         child.report("working", f"reading the ledgers of job {number} of {len(held)}")
         try:
-            found.append((job, job_account(job.runs)))
+            found.append((job, kept_account(job.runs)))
         except DataError:  # its page has the reason
             continue
     child.write(VIEW, {"view": table_view(found)})

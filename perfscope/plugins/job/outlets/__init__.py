@@ -16,7 +16,8 @@ from perfscope.commands.options import announce
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.run import load_run
 from perfscope.model.errors import DataError
-from perfscope.plugins.job.account import Executor, JobAccount, job_account
+from perfscope.plugins.job.account import Executor, JobAccount
+from perfscope.plugins.job.account_cache import kept_account
 
 
 class Moment(Struct, frozen=True, kw_only=True):
@@ -44,7 +45,7 @@ class Outlet(Protocol):
 def moment_of(runs: Sequence[Path], read: Executor | None = None) -> Moment:
     """The job of ``runs`` now; ``DataError`` if none has a ledger. ``read``: as in `job_account`."""
     running = any(map(_running, runs))
-    return Moment(job=runs[0].resolve().name, run=runs[0], account=job_account(runs, read), running=running)
+    return Moment(job=runs[0].resolve().name, run=runs[0], account=kept_account(runs, read), running=running)
 
 
 def _running(run: Path) -> bool:

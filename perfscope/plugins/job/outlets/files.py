@@ -36,7 +36,7 @@ class Files(Struct):
 
 def json_of(moment: Moment) -> str:
     """The account as a JSON document."""
-    from perfscope.plugins.job.json_document import dump
+    from perfscope.plugins.job.outlets.json_document import dump
 
     return dump(moment.account).decode()
 
