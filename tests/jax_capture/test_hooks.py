@@ -124,6 +124,16 @@ def test_calls_while_tracing_are_no_steps_and_a_new_jit_each_time_is_the_same_fu
     assert recorder.events == []
 
 
+def test_a_jitted_function_under_grad_alone_runs_at_once_and_is_a_step(hooks: JaxHooks, recorder: Recorded) -> None:
+    import jax
+    import jax.numpy as jnp
+
+    inner, x = jax.jit(train), jnp.ones(3)
+    for _ in range(4):
+        x = jax.grad(lambda value: jax.vmap(inner)(value).sum())(x)
+    assert recorder.events == [("settled", "calls of train", 2), 2, 3, 4]
+
+
 def test_calls_are_still_seen_after_jax_has_set_the_hook_itself(hooks: JaxHooks, recorder: Recorded) -> None:
     """Differentiating a scan switches jax_debug_nans off for a moment, and with it the hook for good."""
     import jax

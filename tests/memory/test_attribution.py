@@ -74,6 +74,7 @@ def test_recomputed_work_is_told_from_the_first_time():
     b.op("aten::linear", 0, 20, sequence=1, forward_thread=0)
     b.op(EVALUATE, 30, 90, sequence=1, forward_thread=1)
     b.op("aten::linear", 35, 45, sequence=2, forward_thread=0)  # runs again inside the node
+    b.op("aten::mm", 50, 60)
     b.annotation("Optimizer.step#SGD.step", 100, 110)
     b.make(1, 8, 5)
     b.free(1, 10)

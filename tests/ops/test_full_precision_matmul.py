@@ -332,6 +332,12 @@ def _judge(
     return judge(RULE, hlo_trace(hlo_module(text, scheduled=scheduled)))
 
 
+def test_products_inside_of_jax_linalg_ask_for_it_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside = 'op_name="jit(step)/transpose(jvp(jit(inv)))/jit(solve)/dot_general"'
+    monkeypatch.setattr(f"{__name__}.META", META.replace('op_name="jit(step)/mlp/dot_general"', inside))
+    assert _judge(HIGHEST).status == "clean"
+
+
 @pytest.mark.parametrize("asked", [HIGHEST, ", operand_precision={default,highest}", ", algorithm=dot_f32_f32_f32"])
 @pytest.mark.parametrize("fused", [False, True])
 def test_float32_in_full_precision_is_flagged_once_with_its_line_and_time(asked: str, fused: bool):

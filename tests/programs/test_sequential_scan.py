@@ -117,6 +117,7 @@ def test_the_threshold_is_32_steps():
         ("  %p = pred[N] compare(%h, %a), direction=LT\n  ROOT %new = f32[N] select(%p, %scaled, %h)\n", False),
         ("  ROOT %new = f32[N] maximum(%scaled, %x)\n", False),
         ("  ROOT %new = f32[N] add(%x, %x)\n", True),
+        ("  %left = f32[N] reverse(%scaled), dimensions={0}\n  ROOT %new = f32[N] add(%left, %x)\n", False),
     ],
 )
 def test_only_a_linear_carry_has_an_associative_form(update: str, linear: bool):

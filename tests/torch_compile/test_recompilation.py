@@ -308,6 +308,19 @@ def test_slips_are_told_apart(reason: str, title: str) -> None:
     assert title in finding.title
 
 
+def test_an_object_that_is_made_anew_in_each_call_is_made_once() -> None:
+    made = (
+        "different input pytree: * at input path [0][0], now <class 'jax._src.tree_util.Static'> with pytree metadata "
+        "Static(val=<__main__.Model object at 0x7f0{0}>) and before <class 'jax._src.tree_util.Static'> with pytree "
+        "metadata Static(val=<__main__.Model object at 0x7f0{1}>), so the pytree node metadata does not match"
+    )
+    events = [retraced(1000 * n, made.format(n, n - 1) if n else "", step=n) for n in range(4)]
+    (finding,) = _judge(*events, step_times_ns=(1000 * MS,) * 4).findings
+    assert "Make argument 0 once" in finding.advice
+    assert "a new __main__.Model" in finding.detail
+    assert "0x" not in finding.detail
+
+
 def test_settings_of_a_module_that_jax_imports_in_the_first_call_are_no_slip_of_the_program():
     grown = (
         "Tracing context doesn't match, e.g. due to config or context manager. "

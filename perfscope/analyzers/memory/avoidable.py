@@ -18,7 +18,7 @@ from perfscope.analyzers.memory.categories import memory_phases, with_graph
 from perfscope.analyzers.memory.holders import line_of
 from perfscope.analyzers.memory.phases import AllocatingOps, allocating_op, allocating_ops, following
 from perfscope.analyzers.memory.sites import frames_named, is_optimizer_file, nearest_frame, user_frames
-from perfscope.analyzers.ops import trace_attentions
+from perfscope.analyzers.ops import EVALUATE, trace_attentions
 from perfscope.analyzers.spans import named_slices, nearest_ancestor
 from perfscope.analyzers.time import graph_op, steps_at
 from perfscope.model.finding import MOST_ROWS, Cell
@@ -180,8 +180,8 @@ def attention_scores(trace: Trace, timeline: MemoryTimeline) -> Avoidable | None
         kind="attention scores",
         title="attention scores, weights and masks",
         description="attention scores, weights and masks",
-        advice="Call torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True). It keeps one number per"
-        "query in place of a row of scores, and computes the scores again in the backward pass",
+        advice="Call torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True). It keeps one number "
+        "per query in place of a row of scores, and computes the scores again in the backward pass",
         rows=rows,
     )
 
@@ -398,6 +398,7 @@ def held_unread(trace: Trace, timeline: MemoryTimeline) -> Avoidable | None:
     last_use = _last_uses(trace.op_graph)
     rows, until = [], []
     free = ~np.isin(blocks["category"], (*_NEEDED, MemoryCategory.GRADIENT))  # gradients are freed together after use
+    free &= blocks["phase"] != MemoryPhase.BACKWARD  # values inside a formula of autograd, which no program can release
     candidates = np.flatnonzero(~blocks["before"] & free & (blocks["op"] != MISSING))
     for row in candidates.tolist():
         op = graph_op(joined, int(blocks["op"][row]))
@@ -509,12 +510,18 @@ def _last_uses(graph: OpGraph) -> dict[int, int]:
 
 
 def _ends(trace: Trace, steps: Int64) -> dict[tuple[int, int], int]:
-    """Map (step, index of the graph's op) to the end of that op in the recording. ``steps``: by row of ``slices``."""
+    """Map (step, index of the graph's op) to the end of that op in the recording. ``steps``: by row of ``slices``.
+
+    Of an op of the backward pass, that of its autograd node, which holds its saved tensors while it runs.
+    """
     slices = trace.rows["slices"]
+    nodes = named_slices(trace, lambda name: name.startswith(EVALUATE))
+    node = nearest_ancestor(trace, np.arange(len(slices)), nodes)
     ends: dict[tuple[int, int], int] = {}
     for row in np.flatnonzero((slices["kind"] == SliceKind.OP) & (steps != MISSING)).tolist():
         op = graph_op(trace, row)
         if op is not None:
             key = int(steps[row]), op.index
-            ends[key] = max(ends.get(key, 0), int(slices["end_ns"][row]))
+            last = row if node[row] == MISSING else int(node[row])
+            ends[key] = max(ends.get(key, 0), int(slices["end_ns"][last]))
     return ends

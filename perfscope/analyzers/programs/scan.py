@@ -34,11 +34,17 @@ from perfscope.analyzers.programs.saving import Part
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import Trace
 
-_LINEAR = (SAME_BUFFER | REPEATED | {"add", "subtract", "negate", "concatenate", "pad", "slice"}) - {"bitcast-convert"}
-"""Opcodes that are linear in all operands together."""
+_LINEAR = (SAME_BUFFER | REPEATED | {"add", "subtract", "negate"}) - {"bitcast-convert", "reverse"}
+"""Opcodes that are linear in all operands together, element by element."""
 
-_INDEXED = frozenset({"dynamic-slice", "dynamic-update-slice", "gather"})
-"""Opcodes that are linear in the values they move, but not in the positions."""
+_MIXING = frozenset({"concatenate", "pad", "slice", "dynamic-slice", "dynamic-update-slice", "gather", "reverse"})
+"""Opcodes that are linear in the values that they move to other positions."""
+
+_POSITIONS = {"dynamic-slice": 1, "dynamic-update-slice": 2, "gather": 1}
+"""First operand that is a position."""
+
+MOST_CARRIES = 16
+"""Carries that are examined for needing each other."""
 
 LAUNCH_NS = 2_000
 """Assumed time from the start of a kernel to the start of the next if both do nothing, outside of a CUDA graph."""
@@ -54,7 +60,8 @@ identifies tiny steps and is not part of any cost.
 # A first-order linear recurrence ``h[t] = a[t] * h[t-1] + b[t]`` can be computed by a parallel prefix, because ``(a2,
 # b2) after (a1, b1) = (a1 * a2, a2 * b1 + b2)`` is associative (Blelloch, Prefix sums and their applications, 1990,
 # section 1.4). ``tanh(h[t-1])`` cannot; ``W h[t-1]`` could, with a matrix product in every combination, which is seldom
-# useful and counts as no. Every value of the body gets the degree in which it depends on the carry, also through
+# useful and counts as no; so do elements of the carry that are computed from others (stencils, rolls, two carries that
+# need each other). Every value of the body gets the degree in which it depends on the carry, also through
 # fusions.
 
 
@@ -63,7 +70,9 @@ class Degree(IntEnum):
 
     NONE = 0
     LINEAR = 1
-    OTHER = 2
+    MIXED = 2
+    """Linear, but computed from other elements: sums, slices, rolls."""
+    OTHER = 3
 
 
 _Degrees = tuple[Degree, ...]
@@ -91,7 +100,16 @@ def is_linear(module: HloModule, body: Computation) -> bool:
         return False
     carries = tuple(Degree.LINEAR if index in feeding else Degree.NONE for index in range(len(parameter.shape.parts)))
     degrees = _degrees(module, body, [carries])
-    return all(max(degrees[root.operands[index]]) <= Degree.LINEAR for index in feeding)
+    if any(max(degrees[root.operands[index]]) == Degree.OTHER for index in feeding):
+        return False
+    needs = set()
+    for index in feeding[:MOST_CARRIES]:
+        only = tuple(Degree.LINEAR if number == index else Degree.NONE for number in range(len(carries)))
+        degrees = _degrees(module, body, [only])
+        if max(degrees[root.operands[index]]) > Degree.LINEAR:
+            return False
+        needs |= {(other, index) for other in feeding if max(degrees[root.operands[other]]) and other != index}
+    return not any((index, other) in needs for other, index in needs)
 
 
 def _degrees(module: HloModule, computation: Computation, parameters: Sequence[_Degrees]) -> dict[str, _Degrees]:
@@ -132,11 +150,11 @@ def _array_degree(module: HloModule, instruction: Instruction, operands: Sequenc
         return operands[0] if operands[1] == Degree.NONE else Degree.OTHER
     if instruction.opcode == "select":
         return max(operands[1:]) if operands[0] == Degree.NONE else Degree.OTHER
-    if instruction.opcode in _INDEXED:
-        moved = 2 if instruction.opcode == "dynamic-update-slice" else 1
-        return max(operands[:moved]) if max(operands[moved:], default=Degree.NONE) == Degree.NONE else Degree.OTHER
+    where = operands[_POSITIONS.get(instruction.opcode, len(operands)) :]
+    if instruction.opcode in _MIXING and max(where, default=Degree.NONE) == Degree.NONE:
+        return highest if instruction.opcode == "dynamic-update-slice" else max(highest, Degree.MIXED)
     if instruction.opcode == "reduce" and _sums(module, instruction):
-        return highest
+        return max(highest, Degree.MIXED)
     return Degree.OTHER
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 
@@ -55,6 +56,14 @@ _PREALLOCATE = (
 )
 
 
+_MAKE_ONCE = (
+    "Make {argument} once, before the loop: an object without __eq__ and __hash__ equals only itself, so that each new "
+    "one is a new program. Or give its class both, as @dataclass(frozen=True) does."
+)
+_OBJECT = re.compile(r"<([\w.]{1,200}) object at 0x[0-9a-f]{1,16}>")
+"""How Python shows an object whose class does not say how: its type and its address."""
+
+
 class CompiledAgain(Struct, frozen=True, kw_only=True):
     """The recompilations of a function that count."""
 
@@ -106,7 +115,7 @@ def reason_words(again: CompiledAgain) -> str:
                 "to its device by jax.device_put, or has another sharding. "
             )
         case "static value" if first is not None:
-            values = list(dict.fromkeys(one.now for one in differences))
+            values = list(dict.fromkeys(_OBJECT.sub(r"a new \1", one.now) for one in differences))
             return f"Values of {shown}: {', '.join(values[:MOST_NAMED])}{' ...' if values[MOST_NAMED:] else ''}. "
         case "shape" if first is not None:
             shapes = list(dict.fromkeys(one.now for one in differences if one.argument == first.argument))
@@ -123,6 +132,10 @@ def fix_words(again: CompiledAgain) -> str:
     """Return the advice that avoids the new compilations."""
     grows = growing_dimension(again.of_cause) if again.cause == "shape" else None
     text = _PREALLOCATE if grows else _FIX[again.cause]
+    if again.cause == "static value" and any(
+        _OBJECT.search(one.now) for row in again.of_cause for one in row.differences
+    ):
+        text = _MAKE_ONCE
     names = arguments(again)
     return text.replace("{argument}", grows[0] if grows else names[0] if names else "it")
 

@@ -246,6 +246,29 @@ def trace_state_clean() -> Callable[[], bool] | None:
     return question
 
 
+def is_staged() -> bool:
+    """Whether the calling thread is inside a function that jax traces into a program, and runs later.
+
+    Inside of ``jax.grad`` or ``jax.vmap`` alone, a jitted function is traced and runs at once.
+    """
+    if not is_tracing():
+        return False
+    context = find("jax._src.core", "trace_ctx")
+    trace = getattr(context, "trace", None)
+    for _ in range(MOST_TRANSFORMS):
+        if trace is None or type(trace).__name__ == _STAGING:
+            return True
+        if not hasattr(trace, "parent_trace"):
+            return False
+        trace = trace.parent_trace
+    return True
+
+
+_STAGING = "DynamicJaxprTrace"
+"""Class of jax's traces into a program."""
+MOST_TRANSFORMS = 50
+"""Nested transforms that are looked through."""
+
 _ours_runs = False
 
 
@@ -473,7 +496,7 @@ def on_slow_call(called: Called) -> Undo | None:
     @functools.wraps(original)
     def run(*arguments: Any, **named: Any) -> Any:
         answer = original(*arguments, **named)
-        if clean():  # else it is called by a function that is being traced
+        if clean() or not is_staged():  # else it is called by a function that is being traced
             called(arguments[position])
         return answer
 

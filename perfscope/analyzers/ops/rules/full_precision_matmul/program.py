@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
@@ -50,6 +51,12 @@ _NARROW = frozenset({"bf16", "f16", "f8e4m3", "f8e4m3fn", "f8e4m3fnuz", "f8e4m3b
 
 
 _NARROW_KIND = {"bf16": Product("bf16"), "f16": Product("f16")}
+
+
+_OF_JAX = re.compile(
+    r"jit\(_?(?:inv|solve|slogdet|det|lstsq|pinv|svd|qr|eigh|cholesky|cho_solve|solve_triangular|lu_solve|expm)\)"
+)
+"""Scopes of jax.numpy.linalg and jax.scipy.linalg, whose functions ask for full precision themselves."""
 
 
 class _Full(Struct, frozen=True, kw_only=True):
@@ -133,7 +140,7 @@ def _all(cost: ModuleCost) -> list[_Full]:
         if row.place == "control" or not row.runs or row.instruction.opcode in ("fusion", "async-start"):
             continue
         kind = next(filter(_is_full, row.once.products), None)
-        if kind is not None:
+        if kind is not None and not _OF_JAX.search(row.instruction.op_name):
             result.append(_Full(cost=cost, row=row, kind=kind))
     return result
 
