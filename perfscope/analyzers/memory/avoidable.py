@@ -512,7 +512,7 @@ def _last_uses(graph: OpGraph) -> dict[int, int]:
 def _ends(trace: Trace, steps: Int64) -> dict[tuple[int, int], int]:
     """Map (step, index of the graph's op) to the end of that op in the recording. ``steps``: by row of ``slices``.
 
-    Of an op of the backward pass, that of its autograd node, which holds its saved tensors while it runs.
+    An op of the backward pass ends with its autograd node, because the node holds the saved tensors while it runs.
     """
     slices = trace.rows["slices"]
     nodes = named_slices(trace, lambda name: name.startswith(EVALUATE))
