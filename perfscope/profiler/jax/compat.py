@@ -247,27 +247,12 @@ def trace_state_clean() -> Callable[[], bool] | None:
 
 
 def is_staged() -> bool:
-    """Whether the calling thread is inside a function that jax traces into a program, and runs later.
+    """Whether jax traces the calling function into a program; inside of ``jax.grad`` alone, it runs at once."""
+    trace = getattr(find("jax._src.core", "trace_ctx"), "trace", None)
+    while trace is not None and type(trace).__name__ != "DynamicJaxprTrace":
+        trace = getattr(trace, "parent_trace", None)
+    return trace is not None
 
-    Inside of ``jax.grad`` or ``jax.vmap`` alone, a jitted function is traced and runs at once.
-    """
-    if not is_tracing():
-        return False
-    context = find("jax._src.core", "trace_ctx")
-    trace = getattr(context, "trace", None)
-    for _ in range(MOST_TRANSFORMS):
-        if trace is None or type(trace).__name__ == _STAGING:
-            return True
-        if not hasattr(trace, "parent_trace"):
-            return False
-        trace = trace.parent_trace
-    return True
-
-
-_STAGING = "DynamicJaxprTrace"
-"""Class of jax's traces into a program."""
-MOST_TRANSFORMS = 50
-"""Nested transforms that are looked through."""
 
 _ours_runs = False
 
