@@ -93,7 +93,7 @@ def test_time_goes_to_the_function_that_takes_it(sampler: StackSampler) -> None:
 
 
 def test_a_collection_in_which_no_thread_could_run_is_sampled(sampler: StackSampler) -> None:
-    heap = [{"number": number} for number in range(400_000)]
+    heap = [[number] for number in range(2_000_000)]  # a collection of several periods, on a fast machine too
     began = time.perf_counter_ns()
     sampler.resume(traced=True)  # its thread runs for the first time after the collection
     gc.collect()
@@ -103,7 +103,7 @@ def test_a_collection_in_which_no_thread_could_run_is_sampled(sampler: StackSamp
     sampler.stop()
     samples = sampler.document()
     seen = [lasts for (names, _), lasts in zip(stacks(samples), samples.lasts_ns, strict=True) if COLLECTING in names]
-    assert len(heap) == 400_000
+    assert len(heap) == 2_000_000
     assert 2 * sum(seen) > took
 
 
@@ -173,6 +173,24 @@ def test_what_it_keeps_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     spin(0.3)
     assert small.ticks == 5
     small.stop()
+
+
+def test_a_recording_that_is_requested_later_is_sampled_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler_module, "MOST_TICKS", 3)
+    monkeypatch.setattr(sampler_module, "MOST_TRACED_TICKS", 4)
+    small = StackSampler(SourceFiles(Path.cwd(), ()))
+    small.resume(traced=False)
+    spin(0.3)
+    assert small.ticks == 3
+    small.resume(traced=False)
+    spin(0.1)
+    assert small.ticks == 3
+    small.resume(traced=True)
+    begin = time.perf_counter_ns()
+    spin(0.3)
+    small.step(9, begin, time.perf_counter_ns())
+    small.stop()
+    assert small.ticks == 7
 
 
 def test_nothing_of_the_program_is_held(sampler: StackSampler) -> None:

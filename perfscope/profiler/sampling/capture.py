@@ -39,6 +39,8 @@ class StackCapture:
         self._sampler: StackSampler | None = None
         self._loaders = LoaderLog()
         self._written = 0
+        self._traced = False
+        """Whether steps of the timing pass were sampled since the last writing."""
         if options.stacks and not options.times_only and options.capture is None and available() is None:
             self._sampler = StackSampler(SourceFiles(Path.cwd(), ()), with_traced=with_traced)
             workers.reach_started_workers(message, stepping)
@@ -53,6 +55,7 @@ class StackCapture:
         if self._sampler is None:
             return
         if due is None or due.name == "timing":
+            self._traced |= due is not None
             self._sampler.resume(traced=due is not None)
         else:
             self._sampler.pause()
@@ -82,13 +85,13 @@ class StackCapture:
                 workers.sample_forked(self._run)
 
     def save(self, directory: Path, run: Path, *, last: bool) -> list[Capture]:
-        """Write the samples, if they are twice as many as last time or it is the ``last`` time; return the capture."""
+        """Write the samples after a timing pass, if they are twice as many, or ``last``; return the capture."""
         if self._sampler is None:
             return []
         ticks = self._sampler.ticks
         path = directory / STACKS_FILE
-        if ticks and (last or ticks >= 2 * self._written):
-            self._written = ticks
+        if ticks and (last or self._traced or ticks >= 2 * self._written):
+            self._written, self._traced = ticks, False
             write_atomically(path, dump_stacks(self._sampler.document(self._loaders.noted())), durable=False)
         if not self._written:
             return []

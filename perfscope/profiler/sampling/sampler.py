@@ -34,6 +34,8 @@ WATCHED_TICKS = 40
 MOST_TICKS = 6_000
 """A minute of steps: the share of a line that takes a twentieth is known to a tenth of itself."""
 MOST_ROWS = 40_000
+MOST_TRACED_TICKS, MOST_TRACED_ROWS = 2_000, 8_000
+"""Further ones of a timing pass that is requested later; with all of them there are at most twice as many rows."""
 MOST_STEPS = 10_000
 
 
@@ -75,7 +77,8 @@ class StackSampler:
         self._thread: threading.Thread | None = None
         self._resumed_ns = time.perf_counter_ns()
         self._awake = threading.Event()
-        self._ended = False
+        self._ended = self._full = False
+        self._most_ticks, self._most_rows = MOST_TICKS, MOST_ROWS
         self._period_s, self._traced = PERIOD_S, False
         self._cpu_ns = self._wall_ns = 0
         self._judged_ns = (0, 0)
@@ -88,7 +91,9 @@ class StackSampler:
     def resume(self, *, traced: bool) -> None:
         """Sample the steps from here on. ``traced``: these are steps of the timing pass."""
         self._traced = traced
-        if self._ended or self._awake.is_set():
+        if self._full and not traced:
+            self._awake.clear()
+        if self._ended or self._awake.is_set() or (self._full and not self._makes_room()):
             return
         if self._thread is None:
             self._loop = threading.get_ident()
@@ -99,6 +104,13 @@ class StackSampler:
         self._resumed_ns = time.perf_counter_ns()
         self._awake.set()
 
+    def _makes_room(self) -> bool:
+        """Whether there is room for a recording that is requested after the samples are complete."""
+        if not self._traced or len(self._rows) >= 2 * MOST_ROWS:
+            return False
+        self._most_ticks, self._most_rows = self.ticks + MOST_TRACED_TICKS, len(self._rows) + MOST_TRACED_ROWS
+        return True
+
     def pause(self) -> None:
         """Take no samples until ``resume``."""
         if not self._ended:
@@ -106,7 +118,7 @@ class StackSampler:
 
     def step(self, number: int, begin_ns: int, end_ns: int) -> None:
         """A step ended; times of ``perf_counter_ns``. A step that was not sampled is ignored."""
-        if not self._ended and self._awake.is_set() and len(self._steps) < MOST_STEPS:
+        if not self._ended and self._awake.is_set() and (self._traced or len(self._steps) < MOST_STEPS):
             self._steps.append((number, begin_ns, end_ns))
 
     def start_over(self) -> None:
@@ -196,7 +208,7 @@ class StackSampler:
                 if not spent:
                     continue  # it has not run since, and waits where it did
                 others += max(spent, 0)
-            stack = self._stacks.read(ident) if len(self._rows) < MOST_ROWS else None
+            stack = self._stacks.read(ident) if len(self._rows) < self._most_rows else None
             collection = self._tree.collection
             if collection is not None and collection.fills(ident, now - delay, now):
                 stack = collection.stack
@@ -222,8 +234,9 @@ class StackSampler:
 
     def _watch_cost(self) -> None:
         """Sample less often if it costs too much, and not at all if that is not enough."""
-        if self.ticks >= MOST_TICKS or len(self._rows) >= MOST_ROWS:
-            self._ended = True
+        if self.ticks >= self._most_ticks or len(self._rows) >= self._most_rows:
+            self._full = True
+            self._awake.clear()
         elif not self.ticks % WATCHED_TICKS:
             cpu_ns, wall_ns = self._cpu_ns - self._judged_ns[0], self._wall_ns - self._judged_ns[1]
             self._judged_ns = self._cpu_ns, self._wall_ns
