@@ -2,8 +2,8 @@
 
 Processor time is that of all threads of the process. Each pair of neighbouring blocks gives one ratio; the median and
 its 95 % interval by ranks are printed, for steps of several lengths. Blocks are short, because the speed of a shared
-machine changes within seconds; each has a row of the ledger, which a job writes every 10 to 60 s. The start of a ledger
-is not part of a block: a job has it once.
+machine changes within seconds. One ledger runs all the time, and its thread rests in the blocks without it: what it
+costs once, at its start, is not in the ratios.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from perfscope.profiler.session.recorders import Progress
 
 WIDTH = 256
 BLOCK_S = 0.4
-"""Length of a block: the ledger has four samples and a row in it."""
+"""Length of a block: the ledger has four samples in it, and a row in every fifth block at first."""
+WARM_UP_BLOCKS = 10
+"""Blocks before the pairs: the ledger disassembles each function that it meets once."""
 
 
 class Loop:
@@ -66,29 +68,59 @@ def block(loop: Loop, steps: int, watcher: LedgerWatcher | None) -> tuple[float,
     return time.process_time() - cpu, time.perf_counter() - wall
 
 
+class Gate:
+    """The event that ends the ledger's thread, which the thread also waits for between two samples."""
+
+    def __init__(self) -> None:
+        """The thread runs."""
+        self._ended, self._runs = threading.Event(), threading.Event()
+        self._runs.set()
+
+    def rest(self, *, rests: bool) -> None:
+        """Have the thread rest after its next sample, or go on."""
+        (self._runs.clear if rests else self._runs.set)()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait, and as long as the thread rests."""
+        over = self._ended.wait(seconds)
+        self._runs.wait()
+        return over
+
+    def set(self) -> None:
+        """End the thread."""
+        self._ended.set()
+        self._runs.set()
+
+    def is_set(self) -> bool:
+        """Whether it ends."""
+        return self._ended.is_set()
+
+
 def pairs(loop: Loop, count: int, folder: Path) -> list[tuple[float, float]]:
     """Ratios of (processor time, time) with and without the ledger, of ``count`` pairs; the order alternates."""
+    main = threading.get_ident()
+    message = Message(directory=str(folder), options=CaptureOptions(), pythonpath=None, follow=False)
+    watcher = watching(message, lambda: Progress(steps=loop.steps, inside=True, thread=main))
+    gate = watcher._ended = Gate()
+    watcher.start()
     steps = 8
-    block(loop, steps, None)
+    block(loop, steps, watcher)
     took = block(loop, steps, None)[1] / steps
     steps = max(4, math.ceil(BLOCK_S / took))
-    main = threading.get_ident()
+    for _ in range(WARM_UP_BLOCKS):
+        block(loop, steps, watcher)
     ratios: list[tuple[float, float]] = []
     for number in range(count):
         sides: dict[bool, tuple[float, float]] = {}
         for with_ledger in (number % 2 == 0, number % 2 == 1):
-            watcher = None
-            if with_ledger:
-                run = folder / str(len(list(folder.iterdir())))
-                run.mkdir()
-                message = Message(directory=str(run), options=CaptureOptions(), pythonpath=None, follow=False)
-                watcher = watching(message, lambda: Progress(steps=loop.steps, inside=True, thread=main))
-                watcher.start()
-                time.sleep(0.05)
-            sides[with_ledger] = block(loop, steps, watcher)
-            if watcher is not None:
-                watcher.stop()
+            gate.rest(rests=not with_ledger)
+            if not with_ledger:
+                watcher._switch.put_back()
+                time.sleep(1.5 * recorder.PERIOD_S)
+            sides[with_ledger] = block(loop, steps, watcher if with_ledger else None)
         ratios.append((sides[True][0] / sides[False][0], sides[True][1] / sides[False][1]))
+    gate.rest(rests=False)
+    watcher.stop()
     return ratios
 
 
@@ -108,13 +140,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, nargs="+", default=[1, 10, 100], help="forward passes per step")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    recorder.ROWS_S = ((math.inf, 0.75 * BLOCK_S),)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory() as folder:
         for repeats in options.repeats:
             loop = Loop(repeats)
             took = block(loop, 8, None)[0] / 8
-            ratios = pairs(loop, options.pairs, Path(folder))
+            run = Path(folder) / str(repeats)
+            run.mkdir()
+            ratios = pairs(loop, options.pairs, run)
             shown = [
                 f"{name} {mid - 1:+.2%} ({low - 1:+.2%} to {high - 1:+.2%})"
                 for name, values in (

@@ -175,7 +175,8 @@ def _kept_until(ledger: ProcessLedger, following: ProcessLedger, others: Sequenc
     during = [save for save in others if ledger.head.unix_ns <= save.unix_ns <= ledger.end_ns + offset]
     saves = [*saves_in(ledger), *during]
     restored = [event for row in following.rows for event in row.checkpoints if event[0] == RESTORE and event[5]]
-    if not saves or not restored:
+    begins = not any(row.steps for row in following.rows)  # and will restore the last save
+    if not saves or not (restored or begins):
         return None
     places = {event[7] for event in restored} - {""}
     same = [save for save in saves if save.place in places]

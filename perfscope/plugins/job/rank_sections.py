@@ -15,6 +15,10 @@ from perfscope.plugins.job.together import RankNote
 from perfscope.plugins.job.watched import WatchedChange
 
 FEW = 10
+SERIES_OF = {
+    "own time": "the time per step without waits for ranks or a core",
+    "step time": "the step time",
+}
 SERIES = {"step_ns": "step time", "tokens_per_s": "tokens per second", "memory": "memory", "loss": "loss"}
 """Names of the series that are watched."""
 
@@ -53,7 +57,7 @@ def change_fact(change: StepChange) -> str:
     wait = "waits" if len(change.waits) == 1 else "wait"
     waits = f"; {ranks_named(change.waits)} {wait} for it" if change.waits else ""
     return (
-        f"the step time changed by {change.change:+.0%} at {clock(change.unix_ns)}: "
+        f"{SERIES_OF[change.series]} changed by {change.change:+.0%} at {clock(change.unix_ns)}: "
         f"{format_ns(change.before_ns)} to {format_ns(change.after_ns)}{on}{by}{waits}"
     )
 
@@ -162,7 +166,8 @@ def _compared(rows: Sequence[Compared]) -> Table:
         Column("a step before", lambda row: row.base_ns, "ns"),
         Column("now", lambda row: row.head_ns, "ns"),
         Column("changed most", _most),
-        Column("at", lambda row: row.parts[0].place if row.parts else "", "place", drop=1),
+        Column("finding that is new or worse", lambda row: row.finding, drop=1),
+        Column("at", lambda row: row.line, "place"),
         Column("recording", lambda row: row.head, "place", drop=3),
     )
     return table(columns, rows, few=FEW, rest="recordings")

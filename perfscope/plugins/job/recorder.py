@@ -385,7 +385,7 @@ class LedgerWatcher:
             **self._news([node for node, _ in (*self._times, *(self._since_step if last or self._stalled else ()))]),
             "from": self._from_ns,
             "to": self._last_ns,
-            "unix": time.time_ns(),
+            "unix": time.time_ns() - (time.perf_counter_ns() - self._last_ns),
             "at": [[node, phase, ns] for (node, phase), ns in self._times.items()],
             "core": self._core_ns,
             "ran": self._ran_ns,

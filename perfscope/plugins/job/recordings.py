@@ -63,6 +63,10 @@ class Compared(Struct, frozen=True, kw_only=True):
     head_ns: int
     parts: tuple[PartOfChange, ...]
     """The parts that changed most."""
+    finding: str
+    """Title of the finding that is new or costs more, most expensive first; empty without one."""
+    line: str
+    """Its line of the program, else that of the part that changed most; empty if neither is known."""
 
 
 def compared_recordings(
@@ -140,10 +144,12 @@ def _compare(run: Path, part: object, base: Capture, head: Capture, why: str) ->
         sides.append(read_part(msgspec.structs.replace(part, processes=(replace(process, captures=others),))))
     if not all(sides):
         return None
-    time = compare(sides[0][:1], sides[1][:1]).time
-    if time is None:
+    comparison = compare(sides[0][:1], sides[1][:1])
+    if comparison.time is None:
         return None
-    step = time.median
+    step = comparison.time.median
+    worse = next((one.head for one in comparison.findings if one.change in ("new", "worse") and one.head), None)
+    code = worse.where.label("") if worse is not None else ""
     parts = sorted(step.parts, key=lambda row: -abs(row.delta_ns))[:MOST_PARTS]
     return Compared(
         rank=process.rank,
@@ -157,4 +163,6 @@ def _compare(run: Path, part: object, base: Capture, head: Capture, why: str) ->
             PartOfChange(name=row.key().name(), place=row.key().place(), base_ns=row.base.ns, head_ns=row.head.ns)
             for row in parts
         ),
+        finding="" if worse is None else worse.title,
+        line=code or next((row.key().place() for row in parts), ""),
     )

@@ -118,7 +118,8 @@ def _changes(changes: tuple[StepChange, ...]) -> Table:
     columns: tuple[Column[StepChange], ...] = (
         Column("from", lambda row: clock(row.unix_ns)),
         Column("rank", lambda row: "" if row.rank is None else str(row.rank), drop=1),
-        Column("a step before", lambda row: round(row.before_ns), "ns"),
+        Column("per step", lambda row: row.series, drop=4),
+        Column("before", lambda row: round(row.before_ns), "ns"),
         Column("after", lambda row: round(row.after_ns), "ns"),
         Column("change", _effect),
         Column("changed most", lambda row: row.cause),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from statistics import median
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -28,6 +28,9 @@ LATEST = 3
 """Rows that make the present step time: half a minute at first."""
 LATEST_OWN = 30
 """Rows that are compared between ranks: their noise must be smaller than the difference that is reported."""
+
+NEAR_ROWS = 3
+"""Rows between changes of both series that are one change."""
 
 OF_STEPS: frozenset[Cause] = frozenset(
     {
@@ -77,17 +80,27 @@ class Point(NamedTuple):
         """Time per step."""
         return self.parts.total() / self.steps
 
+    @property
+    def own_ns(self) -> float:
+        """The same without waiting for a core, and without calls that wait for other ranks."""
+        return sum(ns for part, ns in self.parts.items() if _is_own(part)) / self.steps
+
+
+Series = Literal["own time", "step time"]
+"""Time per step without waits for other ranks or a core, and all of it."""
+
 
 class StepChange(Struct, frozen=True, kw_only=True):
     """The level of the step time changed on a rank."""
 
     rank: int | None
+    series: Series
     unix_ns: int
     """Begin of the new level."""
     within_ns: int
     """Length of the rows there: ranks that changed together differ by about as much."""
     before_ns: float
-    """Median time per step before, back to the change before it."""
+    """Median of the series per step before, back to the change before it."""
     after_ns: float
     change: float
     """Relative."""
@@ -169,30 +182,61 @@ def joined(points: list[Point]) -> list[Point]:
 
 
 def step_changes(rank: int | None, points: Sequence[Point]) -> list[StepChange]:
-    """Changes of the time per step, by time."""
-    times = [point.step_ns for point in points]
-    changes = change_points(times, least=LEAST) if times else []
-    edges = [0, *(change.index for change in changes), len(times)]
+    """Changes of the own time per step and of the whole, by time.
+
+    The own time has no waits for other ranks or for a core: other programs on the machine do not hide its changes. A
+    change of the whole near one of those is the same.
+    """
+    own = _changes(rank, points, "own time")
+    taken = [change.unix_ns for change in own]
+    whole = [
+        change
+        for change in _changes(rank, points, "step time")
+        if all(abs(change.unix_ns - at) > NEAR_ROWS * change.within_ns for at in taken)
+    ]
+    return sorted([*own, *whole], key=lambda change: change.unix_ns)
+
+
+def _changes(rank: int | None, points: Sequence[Point], series: Series) -> list[StepChange]:
+    if not points:
+        return []
+    typical = median(point.step_ns for point in points)
+    values = [point.own_ns if series == "own time" else point.step_ns for point in points]
+    # The own time is judged relative to the step: it may be 0 in a row.
+    offset = typical if series == "own time" else 0.0
+    changes = change_points([value + offset for value in values], least=LEAST)
+    edges = [0, *(change.index for change in changes), len(values)]
     found = []
-    for number, change in enumerate(changes):
-        before, after = points[edges[number] : change.index], points[change.index : edges[number + 2]]
+    for number in range(len(changes)):
+        first, middle, last = edges[number : number + 3]
+        before, after = points[first:middle], points[middle:last]
         differences = _differences(before, after)
-        part = _changed_part(_excess(differences, before, after), slower=change.change > 0)
+        was, now = median(values[first:middle]), median(values[middle:last])
+        if abs(now - was) < LEAST * typical:
+            continue
+        if series == "own time":
+            differences = {part: ns for part, ns in differences.items() if _is_own(part)}
+        part = _changed_part(_excess(differences, before, after), slower=now > was)
         found.append(
             StepChange(
                 rank=rank,
+                series=series,
                 unix_ns=after[0].begin_ns,
                 within_ns=after[0].end_ns - after[0].begin_ns,
-                before_ns=median(point.step_ns for point in before),
-                after_ns=median(point.step_ns for point in after),
-                change=change.change,
+                before_ns=was,
+                after_ns=now,
+                change=now / was - 1 if was else 1.0,
                 cause=part.cause,
                 line=part.line,
                 line_ns=differences[part],
-                own_ns=_own_ns(differences, before, after),
+                own_ns=now - was if series == "own time" else _own_ns(differences, before, after),
             )
         )
     return found
+
+
+def _is_own(part: Part) -> bool:
+    return not part.may_wait and part != CORE
 
 
 def state_of(rank: int | None, charged: Charged) -> RankState:

@@ -39,8 +39,9 @@ class RankNote(Struct, frozen=True, kw_only=True):
 def joined_changes(changes: Sequence[StepChange]) -> list[StepChange]:
     """The changes that are not an effect of another rank's, with the ranks that wait for each, by time.
 
-    Ranks that change at the same time in the same direction wait for those whose own time changed by half of it. If
-    there are no such ranks, all stay: on a GPU the waits are on the device, and a recording shows who is late.
+    Ranks that change at the same time wait for those whose own time changed by half of it; a wait for data may shrink
+    meanwhile. If there are no such ranks, all stay: on a GPU the waits are on the device, and a recording shows who is
+    late.
     """
     left = sorted(changes, key=lambda change: change.unix_ns)
     found = []
@@ -48,14 +49,22 @@ def joined_changes(changes: Sequence[StepChange]) -> list[StepChange]:
         first = left[0]
         group = [first, *(other for other in left[1:] if _together(first, other))]
         left = [change for change in left if change not in group]
-        causing = [change for change in group if change.own_ns * _sign(change) >= CAUSES_HALF * _size(change)]
+        lead = max(group, key=lambda change: abs(change.own_ns))
+        causing = [change for change in group if _causes(change, lead)]
         if not causing:
             found += group
             continue
-        others = sorted({change.rank for change in group if change not in causing and change.rank is not None})
-        waits = tuple(rank for rank in others if rank not in {change.rank for change in causing})
+        ranks = {change.rank for change in causing}
+        waits = tuple(sorted({change.rank for change in group if change.rank is not None} - ranks))
         found += [msgspec.structs.replace(change, waits=waits) for change in causing]
     return sorted(found, key=lambda change: change.unix_ns)
+
+
+def _causes(change: StepChange, lead: StepChange) -> bool:
+    """Whether a rank's own time explains its change, in the direction of the largest own change of the group."""
+    size, direction = abs(change.after_ns - change.before_ns), 1 if lead.own_ns > 0 else -1
+    own = change.own_ns * direction
+    return own >= CAUSES_HALF * size and own >= CAUSES_HALF * CAUSES_HALF * abs(lead.own_ns)
 
 
 def rank_notes(ranks: Sequence[RankState]) -> tuple[RankNote, ...]:
@@ -90,14 +99,4 @@ def _note(
 
 def _together(first: StepChange, other: StepChange) -> bool:
     apart = abs(first.unix_ns - other.unix_ns)
-    return (
-        other.rank != first.rank and apart <= 2 * max(first.within_ns, other.within_ns) and _sign(first) == _sign(other)
-    )
-
-
-def _sign(change: StepChange) -> int:
-    return 1 if change.change > 0 else -1
-
-
-def _size(change: StepChange) -> float:
-    return abs(change.after_ns - change.before_ns)
+    return other.rank != first.rank and apart <= 2 * max(first.within_ns, other.within_ns)

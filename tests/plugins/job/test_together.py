@@ -193,3 +193,15 @@ def test_steps_that_go_on_as_before_are_not_slowed_by_a_save(tmp_path: Path) -> 
     stepping(ledger, 2, train=2, ran=1)
     (saves,) = job_account([tmp_path]).saves
     assert (saves.slowed, saves.why) == (0, None)
+
+
+def test_other_programs_on_the_machine_do_not_hide_a_change(tmp_path: Path) -> None:
+    ledger = Written(tmp_path)
+    for number in range(48):
+        slow = {"slow": 0.5} if number >= 24 else {}
+        core = (0.1, 9.0, 0.5, 3.0, 30.0, 0.2)[number % 6]
+        ledger.row({"train": 1 + 0.01 * (number % 3), **slow}, core=core, steps=10, ran=round((1 + len(slow) / 2) * S))
+    changes = [change for change in job_account([tmp_path]).changes if change.series == "own time"]
+    (change,) = changes
+    assert (change.line, change.cause) == ("train.py:20", "training steps")
+    assert change.after_ns - change.before_ns == pytest.approx(0.05 * S, rel=0.05)
