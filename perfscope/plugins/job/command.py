@@ -182,9 +182,9 @@ def show_account(account: JobAccount, runs: Sequence[Path], *, verbose: bool = F
 
 def _serve(runs: Sequence[Path], port: int, *, quiet: bool) -> None:
     from perfscope.plugins.job.outlets import moment_of
-    from perfscope.plugins.job.outlets.metrics import openmetrics, serve
+    from perfscope.plugins.job.outlets.metrics import Latest, openmetrics, serve
 
-    server = serve(lambda: openmetrics(moment_of(runs)), port)
+    server = serve(Latest(lambda: openmetrics(moment_of(runs))), port)
     announce(f"metrics at http://127.0.0.1:{server.server_address[1]}/metrics until Ctrl-C", quiet=quiet)
     try:
         server.serve_forever()

@@ -17,7 +17,7 @@ SLOW = 0.05
 cent."""
 LEAST_BINS = 3
 """Bins that must be slow for a node that is slow again and again."""
-_TRAINING = CAUSES.index("training steps")
+_TRAINING = tuple(CAUSES.index(cause) for cause in ("training steps", "lost work"))
 
 
 class Node(Struct, frozen=True, kw_only=True):
@@ -65,7 +65,8 @@ class Courses:
     def add(self, rank: RankAccount, timeline: Timeline) -> None:
         """Add a rank; it belongs to the host of its last process."""
         host = rank.attempts[-1].host
-        steps = {at: (row[_TRAINING], row[-1]) for at, row in timeline.rows.items() if row[-1] and row[_TRAINING]}
+        trained = {at: (sum(row[column] for column in _TRAINING), row[-1]) for at, row in timeline.rows.items()}
+        steps = {at: (ns, steps) for at, (ns, steps) in trained.items() if ns and steps}
         self._courses.append(_Course(host, timeline.width_ns, steps))
         self._totals[host].update(rank.totals)
         for event in rank.events:

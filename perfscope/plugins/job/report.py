@@ -33,6 +33,9 @@ from perfscope.plugins.job.recordings import Compared
 from perfscope.plugins.job.steps import StepChange
 
 FEW = 10
+FEW_RANKS = 4
+TOGETHER_S = 10
+"""Rows of ranks are written at different times, up to this long apart at first."""
 BUSY = "waiting for a core"
 """Cause of a change that the program did not make: other causes are named first."""
 MEANT = {
@@ -140,17 +143,40 @@ def _counts(events: list[Event]) -> str:
 
 
 def _events(events: list[Event]) -> Table:
-    columns: tuple[Column[Event], ...] = (
-        Column("at", lambda row: clock(row.unix_ns)),
-        Column("what", lambda row: Badge(row.kind, "worse" if row.kind in ("stalled", "killed") else "plain")),
-        Column("rank", lambda row: "" if row.rank is None else str(row.rank), drop=2),
-        Column("took", lambda row: row.ns or None, "ns"),
-        Column("line", lambda row: row.line, "place"),
-        Column("details", lambda row: row.text, drop=1),
+    columns: tuple[Column[list[Event]], ...] = (
+        Column("at", lambda row: clock(row[0].unix_ns)),
+        Column("what", lambda row: Badge(row[0].kind, "worse" if row[0].kind in ("stalled", "killed") else "plain")),
+        Column("ranks", _whose, drop=2),
+        Column("took", lambda row: max(event.ns for event in row) or None, "ns"),
+        Column("line", lambda row: row[0].line, "place"),
+        Column("details", lambda row: row[0].text if len({event.text for event in row}) == 1 else "", drop=1),
     )
     order = {"killed": 0, "stalled": 0, "failed save": 1, "failed restore": 1}
-    shown = sorted(events, key=lambda event: (order.get(event.kind, 2), -event.ns))
+    shown = sorted(together(events), key=lambda row: (order.get(row[0].kind, 2), -max(event.ns for event in row)))
     return table(columns, shown, few=FEW, rest="events, which took less")
+
+
+def together(events: Sequence[Event]) -> list[list[Event]]:
+    """Events of one kind and line that begin within ``TOGETHER_S`` of each other on several ranks."""
+    groups: list[list[Event]] = []
+    newest: dict[tuple[str, str], tuple[list[Event], set[int | None]]] = {}
+    for event in sorted(events, key=lambda event: event.unix_ns):
+        key = event.kind, event.line
+        group, ranks = newest.get(key, ([], set()))
+        if not group or event.unix_ns - group[0].unix_ns > TOGETHER_S * 1e9 or event.rank in ranks:
+            group, ranks = newest[key] = [], set()
+            groups.append(group)
+        group.append(event)
+        ranks.add(event.rank)
+    return groups
+
+
+def _whose(row: list[Event]) -> str:
+    ranks = sorted(event.rank for event in row if event.rank is not None)
+    if len(ranks) < FEW_RANKS:
+        return ", ".join(map(str, ranks))
+    whole = ranks == list(range(ranks[0], ranks[-1] + 1))
+    return f"{ranks[0]} to {ranks[-1]}" if whole else f"{', '.join(map(str, ranks[:2]))} and {len(ranks) - 2:,} more"
 
 
 def _slow_nodes(nodes: tuple[Node, ...]) -> str:

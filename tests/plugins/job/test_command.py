@@ -11,8 +11,10 @@ import pytest
 from perfscope.__main__ import run as command_line
 from perfscope.plugins.job.account import job_account
 from perfscope.plugins.job.outlets.json_document import JobDocument
+from perfscope.plugins.job.rank import Event
+from perfscope.plugins.job.report import together
 from tests.conftest import REPOSITORY
-from tests.plugins.job.written import FIXTURE
+from tests.plugins.job.written import FIXTURE, S
 
 
 def test_the_first_screen_has_the_answer(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,3 +54,16 @@ def test_the_schema_fits_a_document(job: Path, capsys: pytest.CaptureFixture[str
     assert command_line(["job", str(job), "--json", "-"]) == 0
     schema = json.loads((REPOSITORY / "docs" / "job-schema.json").read_text())
     jsonschema.validate(json.loads(capsys.readouterr().out), schema)
+
+
+def test_events_of_many_ranks_at_once_are_a_row() -> None:
+    events = [
+        Event(kind="killed", unix_ns=S + rank * S // 1000, ns=0, rank=rank, line="", text=f"process {rank}")
+        for rank in range(1024)
+    ]
+    save = Event(kind="save", unix_ns=S, ns=S, rank=0, line="train.py:60")
+    later = msgspec.structs.replace(save, unix_ns=30 * S)
+    again = msgspec.structs.replace(save, unix_ns=31 * S)
+    assert [len(row) for row in together([*events, save, later, again])] == [1024, 1, 1, 1]
+    other = msgspec.structs.replace(save, rank=7, ns=2 * S)
+    assert [len(row) for row in together([save, other])] == [2]

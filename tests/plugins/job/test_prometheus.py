@@ -21,7 +21,7 @@ import pytest
 
 from perfscope.plugins.job.account import JobAccount, job_account
 from perfscope.plugins.job.outlets import Moment, moment_of
-from perfscope.plugins.job.outlets.metrics import TYPE, openmetrics, serve, textfile
+from perfscope.plugins.job.outlets.metrics import TYPE, Latest, openmetrics, serve, textfile
 from tests.conftest import REPOSITORY
 from tests.plugins.job.written import Written, killed_and_resumed
 
@@ -221,3 +221,24 @@ def test_a_scrape_over_http(endpoint: tuple[Path, str]) -> None:
         assert b"perfscope_job_goodput_ratio" in reply.read()
     with pytest.raises(urllib.error.HTTPError, match="404"):
         urllib.request.urlopen(f"http://{endpoint[1]}/else")
+
+
+def test_a_large_job_is_read_between_scrapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perfscope.plugins.job.outlets.metrics.QUICK_S", 0.0)
+    texts = iter(["one", "two", "three"])
+    read, go = threading.Event(), threading.Event()
+
+    def make() -> str:
+        text = next(texts)
+        if text == "two":
+            go.wait(30)
+        read.set()
+        return text
+
+    latest = Latest(make)
+    latest._read()
+    read.clear()
+    assert latest() == latest() == "one"  # "two" is being read
+    go.set()
+    assert read.wait(30)
+    until(lambda: latest() in ("two", "three"), "newer text")

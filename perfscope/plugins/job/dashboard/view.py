@@ -18,7 +18,7 @@ from perfscope.plugins.job.dashboard.works import JobWork
 from perfscope.plugins.job.rank import Event
 from perfscope.plugins.job.rank_sections import clock
 from perfscope.plugins.job.recordings import Compared
-from perfscope.plugins.job.report import MEANT, report_of
+from perfscope.plugins.job.report import MEANT, report_of, together
 
 MOST_ROWS = 120
 """Most events and processes in a table of the page, the most important first."""
@@ -42,7 +42,7 @@ def job_view(runs: Sequence[Path], account: JobAccount, recordings: Sequence[Com
     """``headline``, ``facts``, the picture (``bins``, ``events``) and the report's sections as HTML."""
     shown = replace(account, events=_worst(account.events), attempts=_shown_attempts(account))
     report = report_of(shown, recordings)
-    notable = [event for event in account.events if event.kind not in ("started", "ended")]
+    notable = together([event for event in account.events if event.kind not in ("started", "ended")])
     left = [
         f"{len(held) - MOST_ROWS:,} more {what} are left out of the table: perfscope job --json has them"
         for what, held in (("events", notable), ("processes", account.attempts))
@@ -83,9 +83,10 @@ def _ranks(causes: Any, width_ns: int) -> dict[str, float]:
 
 
 def _worst(events: Sequence[Event]) -> tuple[Event, ...]:
-    notable = [event for event in events if event.kind not in ("started", "ended")]
-    worst = sorted(notable, key=lambda event: (_ORDER.get(event.kind, 3), -event.ns, event.unix_ns))
-    return tuple(sorted(worst[:MOST_ROWS], key=lambda event: event.unix_ns))
+    """Events of the table: those of a kind that begin together on several ranks are one row."""
+    rows = together([event for event in events if event.kind not in ("started", "ended")])
+    worst = sorted(rows, key=lambda row: (_ORDER.get(row[0].kind, 3), -row[0].ns, row[0].unix_ns))
+    return tuple(event for row in worst[:MOST_ROWS] for event in row)
 
 
 def _shown_attempts(account: JobAccount) -> Any:

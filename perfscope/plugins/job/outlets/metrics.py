@@ -7,7 +7,10 @@ format: there the name of a counter's family ends in ``_total``, and there is ne
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 
@@ -20,6 +23,9 @@ TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 ALWAYS = ("save", "failed save", "failed restore", "stalled", "killed")
 """Kinds of events that are exposed from 0 on: ``increase`` in Prometheus misses the first event of a new series."""
+
+QUICK_S = 3.0
+"""A job that takes longer to read is read between scrapes: Prometheus waits ten seconds."""
 
 
 class Family(NamedTuple):
@@ -125,6 +131,37 @@ def _name(rank: int | None) -> str:
 
 def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+class Latest:
+    """The exposition for scrapes: read at each, or the last one at once while a large job is read again."""
+
+    def __init__(self, make: Callable[[], str]) -> None:
+        """``make`` reads the job."""
+        self._make = make
+        self._text = ""
+        self._took_s = 0.0
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def __call__(self) -> str:
+        """The text; errors of the first reading are raised."""
+        with self._lock:
+            if self._took_s < QUICK_S:
+                self._read()
+            elif self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._read_later, daemon=True)
+                self._thread.start()
+            return self._text
+
+    def _read(self) -> None:
+        began = time.monotonic()
+        self._text = self._make()
+        self._took_s = time.monotonic() - began
+
+    def _read_later(self) -> None:
+        with suppress(PerfscopeError):  # the last text stays
+            self._read()
 
 
 def serve(make: Callable[[], str], port: int) -> ThreadingHTTPServer:
