@@ -10,6 +10,10 @@ from perfscope.plugins.attach.target import Target
 from perfscope.plugins.job import place_of
 
 MAIN = "MainThread"
+NAMED = frozenset(
+    {"waiting for ranks", "waiting for data", "compilation", "evaluation", "saving checkpoints", "restoring"}
+)
+"""Causes that say more than the function; others are of trainings, and this may be any program."""
 FEW_FRAMES = 12
 """Innermost frames of a thread that are shown without ``-v``."""
 
@@ -27,7 +31,8 @@ def report_of(target: Target, stacks: Sequence[ThreadStack], way: str, *, verbos
 def _facts(target: Target, stacks: Sequence[ThreadStack], way: str) -> Iterator[str]:
     if target.command:
         yield target.command
-    yield f"{len(stacks):,} threads, read by {way}; the process goes on"
+    threads = "1 thread" if len(stacks) == 1 else f"{len(stacks):,} threads"
+    yield f"{threads}, read by {way}; the process goes on"
     if target.run is not None:
         yield f"it records into {target.run}: `perfscope attach {target.pid} --record 3` records its next steps"
 
@@ -39,10 +44,10 @@ def _is_main(stack: ThreadStack) -> bool:
 
 def _where(stack: ThreadStack) -> str:
     place = place_of(stack.frames)
-    at = f" at {place.line}" if place.line else ""
-    if place.cause != "training steps":
-        return f"{stack.name} is in {place.cause}{at}"
-    return f"{stack.name} {'waits' if stack.state == WAITS else 'runs'}{at}"
+    does = "waits" if stack.state == WAITS else "is"
+    inside = f" in {stack.frames[0][2]}" if stack.frames else ""
+    cause = f" ({place.cause})" if place.cause in NAMED else ""
+    return f"{stack.name} {does}{inside}{cause}{f' at {place.line}' if place.line else ''}"
 
 
 def _section(stack: ThreadStack, *, verbose: bool) -> Section:

@@ -147,7 +147,7 @@ def test_the_answer_of_py_spy_is_shown(waiting: int, tmp_path: Path, monkeypatch
     (stack,), way = thread_stacks(target)
     assert way == "py-spy"
     assert stack.frames[0] == ("/lib/python3.11/threading.py", 327, "wait")
-    assert "MainThread is in waiting for a thread or process" in report_of(target, [stack], way, verbose=False).headline
+    assert "MainThread waits in wait at" in report_of(target, [stack], way, verbose=False).headline
 
 
 @pytest.mark.parametrize(
@@ -193,6 +193,9 @@ def test_processes_that_cannot_be_attached_to(waiting: int, monkeypatch: pytest.
         find(os.getpid())
     shell = subprocess.Popen(["sleep", "60"])
     try:
+        until = time.monotonic() + MINUTE_S
+        while b"sleep" not in Path(f"/proc/{shell.pid}/cmdline").read_bytes() and time.monotonic() < until:
+            time.sleep(0.01)  # it has not begun to be another program
         with pytest.raises(DataError, match="sleep is not a Python program"):
             find(shell.pid)
     finally:

@@ -18,10 +18,10 @@ from urllib.parse import urlsplit
 
 from perfscope.model.documents.run import list_numbers
 from perfscope.model.errors import DataError, UsageError
-from perfscope.model.units import format_ns
 from perfscope.model.untrusted_text import sanitize
 from perfscope.plugins.job.outlets import Moment
 from perfscope.plugins.job.rank import Event
+from perfscope.plugins.job.rank_sections import change_fact, hang_fact
 from perfscope.plugins.job.report import report_of
 
 TIMEOUT_S = 5.0
@@ -118,15 +118,11 @@ def _news(moment: Moment) -> Iterator[tuple[Any, str]]:
             together.setdefault((event.kind, event.unix_ns // 60_000_000_000), []).append(event)
     for (kind, minute), events in together.items():
         yield (kind, minute), _line(kind, events)
+    for hang in moment.account.hangs:
+        if hang.missing:
+            yield ("hang", hang.unix_ns // 60_000_000_000), hang_fact(hang)
     for change in moment.account.changes:
-        at = (
-            f", {format_ns(round(change.line_ns))} of it at {change.line}" if change.line and change.line_ns > 0 else ""
-        )
-        yield (
-            ("change", change.rank, change.unix_ns // 60_000_000_000),
-            f"the step time changed by {change.change:+.0%} at {_clock(change.unix_ns)}: "
-            f"{format_ns(round(change.before_ns))} to {format_ns(round(change.after_ns))}{at}",
-        )
+        yield ("change", change.rank, change.unix_ns // 60_000_000_000), change_fact(change)
     if not moment.running:
         yield "end", "the job has ended"
 
