@@ -2,7 +2,7 @@
 
 Two gloo ranks train a small model at about 200 ms per step, most of it waiting for data from a slow store. Evaluations,
 checkpoints in the training loop and asynchronous ones come at shares of the job's duration. On rank 1 a slow function
-joins the training step at 55 % of the duration, and at 75 % its second process waits for a lock that nobody releases.
+joins the training step at 55 % of the duration, and at 75 % its second process waits for a lock that is never released.
 """
 
 from __future__ import annotations
