@@ -107,10 +107,12 @@ def job(
 
     read = None if scheduler is None else on_cluster(scheduler)
     moment = moment_of(folders, read)
-    if STDOUT not in files:
+    if STDOUT not in files and every is None:
         show_account(moment.account, folders, verbose=verbose)
     if outlets:
-        tell(lambda: moment_of(folders, read), outlets, every=every, moment=moment)
+        moment = tell(lambda: moment_of(folders, read), outlets, every=every, moment=moment)
+    if STDOUT not in files and every is not None and not quiet:
+        show_account(moment.account, folders, verbose=verbose)
 
 
 def _folders(runs: Sequence[str], every: float | None) -> list[Path]:

@@ -62,8 +62,8 @@ def _running(run: Path) -> bool:
 
 def tell(
     look: Callable[[], Moment], outlets: Sequence[Outlet], *, every: float | None, moment: Moment | None = None
-) -> None:
-    """Send the job to each outlet; with ``every`` (seconds) again and again until the job has ended.
+) -> Moment:
+    """Send the job to each outlet; with ``every`` (seconds) again and again until the job has ended; the last moment.
 
     ``look``: reads the job. ``moment``: the first one, if it was read already.
 
@@ -80,7 +80,7 @@ def tell(
                         raise
                     announce(str(error))
             if every is None or not moment.running:
-                return
+                return moment
             time.sleep(every)
             moment = None
     finally:
