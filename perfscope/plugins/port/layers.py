@@ -234,7 +234,10 @@ def _run(whole: One, free: Sequence[int], ones: Sequence[One], taken: set[int]) 
         for end in range(start, min(start + MOST_JOINED, len(numbers))):
             part = ones[numbers[end]]
             total += part.elements
-            if part.parsed.indices != whole.parsed.indices or _parent(part) != _parent(ones[numbers[start]]):
+            apart = (
+                _parent(part) != _parent(ones[numbers[start]]) and end > start + 1
+            )  # two may be a tied head and its bias
+            if part.parsed.indices != whole.parsed.indices or apart:
                 break
             if total == whole.elements and end > start:
                 return tuple(numbers[start : end + 1])
