@@ -134,7 +134,7 @@ class _Reader:
         used = []
         for tensor in op.inputs:
             seen = self.graph.tensors[tensor]
-            if seen.storage in self.graph.parameters and "float" in seen.dtype:  # a buffer of positions is no weight
+            if seen.storage in self.graph.parameters and "float" in seen.dtype:  # not a buffer of positions
                 used.append(self._weight(seen.storage, op))
         used += [weight for one in reads if self.pieces[one].carries for weight in self.pieces[one].weights]
         return tuple(dict.fromkeys(used))
