@@ -12,4 +12,5 @@ PLUGIN = Plugin(
     tasks={"plan": "Compile for a machine that is not here"},
     names={"mesh": f"{_HERE}.mesh:mesh"},
     documents={"plan": f"{_HERE}.document"},
+    pages={"plan": f"{_HERE}.page"},
 )

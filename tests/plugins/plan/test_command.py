@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import cast
 
 import jsonschema
 import pytest
@@ -52,3 +53,27 @@ def test_bad_input_is_one_line(words: list[str], code: int, line: str, capsys: p
     error = capsys.readouterr().err.strip()
     assert line in error.splitlines()[-1]
     assert "Traceback" not in error
+
+
+def test_the_page_shows_a_plan_and_names_a_damaged_file(tmp_path: Path) -> None:
+    pytest.importorskip("dash")
+    from perfscope.dashboards.web.pages import PageRequest
+    from perfscope.dashboards.web.server.shelf import Shelf
+    from perfscope.dashboards.web.server.workshop import Workshop
+    from perfscope.plugins.plan import page
+
+    def asked() -> PageRequest:
+        workshop = cast(Workshop, None)
+        return PageRequest(page="plan", parameters={}, base_path="/", shelf=Shelf((tmp_path,)), workshop=workshop)
+
+    def shown() -> str:
+        return json.dumps(page.layout(asked(), None), default=lambda part: part.to_plotly_json())
+
+    assert "No plan is open here" in shown()
+    file = tmp_path / "plan.json"
+    assert run([*BASIC, "--mesh", "pipeline=1,context=1", "--micro-batch", "1", "-q", "--json", str(file)]) == 0
+    before = page.mark(asked())
+    assert "Small on 8 H100 SXM" in shown()
+    file.write_bytes(file.read_bytes().replace(b'"candidates": [', b'"candidate": ['))
+    assert "Small on 8 H100 SXM" not in shown()
+    assert page.mark(asked()) != before
