@@ -91,7 +91,12 @@ class Candidate(Struct, frozen=True, kw_only=True):
 
     def words(self) -> str:
         """All of it in a line."""
-        parts = [self.mesh.words, f"micro-batch {self.micro_batch}", f"checkpoint {self.policy}"]
+        return f"{self.mesh.words}, {self.how}"
+
+    @property
+    def how(self) -> str:
+        """All of it but the mesh."""
+        parts = [f"micro-batch {self.micro_batch}", f"checkpoint {self.policy}"]
         if self.mesh.pipeline > 1:
             parts.append(self.schedule + (f" x{self.chunks}" if self.chunks > 1 else ""))
         if self.mesh.shards > 1:

@@ -71,6 +71,10 @@ def _facts(plan: Plan) -> Iterator[str]:
     if plan.parameters:
         size = f"{plan.parameters / 1e9:.1f} billion parameters{active}"
         yield f"{size}; {plan.global_batch:,} sequences of {plan.sequence:,} tokens per step"
+    best = plan.candidates[0]
+    if plan.parameters:
+        order = f"; from neighbouring devices to distant ones: {', '.join(best.candidate.order)}"
+        yield f"run it with {best.candidate.how}{order if best.candidate.order else ''}"
     same = [one for one in plan.candidates[1:] if one.equal_to_best]
     others = len(plan.candidates) - 1
     if same:
@@ -131,7 +135,7 @@ def _counts(plan: Plan) -> str:
 
 def _meshes(plan: Plan) -> Table:
     columns: list[Column[PlannedCandidate]] = [
-        Column("", lambda one: Badge("equal", "open") if one.equal_to_best else None),
+        Column("", lambda one: _badge(plan, one)),
         Column("mesh", mesh_words),
         Column("micro-batch", lambda one: one.candidate.micro_batch or None, "count", 5),
         Column("checkpoint", lambda one: one.candidate.policy, drop=6),
@@ -147,11 +151,17 @@ def _meshes(plan: Plan) -> Table:
         Column("on the host", lambda one: one.candidate.offload if one.candidate.offload != "none" else None, drop=7),
         Column("step", lambda one: Range(one.step_low_ns, one.step_high_ns), "ns"),
         Column("tokens/s", _rate, "quantity", 1),
-        Column("price of 1M tokens", _price, drop=8),
+        Column("price of 1M tokens", _price, drop=2),
         Column("memory", lambda one: Range(one.memory_low, one.memory_high), "bytes"),
         Column("fits", lambda one: Badge("yes") if one.fits else Badge("maybe", "open")),
     ]
     return table(columns, plan.candidates, few=FEW)
+
+
+def _badge(plan: Plan, one: PlannedCandidate) -> Badge | None:
+    if one is plan.candidates[0]:
+        return Badge("first", "better")
+    return Badge("equal", "open") if one.equal_to_best else None
 
 
 def _schedule(one: PlannedCandidate) -> str | None:

@@ -23,7 +23,8 @@ def test_plan_in_all_formats(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert run(words) == 0
     printed = capsys.readouterr().out
     assert "small on 8 H100 SXM" in printed
-    assert "price of 1M tokens" in printed
+    assert "run it with micro-batch" in printed
+    assert "price of 1M tokens" in files[1].read_text()
     assert "Exchanges of the first mesh" in printed
     document = json.loads(files[0].read_text())
     jsonschema.validate(document, json_schema())
