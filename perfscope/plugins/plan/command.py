@@ -72,6 +72,7 @@ class PlanCommand(RunCommand):
 @click.option("--config", metavar="FILE", help="torchtitan (TOML), MaxText or accelerate (YAML): sizes and batch.")
 @click.option("--write-config", metavar="FILE", help="Write --config with the mesh of the first candidate.")
 @click.option("--calibrate", metavar="RUN", help="A recording of the same devices: narrow the assumptions by it.")
+@click.option("--measure", metavar="FILE", help="Write a script that measures what decides between the meshes.")
 @click.option("--check", "checked", metavar="RUN", help="Lay a run next to its plan (--plan FILE, --mesh selects).")
 @click.option("--plan", "plan_file", metavar="FILE", help="With --check: the plan as --json wrote it.")
 @click.option("--json", "json_file", metavar="FILE", help="Write the plan as JSON (- for stdout, alone).")
@@ -136,6 +137,12 @@ def _searched(asked: dict[str, Any]) -> Plan:
     document = plan_document(
         problem, found, Chosen(headroom=headroom, price=asked["price"], calibrated_by=by, notes=notes)
     )
+    if asked["measure"] is not None:
+        from perfscope.plugins.plan.measure import measure_script
+
+        file = Path(asked["measure"])
+        write(file, measure_script(document, problem.model, problem.target.node_devices, file.name))
+        announce(f"wrote {file}", quiet=asked["quiet"])
     if configuration is not None and asked["write_config"] is not None:
         text = written(configuration, document.candidates[0], problem.target.count, problem.global_batch)
         write(asked["write_config"], text)
@@ -174,7 +181,8 @@ def _wanted(words: tuple[str, ...], kind: str, asked: dict[str, Any]) -> Wanted:
     if kind == "command":
         raise UsageError(f"{words[0]}: a plan compiles a Python program: give script.py or -m module")
     other = next(
-        (name for name in ("calibrate", "config", "write_config", "topology") if asked[name] is not None), None
+        (name for name in ("calibrate", "config", "write_config", "topology", "measure") if asked[name] is not None),
+        None,
     )
     if other is not None:
         raise UsageError(f"--{other.replace('_', '-')}: is for a model, not for a program")

@@ -91,7 +91,10 @@ def compile_plan(wanted: Wanted, progress: Callable[[str], None]) -> Plan:
         if one.key in kept:
             found[number] = _judged(kept[one.key], one)
     left = [number for number in range(len(asked)) if number not in found]
-    progress(f"{len(asked)} meshes to compile, {len(found)} of an earlier plan")
+    earlier = f"{len(found)} of an earlier plan"
+    if digest is None:
+        earlier = "no earlier plan was looked at: the program's folder is too large to see changes in"
+    progress(f"{len(asked)} meshes to compile, {earlier}")
     at_once = wanted.jobs or len(os.sched_getaffinity(0))
     while left and time.monotonic() - began < wanted.budget_s:
         now_numbers, left = left[:at_once], left[at_once:]

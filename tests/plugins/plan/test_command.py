@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import cast
 
@@ -78,3 +81,16 @@ def test_the_page_shows_a_plan_and_names_a_damaged_file(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes().replace(b'"candidates": [', b'"candidate": ['))
     assert "Small on 8 H100 SXM" not in shown()
     assert page.mark(asked()) != before
+
+
+@pytest.mark.torch
+def test_the_script_that_measures_runs(tmp_path: Path) -> None:
+    """On one gloo rank, as a rehearsal: exchanges of groups that do not exist there are left out."""
+    script = tmp_path / "measure.py"
+    words = [*BASIC, "--mesh", "pipeline=1,context=1", "--micro-batch", "1", "-q", "--measure", str(script)]
+    assert run(words) == 0
+    text = script.read_text()
+    assert '["all-gather", ' in text
+    environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -55,8 +55,11 @@ def test_program_reads_its_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.jax
-def test_meshes_of_a_program_are_compiled_and_found_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_meshes_of_a_program_are_compiled_and_found_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     require("gpu-nvidia")
+    monkeypatch.chdir(tmp_path)
     script = tmp_path / "train.py"
     script.write_text(PROGRAM.replace("MESH", "True"))
     words = ["plan", "--target", "h100x4", "--axes", "data,fsdp", "-o", str(tmp_path / "runs"), "--json",
