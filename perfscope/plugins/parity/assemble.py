@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from perfscope.plugins.parity.compare import Comparison
-from perfscope.plugins.parity.document import SCHEMA, Parity, Recording, SideSummary
+from perfscope.plugins.parity.document import SCHEMA, OptimizerGroup, Parity, Recording, Row, SideSummary
 
 
-def document_of(comparison: Comparison, sources: tuple[str, str], *, created_utc: str, kept_weights: bool) -> Parity:
-    """Build the document. ``sources``: the user's names of A and B; ``kept_weights``: B ran with its own weights."""
-    rows = comparison.rows()
+def document_of(
+    comparison: Comparison,
+    sources: tuple[str, str],
+    *,
+    created_utc: str,
+    kept_weights: bool,
+    updates: Sequence[Row] = (),
+    groups: Sequence[OptimizerGroup] = (),
+) -> Parity:
+    """Build the document. ``sources``: the user's names of A and B; ``kept_weights``: B ran with its own weights.
+
+    ``updates``, ``groups``: of one step of the optimizers.
+    """
+    rows = [*comparison.rows(), *updates]
     weights = comparison.weights() if kept_weights else []
     first = comparison.first([*rows, *weights])
     missing = comparison.unmatched()
@@ -25,6 +38,7 @@ def document_of(comparison: Comparison, sources: tuple[str, str], *, created_utc
         verdict="diverges" if first is not None else "same" if rows else "not compared",
         first=first,
         rows=(*weights, *rows),
+        optimizers=tuple(groups),
         mappings=comparison.translation.mappings() if comparison.translation is not None else (),
         unmatched_a=missing[0],
         unmatched_b=missing[1],

@@ -14,18 +14,19 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
 
 from perfscope.plugins.parity.document import inputs_by_key, inputs_of, load_arrays, save_recording
 from perfscope.plugins.parity.side import SEED, RunRequest, Side, SideError
+from perfscope.plugins.parity.update.probing import NAMED, responses
 
-OWN, OWN_INPUTS = "own.npz", "own-inputs.npz"
+OWN, OWN_INPUTS, UPDATED = "own.npz", "own-inputs.npz", "updated.npz"
 
 
-def load_function(source: str) -> Callable[[], Any]:
+def load_function(source: str) -> Callable[..., Any]:
     """The function named by ``file.py:function`` or ``module:function``. ``SideError`` if it does not exist."""
     where, _, name = source.rpartition(":")
     if where.endswith(".py"):
@@ -46,7 +47,7 @@ def load_function(source: str) -> Callable[[], Any]:
     function = getattr(module, name, None)
     if not callable(function):
         raise SideError(f"{where}: has no function {name}")
-    return _seeded(function)
+    return cast("Callable[..., Any]", function)
 
 
 def _seeded(function: Callable[[], Any]) -> Callable[[], Any]:
@@ -88,11 +89,24 @@ def answer(side: Side, request: dict[str, Any], folder: Path) -> dict[str, Any]:
         own = side.inputs()
         np.savez(folder / OWN_INPUTS, **inputs_by_key([each.value for each in own]))  # type: ignore[arg-type]
         return {"names": [each.name for each in own]}
+    if request["do"] in ("update", "probe"):
+        return _update(side, request, folder)
     given = load_arrays(Path(request["weights"])) if request["weights"] else None
     inputs = inputs_of(load_arrays(Path(request["inputs"]))) if request["inputs"] else None
     run = RunRequest(weights=given, inputs=inputs, **request["how"])
     recording, arrays = side.run(run)
     save_recording(folder / request["name"], recording, arrays)
+    return {}
+
+
+def _update(side: Side, request: dict[str, Any], folder: Path) -> dict[str, Any]:
+    optimizer = request["optimizer"]
+    made = optimizer if optimizer in NAMED else load_function(optimizer)
+    if request["do"] == "probe":
+        weights = [weight for weight in side.describe(values=False)[0] if weight.kind != "buffer"]
+        return {"responses": responses(weights, lambda starts, each: side.updates(made, starts, each, "float64"))}
+    starts, gradients = (load_arrays(Path(request[name])) for name in ("starts", "gradients"))
+    np.savez(folder / UPDATED, **side.updates(made, starts, [gradients], request["dtype"])[0])  # type: ignore[arg-type]
     return {}
 
 
@@ -104,7 +118,7 @@ def main(arguments: list[str]) -> None:
     side: Side | None = None
     for line in sys.stdin:
         try:
-            side = side or side_of(load_function(source), device or None)
+            side = side or side_of(_seeded(load_function(source)), device or None)
             result = answer(side, json.loads(line), Path(folder))
         except SideError as error:
             result = {"error": str(error)}

@@ -63,6 +63,14 @@ SIDES = ("a", "b")
     help="Its dtype.",
 )
 @click.option(
+    "--optimizer",
+    "optimizers",
+    multiple=True,
+    metavar="NAME|FILE",
+    help="Compare one step too: sgd, adam or adamw with the defaults of each framework, or file.py:function, which "
+    "makes it; twice for A and B.",
+)
+@click.option(
     "--inputs",
     metavar="REGIMES",
     help="Compare on inputs of these regimes, a row each: adversarial (all), or names with commas between them.",
@@ -131,7 +139,7 @@ def parity(a: str | None, b: str | None, **settings: Any) -> int:
     if settings["inputs"] is not None:
         return _regimes(a, b, folder, settings)
     with _pair(a, b, folder, settings) as pair:
-        document = pair.document(pair.compare())
+        document = pair.document(pair.compare(), _optimizers(settings["optimizers"]))
     write_atomically(folder / FILE, dump(document))
     write_answers([(settings["json_file"], lambda: dump(document).decode())], quiet=settings["quiet"])
     if settings["json_file"] != STDOUT:
@@ -141,6 +149,20 @@ def parity(a: str | None, b: str | None, **settings: Any) -> int:
         return GATE_NOT_MET
     open_ = document.verdict == "not compared" or document.unmatched_a or document.unmatched_b
     return INCONCLUSIVE if open_ and settings["strict"] else DONE
+
+
+def _optimizers(given: tuple[str, ...]) -> tuple[str, str] | None:
+    """The optimizers of A and B. ``UsageError`` for an unknown name."""
+    from perfscope.plugins.parity.update.probing import NAMED
+
+    for name in given:
+        if name not in NAMED:
+            if ":" not in name:
+                raise UsageError(f"--optimizer {name}: must be one of {', '.join(NAMED)}, or file.py:function")
+            _check_source(name, folders=False)
+    if len(given) > 2:
+        raise UsageError("--optimizer: give it once for both sides, or twice")
+    return (given[0], given[-1]) if given else None
 
 
 @contextmanager

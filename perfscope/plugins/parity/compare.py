@@ -33,6 +33,8 @@ from perfscope.plugins.parity.translation import Translation
 
 ALIKE = 0.1
 """Relative difference up to which values belong to one layer, if only their weights indicate that."""
+OPS_OF_A_STEP = 16
+"""Ops of an optimizer per weight: Adam has fourteen."""
 FEW = 0.125
 """Share of an array's rows up to which a difference in only these rows gets a remark."""
 IN_ANOTHER_ORDER = "in another order of ops: every later layer and all gradients of weights agree"
@@ -260,6 +262,12 @@ class Comparison:
         if kind == "activation":
             return Work(here.roundings, here.terms)
         return Work(3 * last.roundings - 2 * here.roundings, 3 * last.terms - 2 * here.terms)
+
+    def update_bound(self, dtype: str, error_base: float | None) -> float:
+        """The largest error that rounding explains of one step of an optimizer on the gradients of weights."""
+        last = self.judged.recording.layers[-1]
+        work = Work(3 * last.roundings + OPS_OF_A_STEP, 3 * last.terms)
+        return self._expected(dtype, error_base, work, work, 0.0)
 
     def _expected(self, dtype: str, error_base: float | None, done: Work, whole: Work, worse: float) -> float:
         """The largest error that rounding explains; see `errors`."""

@@ -107,7 +107,7 @@ class SideSummary(Value, frozen=True, kw_only=True):
     """Layers that it recorded."""
 
 
-RowKind = Literal["activation", "gradient", "weight", "weight gradient"]
+RowKind = Literal["activation", "gradient", "weight", "weight gradient", "update"]
 
 
 class Row(Value, frozen=True, kw_only=True):
@@ -166,6 +166,22 @@ class Mapping(Value, frozen=True, kw_only=True):
     by: Literal["name", "order", "option"]
 
 
+class OptimizerSetting(Value, frozen=True, kw_only=True):
+    """A setting of the optimizers, as it was measured."""
+
+    name: str
+    a: str
+    b: str
+    same: bool
+
+
+class OptimizerGroup(Value, frozen=True, kw_only=True):
+    """Weights of A that both optimizers update with the same settings."""
+
+    weights: Texts
+    settings: tuple[OptimizerSetting, ...]
+
+
 class Parity(Value, frozen=True, kw_only=True):
     """All of `perfscope parity`."""
 
@@ -179,6 +195,7 @@ class Parity(Value, frozen=True, kw_only=True):
     first: Divergence | None = None
     rows: Annotated[tuple[Row, ...], msgspec.Meta(max_length=MANY)] = ()
     mappings: tuple[Mapping, ...] = ()
+    optimizers: Annotated[tuple[OptimizerGroup, ...], msgspec.Meta(max_length=MANY)] = ()
     unmatched_a: Texts = ()
     unmatched_b: Texts = ()
     """Layers of one side only; whatever is wrong in them shows in the next layer of both."""

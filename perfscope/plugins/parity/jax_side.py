@@ -5,9 +5,10 @@ A zero is added to each layer (`jaxpr_walk`); its gradient is the layer's.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -24,6 +25,7 @@ from perfscope.plugins.parity.side import (
     fitted_inputs,
     fitted_weights,
 )
+from perfscope.plugins.parity.update.probing import RATE
 from perfscope.profiler.jax.jaxpr_walk import Walk, is_float
 from perfscope.profiler.trail import Lines, Trail
 
@@ -86,6 +88,16 @@ class JaxSide:
         finally:
             jax.config.update("jax_enable_x64", before)
 
+    def updates(self, optimizer: Any, starts: Arrays, gradients: Sequence[Arrays], dtype: str | None) -> list[Arrays]:
+        """Its floating-point leaves after each step; a leaf without a gradient has zeros, as `jax.grad` gives."""
+        names, leaves, tree = _named(self._model()[1])
+        before = jax.config.jax_enable_x64
+        jax.config.update("jax_enable_x64", dtype == "float64" or before)
+        try:
+            return _updated(_optimizer(optimizer), (names, leaves, tree), starts, gradients, dtype)
+        finally:
+            jax.config.update("jax_enable_x64", before)
+
     def _run(
         self, request: RunRequest, function: Callable[..., Any], parameters: Any, inputs: Any, weights: list[Weight]
     ) -> tuple[Recording, Arrays]:
@@ -120,6 +132,42 @@ class JaxSide:
             notes=tuple(notes),
         )
         return recording, stored
+
+
+def _optimizer(made: Any) -> Any:
+    """The optimizer of Optax of a name of `NAMED`, or of a function without arguments."""
+    if callable(made):
+        return made()
+    try:
+        optax = importlib.import_module("optax")
+    except ImportError as error:
+        raise SideError(f"the optimizer {made} is that of Optax: pip install optax") from error
+    return getattr(optax, made)(RATE)
+
+
+def _updated(
+    optimizer: Any,
+    parts: tuple[list[str], list[Any], Any],
+    starts: Arrays,
+    gradients: Sequence[Arrays],
+    dtype: str | None,
+) -> list[Arrays]:
+    names, leaves, tree = parts
+    if not hasattr(optimizer, "init") or not hasattr(optimizer, "update"):
+        raise SideError(f"a {type(optimizer).__name__} is not an optimizer with init and update, as those of Optax")
+    values = [_cast(starts.get(name, leaf), leaf, dtype) for name, leaf in zip(names, leaves, strict=True)]
+    parameters, found = tree.unflatten(values), []
+    state = optimizer.init(parameters)
+    for given in gradients:
+        zeros = [jnp.zeros_like(value) for value in values]
+        each = [jnp.asarray(given.get(name, zero), zero.dtype) for name, zero in zip(names, zeros, strict=True)]
+        changes, state = optimizer.update(tree.unflatten(each), state, parameters)
+        parameters = jax.tree_util.tree_map(
+            lambda old, change: jnp.asarray(old + change, old.dtype), parameters, changes
+        )
+        after = jax.tree_util.tree_leaves(parameters)
+        found.append({name: to_numpy(value) for name, value in zip(names, after, strict=True) if is_float(value)})
+    return found
 
 
 def _walked(

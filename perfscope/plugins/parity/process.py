@@ -14,7 +14,7 @@ import numpy as np
 
 from perfscope.model.errors import DataError
 from perfscope.model.untrusted_text import sanitize
-from perfscope.plugins.parity.child import OWN, OWN_INPUTS
+from perfscope.plugins.parity.child import OWN, OWN_INPUTS, UPDATED
 from perfscope.plugins.parity.document import (
     Arrays,
     Recording,
@@ -73,6 +73,20 @@ class SideProcess:
         how = {"dtype": request.dtype, "wide": request.wide, "other_lengths": request.other_lengths}
         self._request({"do": "run", "name": name, "how": how, **files})
         return load_recording(self.folder / name)
+
+    def probe(self, optimizer: str) -> dict[str, dict[str, list[float]]]:
+        """Responses of an optimizer to the probes of `update.rules`, by weight."""
+        found: dict[str, dict[str, list[float]]] = self._request({"do": "probe", "optimizer": optimizer})["responses"]
+        return found
+
+    def update(self, optimizer: str, starts: Arrays, gradients: Arrays, dtype: str | None) -> Arrays:
+        """The weights after one step."""
+        files = {"starts": self.folder / "starts.npz", "gradients": self.folder / "gradients.npz"}
+        for name, arrays in (("starts", starts), ("gradients", gradients)):
+            np.savez(files[name], **arrays)  # type: ignore[arg-type]
+        named = {name: str(file) for name, file in files.items()}
+        self._request({"do": "update", "optimizer": optimizer, "dtype": dtype, **named})
+        return load_arrays(self.folder / UPDATED)
 
     def close(self) -> None:
         """End the process."""

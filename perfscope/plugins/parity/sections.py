@@ -17,7 +17,7 @@ from perfscope.dashboards.report.blocks import (
     tables,
 )
 from perfscope.dashboards.report.renderers.text import WIDTH, report_text
-from perfscope.plugins.parity.document import Divergence, Mapping, Parity, Row, SideSummary
+from perfscope.plugins.parity.document import Divergence, Mapping, OptimizerSetting, Parity, Row, SideSummary
 
 FEW_ROWS = 8
 SECTIONS = (
@@ -25,6 +25,7 @@ SECTIONS = (
     ("Activations, in the order of the forward", "activation"),
     ("Gradients, in the order of the backward", "gradient"),
     ("Gradients of weights", "weight gradient"),
+    ("Updates of weights by one step of the optimizers", "update"),
 )
 
 
@@ -53,7 +54,7 @@ def headline(document: Parity) -> str:
 def _what(row: Row) -> str:
     what = "its output" if row.kind == "activation" else f"its {row.kind}"
     error = max((error for error in (row.error_a, row.error_b) if error is not None), default=None)
-    if row.remark and error is None:
+    if row.remark and (error is None or row.kind == "update"):
         return f"{what}: {row.remark}"
     return f"{what} differs by {error or 0.0:.1e}, rounding explains {row.expected:.1e}"
 
@@ -79,6 +80,12 @@ def _sections(document: Parity) -> Iterator[Section]:
         if rows:  # differing gradients of activations mean little
             detail = noise and kind in ("gradient", "weight gradient")
             yield Section(title=title, summary=_summary(rows), blocks=tables(_table(rows)), detail=detail)
+    for group in document.optimizers:
+        differ = sum(not each.same for each in group.settings)
+        count = f"{len(group.weights)} weight{'' if len(group.weights) == 1 else 's'}"
+        title = f"Optimizers of {count}: {', '.join(group.weights[:2])}{', ...' if len(group.weights) > 2 else ''}"
+        blocks = tables(table(_SETTINGS, group.settings, few=12))
+        yield Section(title=title, summary="" if differ else "equal in all settings", blocks=blocks, detail=not differ)
     if document.unmatched_a or document.unmatched_b:
         items = [
             f"{name}: {', '.join(names)}"
@@ -90,6 +97,14 @@ def _sections(document: Parity) -> Iterator[Section]:
     if document.notes:
         yield Section(title="Notes", blocks=(Listing(items=document.notes),))
     yield Section(title="Method", blocks=tuple(_method(document)), detail=True)
+
+
+_SETTINGS: list[Column[OptimizerSetting]] = [
+    Column("", lambda each: Badge("same") if each.same else Badge("DIFFERS", "worse")),
+    Column("setting, measured", lambda each: each.name),
+    Column("A", lambda each: each.a),
+    Column("B", lambda each: each.b),
+]
 
 
 def divergence_lines(first: Divergence) -> Iterator[str]:
@@ -128,6 +143,8 @@ def _places(lines: Sequence[str]) -> str:
 def _summary(rows: Sequence[Row]) -> str:
     wrong, regrouped = sum(row.diverges for row in rows), sum(row.regrouped for row in rows)
     judged = len(rows) - regrouped
+    if wrong and rows[0].kind == "update":
+        return f"{wrong} of {judged} differ, by their size or by a setting"
     text = (
         f"{wrong} of {judged} beyond what rounding explains" if wrong else f"all {judged} within what rounding explains"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from msgspec import Struct
@@ -55,6 +55,9 @@ class Side(Protocol):
 
     def run(self, request: RunRequest) -> tuple[Recording, Arrays]:
         """Run it forward and backward."""
+
+    def updates(self, optimizer: Any, starts: Arrays, gradients: Sequence[Arrays], dtype: str | None) -> list[Arrays]:
+        """Its weights after each step of an optimizer, as `update.probing.Updates`."""
 
 
 def cotangents(shapes: Iterable[tuple[int, ...]]) -> list[np.ndarray]:

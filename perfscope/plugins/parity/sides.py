@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from msgspec import Struct
@@ -41,6 +41,12 @@ class Runner(Protocol):
     def run(self, name: str, request: RunRequest) -> tuple[Recording, Arrays]:
         """Run it; ``name``: of the recording."""
 
+    def probe(self, optimizer: Any) -> dict[str, dict[str, list[float]]]:
+        """Responses of an optimizer to the probes of `update.rules`, by weight."""
+
+    def update(self, optimizer: Any, starts: Arrays, gradients: Arrays, dtype: str | None) -> Arrays:
+        """The weights after one step."""
+
 
 class Recorded:
     """The recordings in a folder, which are read in place of runs."""
@@ -65,6 +71,15 @@ class Recorded:
         """The recording of this name, whatever the request. ``DataError`` if it is missing."""
         del request
         return load_recording(self._folder / name)
+
+    def probe(self, optimizer: Any) -> dict[str, dict[str, list[float]]]:
+        """``DataError``: there is no program."""
+        raise DataError(f"{self.source}: is a recording; the optimizer {optimizer} needs the program")
+
+    def update(self, optimizer: Any, starts: Arrays, gradients: Arrays, dtype: str | None) -> Arrays:
+        """``DataError``: there is no program."""
+        del starts, gradients, dtype
+        raise DataError(f"{self.source}: is a recording; the optimizer {optimizer} needs the program")
 
 
 class Choices(Struct, frozen=True, kw_only=True):
@@ -157,13 +172,22 @@ class Pair:
             source = (self._b if of_b else self._a).source
             raise DataError(f"{source}: {error} than the run itself") from error
 
-    def document(self, comparison: Comparison) -> Parity:
-        """The comparison as a document."""
+    def document(self, comparison: Comparison, optimizers: tuple[Any, Any] | None = None) -> Parity:
+        """The comparison as a document, with one step of the ``optimizers`` of A and B if they are given."""
+        stepped = None
+        if optimizers is not None:
+            from perfscope.plugins.parity.update.stepping import step
+
+            self._say("one step of the optimizers")
+            dtypes = (self._choices.dtype_a, self._choices.dtype_b)
+            stepped = step(self._a, self._b, comparison, optimizers, dtypes)
         return document_of(
             comparison,
             (self._a.source, self._b.source),
             created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
             kept_weights=self._choices.keep_weights,
+            updates=() if stepped is None else stepped.rows,
+            groups=() if stepped is None else stepped.groups,
         )
 
 

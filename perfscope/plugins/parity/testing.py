@@ -18,6 +18,7 @@ from perfscope.plugins.parity.maps import chosen
 from perfscope.plugins.parity.sections import divergence_lines, headline, side_text
 from perfscope.plugins.parity.side import Input, RunRequest, Side, SideError
 from perfscope.plugins.parity.sides import Choices, Pair
+from perfscope.plugins.parity.update.probing import responses
 
 Result = TypeVar("Result")
 
@@ -33,6 +34,7 @@ def assert_parity(
     regimes: str | None = None,
     dtype_a: str | None = None,
     dtype_b: str | None = None,
+    optimizers: tuple[Any, Any] | None = None,
 ) -> Parity:
     """Fail unless both compute the same, forward and backward, up to what rounding explains.
 
@@ -42,6 +44,9 @@ def assert_parity(
     shapes; ``weights``: a checkpoint with those of ``a``; ``maps``: name in ``a`` -> name in ``b``; ``keep_weights``:
     ``b`` has its own, which must be equal. ``regimes``: compare on inputs of these kinds too, such as
     ``"adversarial"``.
+
+    ``optimizers``: of both, which make one step that must be equal too: ``"sgd"``, ``"adam"``, ``"adamw"``, or a
+    function that makes it, of the module in PyTorch and without arguments in JAX.
 
     The error names the first layer that differs, with its line on both sides. ``DataError`` if a model cannot be run or
     weights do not fit. Returns the comparison on the inputs.
@@ -55,7 +60,7 @@ def assert_parity(
         maps=chosen(tuple(f"{left}={right}" for left, right in (maps or {}).items())),
     )
     pair = Pair(Local("a", a, inputs), Local("b", b, inputs), choices)
-    document = pair.document(pair.compare())
+    document = pair.document(pair.compare(), optimizers)
     _check(document, "")
     for name in _others(regimes):
         made = derived(name, pair.inputs())
@@ -98,6 +103,17 @@ class Local:
         """Run it; nothing is written."""
         del name
         return self._try(lambda: self._side.run(request))
+
+    def probe(self, optimizer: Any) -> dict[str, dict[str, list[float]]]:
+        """Responses of an optimizer to the probes of `update.rules`, by weight."""
+        weights = [weight for weight in self.describe(values=False)[0] if weight.kind != "buffer"]
+        return self._try(
+            lambda: responses(weights, lambda starts, each: self._side.updates(optimizer, starts, each, "float64"))
+        )
+
+    def update(self, optimizer: Any, starts: Arrays, gradients: Arrays, dtype: str | None) -> Arrays:
+        """The weights after one step."""
+        return self._try(lambda: self._side.updates(optimizer, starts, [gradients], dtype)[0])
 
     def _try(self, run: Callable[[], Result]) -> Result:
         try:

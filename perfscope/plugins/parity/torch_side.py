@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,6 +23,7 @@ from perfscope.plugins.parity.side import (
     fitted_inputs,
     fitted_weights,
 )
+from perfscope.plugins.parity.update.probing import RATE
 from perfscope.profiler.trail import FLOATS, Lines, Trail
 
 Model = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
@@ -120,6 +121,35 @@ class TorchSide:
             notes=("it is in training mode: dropout differs from run to run",) if _drops(module) else (),
         )
         return recording, arrays
+
+    def updates(self, optimizer: Any, starts: Arrays, gradients: Sequence[Arrays], dtype: str | None) -> list[Arrays]:
+        """Its parameters after each step; frozen ones get no gradient."""
+        module, _, _ = self._model(dtype, None)
+        parameters = dict(module.named_parameters())
+
+        def like(value: np.ndarray, parameter: torch.Tensor) -> torch.Tensor:
+            return torch.from_numpy(np.ascontiguousarray(value)).to(parameter)
+
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                if name in starts:
+                    parameter.copy_(like(starts[name], parameter))
+        made, found = _optimizer(optimizer, module), []
+        for given in gradients:
+            for name, parameter in parameters.items():
+                known = parameter.requires_grad and name in given
+                parameter.grad = like(given[name], parameter) if known else None
+            made.step()
+            found.append({name: to_numpy(parameter) for name, parameter in parameters.items()})
+        return found
+
+
+def _optimizer(made: Any, module: nn.Module) -> Any:
+    """The optimizer of a name of `NAMED`, or of a function of the module."""
+    if callable(made):
+        return made(module)
+    classes = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    return classes[made](module.parameters(), lr=RATE)
 
 
 @contextmanager

@@ -133,6 +133,17 @@ class Translation(Struct):
         """
         return self._other(self._by_other()[name], arrays) if self.from_plain else self._plain(name, arrays, add=add)
 
+    def back(self, name: str, arrays: Read) -> np.ndarray:
+        """A's weight ``name`` from the arrays of B. ``DataError`` where it is tied and B has several values for it."""
+        return self._plain(name, arrays) if self.from_plain else self._other(self._by_other()[name], arrays)
+
+    def counterparts(self, name: str) -> tuple[str, ...]:
+        """Weights of B in which A's weight ``name`` is; empty for a buffer of A alone."""
+        if self.from_plain:
+            return tuple(dict.fromkeys(link.other for link, _, _, _ in self._pieces().get(name, ())))
+        link = self._by_other().get(name)
+        return () if link is None else tuple(dict.fromkeys(unit.weight for unit in link.entry.units()))
+
     def _by_other(self) -> dict[str, Link]:
         if self._links is None:
             self._links = {link.other: link for link in self.links}

@@ -1,0 +1,1 @@
+"""One step of an optimizer on both sides: the updates of weights, and the settings that explain a difference."""
