@@ -18,6 +18,8 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from perfscope.plugins.parity.document import OptimizerSetting
+
 SIZES = (1.0, 1e-2, 1e-4, 1e-6, 1e-8, 1e-10, 1e-12)
 """Sizes of gradients and of weights: an epsilon between 1e-13 and 1 shows in one of them."""
 CLOSE = 1e-5
@@ -233,29 +235,25 @@ def _solved(below: Callable[[float], bool]) -> float:
     return math.exp(low)
 
 
-class Setting(Struct, frozen=True):
-    """A setting of both sides, as texts; ``same``: they are equal."""
-
-    name: str
-    a: str
-    b: str
-    same: bool
+def _setting(name: str, a: str, b: str, *, same: bool) -> OptimizerSetting:
+    return OptimizerSetting(name=name, a=a, b=b, same=same)
 
 
-def settings(a: Rule, b: Rule) -> list[Setting]:
+def settings(a: Rule, b: Rule) -> list[OptimizerSetting]:
     """The settings of two rules, in the order in which a difference is worth a look."""
     if a.kind != b.kind or a.kind in ("unknown", "frozen"):
-        return [Setting("rule", _KINDS[a.kind], _KINDS[b.kind], a.kind == b.kind)]
+        return [_setting("rule", _KINDS[a.kind], _KINDS[b.kind], same=a.kind == b.kind)]
     names = ("learning_rate", "momentum", "nesterov") if a.kind == "sgd" else (
         "learning_rate", "beta1", "beta2", "bias_correction", "epsilon")  # fmt: skip
-    found = [Setting("rule", _KINDS[a.kind], _KINDS[b.kind], same=True)]
+    found = [_setting("rule", _KINDS[a.kind], _KINDS[b.kind], same=True)]
     for name in names:
         one, other = getattr(a, name), getattr(b, name)
-        found.append(Setting(name.replace("_", " "), _text(one), _text(other), _equal(one, other)))
+        found.append(_setting(name.replace("_", " "), _text(one), _text(other), same=_equal(one, other)))
     if a.kind == "adam" and (a.epsilon or b.epsilon):
-        found.append(Setting("place of epsilon", a.epsilon_place, b.epsilon_place, a.epsilon_place == b.epsilon_place))
+        same_place = a.epsilon_place == b.epsilon_place
+        found.append(_setting("place of epsilon", a.epsilon_place, b.epsilon_place, same=same_place))
     decay = _equal(a.weight_decay, b.weight_decay) and (a.decoupled == b.decoupled or not a.weight_decay)
-    found.append(Setting("weight decay", _decay(a), _decay(b), decay))
+    found.append(_setting("weight decay", _decay(a), _decay(b), same=decay))
     return found
 
 

@@ -49,10 +49,7 @@ def step(
         if weight.kind == "buffer" or weight.name not in updates[0]:
             continue
         rules = _rules(comparison, weight.name, rules_a, rules_b)
-        found = tuple(
-            OptimizerSetting(name=each.name, a=each.a, b=each.b, same=each.same)
-            for each in (settings(*rules) if rules is not None else ())
-        )
+        found = tuple(settings(*rules)) if rules is not None else ()
         groups.setdefault(found, []).append(weight.name)
         rows.append(_row(comparison, weight.name, updates, found, _correction(rules or ())))
     ordered = sorted(groups.items(), key=lambda pair: all(each.same for each in pair[0]))
