@@ -25,6 +25,7 @@ from perfscope.model.capture import CaptureOptions, Message
 from perfscope.plugins.job import recorder
 from perfscope.plugins.job.recorder import LedgerWatcher
 from perfscope.plugins.job.watch import watching
+from perfscope.profiler.sampling.switch_interval import ThreadClock
 from perfscope.profiler.session.recorders import Progress
 
 WIDTH = 256
@@ -96,8 +97,11 @@ class Gate:
         return self._ended.is_set()
 
 
-def pairs(loop: Loop, count: int, folder: Path) -> list[tuple[float, float]]:
-    """Ratios of (processor time, time) with and without the ledger, of ``count`` pairs; the order alternates."""
+def pairs(loop: Loop, count: int, folder: Path) -> tuple[list[tuple[float, float]], float]:
+    """Ratios of (processor time, time) with and without the ledger, of ``count`` pairs; the order alternates.
+
+    The second result is the share of the ledger's own thread in the processor time of the blocks with it.
+    """
     main = threading.get_ident()
     message = Message(directory=str(folder), options=CaptureOptions(), pythonpath=None, follow=False)
     watcher = watching(message, lambda: Progress(steps=loop.steps, inside=True, thread=main))
@@ -110,18 +114,23 @@ def pairs(loop: Loop, count: int, folder: Path) -> list[tuple[float, float]]:
     for _ in range(WARM_UP_BLOCKS):
         block(loop, steps, watcher)
     ratios: list[tuple[float, float]] = []
+    own = next(thread for thread in threading.enumerate() if thread.name == "perfscope-ledger")
+    clock, thread_ns, all_s = ThreadClock(own.native_id), 0, 0.0
     for number in range(count):
         sides: dict[bool, tuple[float, float]] = {}
         for with_ledger in (number % 2 == 0, number % 2 == 1):
             gate.rest(rests=not with_ledger)
             if not with_ledger:
                 watcher._switch.put_back()
-                time.sleep(1.5 * recorder.PERIOD_S)
+            time.sleep(1.5 * recorder.PERIOD_S)  # the thread is at rest then; both sides begin alike
+            clock.since()
             sides[with_ledger] = block(loop, steps, watcher if with_ledger else None)
+            thread_ns += clock.since() if with_ledger else 0
+        all_s += sides[True][0]
         ratios.append((sides[True][0] / sides[False][0], sides[True][1] / sides[False][1]))
     gate.rest(rests=False)
     watcher.stop()
-    return ratios
+    return ratios, thread_ns / 1e9 / all_s
 
 
 def interval(values: list[float]) -> tuple[float, float, float]:
@@ -147,7 +156,7 @@ def main() -> None:
             took = block(loop, 8, None)[0] / 8
             run = Path(folder) / str(repeats)
             run.mkdir()
-            ratios = pairs(loop, options.pairs, run)
+            ratios, thread = pairs(loop, options.pairs, run)
             shown = [
                 f"{name} {mid - 1:+.2%} ({low - 1:+.2%} to {high - 1:+.2%})"
                 for name, values in (
@@ -156,7 +165,11 @@ def main() -> None:
                 )
                 for mid, low, high in [interval(values)]
             ]
-            print(f"step of {took * 1e3:.1f} ms, {len(ratios)} pairs: {', '.join(shown)}", flush=True)
+            print(
+                f"step of {took * 1e3:.1f} ms, {len(ratios)} pairs: {', '.join(shown)}; its thread {thread:.2%}",
+                flush=True,
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
