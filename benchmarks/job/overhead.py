@@ -168,7 +168,6 @@ def main() -> None:
             print(
                 f"step of {took * 1e3:.1f} ms, {len(ratios)} pairs: {', '.join(shown)}; its thread {thread:.2%}",
                 flush=True,
-                flush=True,
             )
 
 
