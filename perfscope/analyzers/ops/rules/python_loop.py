@@ -45,14 +45,14 @@ from perfscope.analyzers.ops.finding_spans import spans_of_ops
 from perfscope.analyzers.ops.graph_time import removed_ops
 from perfscope.analyzers.ops.loops import PythonLoop, loop_saving, loop_time, python_loops
 from perfscope.analyzers.spans import removed_time
-from perfscope.analyzers.time import per_step, whole_ns
+from perfscope.analyzers.time import per_step, warm_accounts, whole_ns
 from perfscope.model.finding import AbstainError, Finding, Where
 from perfscope.model.severity import severity_of
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns
 
 LEAST_SHARE = 0.05
-"""Smallest share of the steps that the saving must have: teams schedule a task for a twentieth."""
+"""Smallest share of the steps, without waits for a core: teams schedule a task for a twentieth."""
 
 _FIX = {
     "gradients": "Take the gradients of all samples in one call: `torch.func.vmap(torch.func.grad(loss), "
@@ -72,7 +72,7 @@ def check(trace: Trace) -> Iterator[Finding]:
         raise AbstainError("no op of the recorded step is in a Python loop, or the recording is of an older version")
     for loop in trace.fact(python_loops):
         saved, total = loop_saving(trace, loop)
-        if saved < LEAST_SHARE * whole_ns(trace):
+        if saved < LEAST_SHARE * _with_core(trace):
             continue
         yield Finding(
             subject=f"loop at line {loop.line}",
@@ -91,6 +91,12 @@ def check(trace: Trace) -> Iterator[Finding]:
             advice=_advice(loop),
             removes=(*removed_ops(trace, loop.ops), removed_time(loop_time(trace, loop))),
         )
+
+
+def _with_core(trace: Trace) -> int:
+    """Return the time of all steps without waits for a core, which other programs cause, ns."""
+    waited = sum(account.total_ns["core_wait"] for account in trace.fact(warm_accounts))
+    return max(0, whole_ns(trace) - waited)
 
 
 def _advice(loop: PythonLoop) -> str:
