@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfscope.analyzers.time import device_doubts
+from perfscope.analyzers.time import device_doubts, whole_ns
 from perfscope.analyzers.time.account import check_step_accounts, step_accounts, warm_accounts
 from perfscope.analyzers.time.host_activity import NOT_RECORDED, host_work, innermost_spans, main_thread
 from perfscope.analyzers.time.steps import account_windows
@@ -260,6 +260,7 @@ def test_the_account_is_of_the_usual_step_and_says_which_are_left_out() -> None:
     assert (account.numbers, account.outliers, account.whole_ns) == ((5, 6), (7,), 20_000_000)
     (whole,) = _three_steps(21_000, usual + rare).fact(step_accounts)
     assert (whole.numbers, whole.outliers) == ((5, 6, 7), (7,)), "the account of all steps has it still"
+    assert whole_ns(_three_steps(21_000, usual + rare)) == 30_000_000, "a cost is compared with three usual steps"
 
 
 def test_long_steps_that_the_run_often_has_are_no_outliers() -> None:

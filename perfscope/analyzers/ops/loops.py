@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from perfscope.analyzers.graph import short_name, trace_flow
 from perfscope.analyzers.ops.graph_time import graph_time
 from perfscope.analyzers.spans import named_slices, nearest_ancestor
-from perfscope.analyzers.time import device_busy, time_with_core
+from perfscope.analyzers.time import device_busy, time_with_core, warm_windows
 from perfscope.model.intervals import Int64, Intervals, difference, merge, union
 from perfscope.model.op_graph import GraphOp, OpGraph
 from perfscope.model.trace import MISSING, Trace
@@ -195,11 +195,14 @@ def _carries(trace: Trace, graph: OpGraph, calls: Sequence[Sequence[GraphOp]]) -
 
 
 def loop_spans(trace: Trace, loop: PythonLoop) -> Iterator[tuple[Int64, Intervals]]:
-    """Yield, per matched step, the rows of ``slices`` of the loop's ops and the time of the host around them."""
-    slices = trace.rows["slices"]
+    """Yield, per matched usual step, the rows of ``slices`` of the loop's ops and the time of the host around them."""
+    slices, usual = trace.rows["slices"], trace.fact(warm_windows)
     for spans in trace.fact(graph_time).spans:
         rows = spans[np.array(loop.ops, np.int64)]
         rows = rows[rows != MISSING]
+        starts = slices["start_ns"][rows]
+        if not len(rows) or not ((usual.starts <= starts.min()) & (starts.max() < usual.ends)).any():
+            continue
         pieces = []
         for thread in np.unique(slices["thread"][rows]):
             mine = np.sort(rows[slices["thread"][rows] == thread])
@@ -216,7 +219,7 @@ def loop_time(trace: Trace, loop: PythonLoop) -> Intervals:
 
 
 def loop_saving(trace: Trace, loop: PythonLoop) -> tuple[int, int]:
-    """Return (saving, time) of the loop in all steps, ns.
+    """Return (saving, time) of the loop in the usual steps, ns.
 
     One round of ``rounds`` remains. With an accelerator the saving is its idle time meanwhile; on the host, the time of
     launching: what an op takes beyond ``SHORT_NS`` is computing, which remains.

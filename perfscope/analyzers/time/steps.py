@@ -105,16 +105,26 @@ def step_windows(trace: Trace) -> StepWindows:
 def whole_ns(trace: Trace) -> int:
     """Return the reference time of a cost over the whole trace: summed steps, else the whole capture.
 
-    Steps that do not wait for their work count from the first one's dispatch to the end of the last one's work.
+    Steps that do not wait for their work count from the first one's dispatch to the end of the last one's work. An
+    outlier counts as a usual step, because a pause of the machine in one of three steps says nothing about the others.
     """
     late = late_span_ns(trace)
     if late is not None:
         return late
     steps = trace.fact(step_windows)
     if steps.count:
-        return int((steps.ends - steps.starts).sum())
+        lengths = steps.ends - steps.starts
+        usual = ~np.isin(steps.numbers, trace.fact(outlier_steps))
+        return int(lengths.sum()) if usual.all() else round(lengths[usual].mean() * steps.count)
     start, end = trace.fact(capture_span)
     return end - start
+
+
+def outlier_steps(trace: Trace) -> tuple[int, ...]:
+    """Return the numbers of the steps that are left out of the account as outliers."""
+    from perfscope.analyzers.time.account import left_out  # the account needs the steps
+
+    return trace.fact(left_out).outliers
 
 
 def capture_span(trace: Trace) -> tuple[int, int]:

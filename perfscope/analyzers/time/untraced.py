@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import numpy as np
 from msgspec.structs import replace
 
-from perfscope.analyzers.time.account import StepAccount, step_accounts, time_of_cause, warm_windows
+from perfscope.analyzers.time.account import StepAccount, time_of_cause, warm_accounts, warm_windows
 from perfscope.analyzers.time.host_activity import main_thread
 from perfscope.analyzers.time.steps import late_span_ns, step_windows, steps_known, whole_ns
 from perfscope.analyzers.time.whole_run.cores import with_busy_note
@@ -93,7 +93,7 @@ def _bare_step_ns(trace: Trace) -> float | None:
 
 def _lengthened_share(trace: Trace, rule: str, finding: Finding) -> float:
     """Return the share of the finding's cost that a profiler lengthens, 0 to 1, by the causes that it covers."""
-    accounts = trace.fact(step_accounts)
+    accounts = trace.fact(warm_accounts)
     if not accounts:
         return 0.0
     covers = {cause: value for cause, value in finding.covers_ns.items() if value > 0}
@@ -109,7 +109,7 @@ def _lengthened_shares(trace: Trace) -> tuple[Mapping[Cause, float], ...]:
     mine = (slices["kind"] == SliceKind.OP) & (slices["thread"] == thread)
     ops = union(slices["start_ns"][mine], slices["end_ns"][mine])
     result: list[Mapping[Cause, float]] = []
-    for account in trace.fact(step_accounts):
+    for account in trace.fact(warm_accounts):
         shares: dict[Cause, float] = dict.fromkeys(BETWEEN_OPS, 1.0)
         if account.device == MISSING:
             shares["compute"] = 1.0
@@ -129,7 +129,7 @@ def _shares_left(trace: Trace) -> tuple[float, float]:
     Based on the device that waits least for the host.
     """
     bare = _bare_step_ns(trace) or 0.0
-    accounts, shares = trace.fact(step_accounts), trace.fact(_lengthened_shares)
+    accounts, shares = trace.fact(warm_accounts), trace.fact(_lengthened_shares)
     return max((_share_left(*each, bare) for each in zip(accounts, shares, strict=True)), default=(1.0, 1.0))
 
 

@@ -45,7 +45,7 @@ from perfscope.analyzers.ops.finding_spans import spans_of_ops
 from perfscope.analyzers.ops.graph_time import removed_ops
 from perfscope.analyzers.ops.loops import PythonLoop, loop_saving, loop_time, python_loops
 from perfscope.analyzers.spans import removed_time
-from perfscope.analyzers.time import per_step, warm_accounts, whole_ns
+from perfscope.analyzers.time import step_windows, warm_accounts, warm_windows
 from perfscope.model.finding import AbstainError, Finding, Where
 from perfscope.model.severity import severity_of
 from perfscope.model.trace import Trace
@@ -59,8 +59,8 @@ _FIX = {
     "in_dims=(None, 0, 0))`; micro-batches of an accumulation can be larger.",
     "rounds": "Do all rounds in one call: a batch dimension, or `torch.func.vmap`; sums over groups of rows by "
     "`index_add_` or `scatter_reduce_`.",
-    "tensors": "Update all tensors in one call: `torch._foreach_lerp_(averages, weights, 1 - decay)`, or "
-    "`torch.optim.swa_utils.AveragedModel` with `get_ema_multi_avg_fn(decay)`.",
+    "tensors": "Update all tensors in one call: `torch._foreach_lerp_(averages, weights, 1 - decay)`. "
+    "torch.optim.swa_utils has it: `AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))`.",
 }
 
 examined = op_records
@@ -70,19 +70,20 @@ def check(trace: Trace) -> Iterator[Finding]:
     """Yield one finding for each loop whose launches take ``LEAST_SHARE`` of the steps."""
     if trace.op_graph is not None and not any(op.loop_line for op in trace.op_graph.ops) and trace.op_graph.ops:
         raise AbstainError("no op of the recorded step is in a Python loop, or the recording is of an older version")
+    whole, usual = _with_core(trace), len(trace.fact(warm_windows).numbers)
     for loop in trace.fact(python_loops):
         saved, total = loop_saving(trace, loop)
-        if saved < LEAST_SHARE * _with_core(trace):
+        if not saved or saved < LEAST_SHARE * whole:
             continue
         yield Finding(
             subject=f"loop at line {loop.line}",
             title=f"a Python loop runs small ops in {loop.rounds:,} rounds per step",
             detail=f"{len(loop.ops):,} ops per step with their backward pass, most of them of line {loop.inside}; "
-            f"{format_ns(total)} in all recorded steps.",
-            severity=severity_of(saved, whole_ns(trace)),
+            f"{format_ns(total)} in the usual steps.",
+            severity=severity_of(saved, whole),
             basis="modelled",
-            cost_ns=saved,
-            cost_ns_per_step=per_step(trace, saved),
+            cost_ns=saved * trace.fact(step_windows).count // max(1, usual),
+            cost_ns_per_step=round(saved / usual) if usual else None,
             where=Where(file=loop.file, line=loop.line),
             evidence=(
                 {"line": f"{loop.file}:{loop.inside}", "rounds": loop.rounds, "ops": len(loop.ops), "loop_ns": total},
@@ -94,9 +95,9 @@ def check(trace: Trace) -> Iterator[Finding]:
 
 
 def _with_core(trace: Trace) -> int:
-    """Return the time of all steps without waits for a core, which other programs cause, ns."""
-    waited = sum(account.total_ns["core_wait"] for account in trace.fact(warm_accounts))
-    return max(0, whole_ns(trace) - waited)
+    """Return the time of the usual steps without waits for a core, which other programs cause, ns."""
+    accounts = trace.fact(warm_accounts)
+    return max((account.whole_ns - account.total_ns["core_wait"] for account in accounts), default=0)
 
 
 def _advice(loop: PythonLoop) -> str:
