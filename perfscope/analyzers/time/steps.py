@@ -106,7 +106,7 @@ def whole_ns(trace: Trace) -> int:
     """Return the reference time of a cost over the whole trace: summed steps, else the whole capture.
 
     Steps that do not wait for their work count from the first one's dispatch to the end of the last one's work. An
-    outlier counts as a usual step, because a pause of the machine in one of three steps says nothing about the others.
+    outlier counts as a usual step, because a pause of the machine in one of three steps is not in the others.
     """
     late = late_span_ns(trace)
     if late is not None:
