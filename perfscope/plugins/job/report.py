@@ -120,15 +120,15 @@ def _meanings(account: JobAccount) -> Iterator[Text]:
 def _changes(changes: tuple[StepChange, ...]) -> Table:
     columns: tuple[Column[StepChange], ...] = (
         Column("from", lambda row: clock(row.unix_ns)),
-        Column("rank", lambda row: "" if row.rank is None else str(row.rank), drop=1),
-        Column("per step", lambda row: row.series, drop=4),
+        Column("rank", lambda row: "" if row.rank is None else str(row.rank)),
+        Column("per step", lambda row: row.series, drop=1),
         Column("before", lambda row: round(row.before_ns), "ns"),
         Column("after", lambda row: round(row.after_ns), "ns"),
         Column("change", _effect),
         Column("changed most", lambda row: row.cause),
         Column("line", lambda row: row.line, "place"),
-        Column("by", lambda row: round(row.line_ns), "signed_ns", drop=2),
-        Column("ranks that wait", lambda row: ", ".join(map(str, row.waits)), drop=3),
+        Column("by", lambda row: round(row.line_ns), "signed_ns", drop=3),
+        Column("ranks that wait", lambda row: ", ".join(map(str, row.waits)), drop=2),
     )
     return table(columns, changes, few=FEW)
 
@@ -203,7 +203,14 @@ def _tone(node: Node) -> Tone:
     return "worse" if node.slow_again else "plain"
 
 
+def _end(attempt: Attempt, last: Attempt) -> str:
+    if attempt.ended:
+        return "by itself"
+    return "killed or running" if attempt is last else "killed"
+
+
 def _attempts(attempts: tuple[Attempt, ...]) -> Table:
+    last = {attempt.rank: attempt for attempt in attempts}  # by their begins
     columns: tuple[Column[Attempt], ...] = (
         Column("began", lambda row: clock(row.begin_ns)),
         Column("rank", lambda row: "" if row.rank is None else str(row.rank)),
@@ -212,6 +219,6 @@ def _attempts(attempts: tuple[Attempt, ...]) -> Table:
         Column("ran for", lambda row: row.end_ns - row.begin_ns, "ns"),
         Column("steps", lambda row: row.steps, "count"),
         Column("lost", lambda row: row.lost_ns or None, "ns"),
-        Column("end", lambda row: Badge("by itself" if row.ended else "killed or running", "plain")),
+        Column("end", lambda row: Badge(_end(row, last[row.rank]), "plain")),
     )
     return table(columns, attempts, few=FEW, rest="processes")
