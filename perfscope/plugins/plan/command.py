@@ -181,7 +181,11 @@ def _wanted(words: tuple[str, ...], kind: str, asked: dict[str, Any]) -> Wanted:
     if kind == "command":
         raise UsageError(f"{words[0]}: a plan compiles a Python program: give script.py or -m module")
     other = next(
-        (name for name in ("calibrate", "config", "write_config", "topology", "measure") if asked[name] is not None),
+        (
+            name
+            for name in ("model", "calibrate", "config", "write_config", "topology", "measure")
+            if asked[name] is not None
+        ),
         None,
     )
     if other is not None:

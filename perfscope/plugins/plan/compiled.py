@@ -17,8 +17,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from perfscope.analyzers.devices import Target
-from perfscope.analyzers.hlo import Collective, collectives_of
-from perfscope.analyzers.predict import Range, collective_range, estimate, factors_for
+from perfscope.analyzers.hlo import collectives_of
+from perfscope.analyzers.plans import XLA_KINDS, plan_works
+from perfscope.analyzers.predict import CollectiveRange, Range, collective_range, estimate, factors_for
 from perfscope.analyzers.readers import load_one
 from perfscope.model.errors import DataError, UsageError
 from perfscope.model.trace import Trace
@@ -240,25 +241,45 @@ def _account(trace: Trace, target: Target) -> Iterator[PlannedPart]:
 
 
 def compiled_exchanges(trace: Trace, target: Target) -> list[PlannedExchange]:
-    """Collectives of compiled programs by kind, bytes and group, the most bytes first."""
+    """Collectives of compiled or planned programs by kind, bytes and group, the most bytes first."""
+    found = [*_of_programs(trace, target), *_of_plans(trace)]
     counted: Counter[tuple[str, int, int]] = Counter()
-    first: dict[tuple[str, int, int], Collective] = {}
-    for module in trace.hlo:
-        for collective in collectives_of(module):
-            key = (collective.kind, collective.bytes, collective.group_size)
-            counted[key] += collective.runs.times
-            first.setdefault(key, collective)
+    first: dict[tuple[str, int, int], CollectiveRange] = {}
+    for kind, size, times, once in found:
+        counted[kind, size, once.devices] += times
+        first.setdefault((kind, size, once.devices), once)
     rows = []
-    for (kind, size, _), times in sorted(counted.items(), key=lambda pair: -pair[0][1] * pair[1]):
-        found = collective_range(first[kind, size, _], target, factors_for(target))
+    for key, times in sorted(counted.items(), key=lambda pair: -pair[0][1] * pair[1]):
+        kind, size, _ = key
         planned = Planned(
             what="program", kind=kind, bytes=size, axes=(), times=times, per="step", hidden="sends hidden"
         )
-        rows.append(PlannedExchange(
-            exchange=planned, devices=found.devices, nodes=found.nodes, low_ns=found.time.low * times,
-            high_ns=found.time.high * times,
-        ))  # fmt: skip
+        once = first[key]
+        rows.append(
+            PlannedExchange(
+                exchange=planned, devices=once.devices, nodes=once.nodes, low_ns=once.time.low * times,
+                high_ns=once.time.high * times,
+            )
+        )  # fmt: skip
     return rows
+
+
+def _of_programs(trace: Trace, target: Target) -> Iterator[tuple[str, int, int, CollectiveRange]]:
+    """(Kind, bytes, number, one of them) of XLA programs."""
+    factors = factors_for(target)
+    for module in trace.hlo:
+        for one in collectives_of(module):
+            yield one.kind, one.bytes, one.runs.times, collective_range(one, target, factors)
+
+
+def _of_plans(trace: Trace) -> Iterator[tuple[str, int, int, CollectiveRange]]:
+    """The same of the step of planned PyTorch programs, as the program runs it."""
+    for work in () if trace.hlo else trace.fact(plan_works):
+        compiled = work.held.plan.compiled_by == "program"
+        step = work.compiled_exchanges if compiled else work.eager_exchanges
+        for cost in () if step is None else step.rows:
+            kind = cost.collective.kind
+            yield XLA_KINDS.get(kind, kind), cost.collective.bytes, 1, cost.once
 
 
 def _document(

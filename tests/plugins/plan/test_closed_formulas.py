@@ -1,7 +1,15 @@
-"""Collectives of the compiled JAX transformer on eight devices: kind, bytes, number and group by a closed formula."""
+"""Collectives of compiled programs, kind, bytes, number and group, by closed formulas.
+
+The JAX transformer on eight devices, and blocks in PyTorch on four, which also run on four gloo ranks.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import socket
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -64,3 +72,121 @@ def test_transformer_on_eight_devices(tmp_path: Path) -> None:
         small = 2 * VOCAB * DIM * FLOAT + 4 * (2 * LAYERS + 16) * DIM * FLOAT
         assert all(kind == "all-reduce" and size <= small for kind, size, _ in rest), (mesh.words, rest)
         assert len(rest) <= 1
+
+
+WIDTH, FEATURES, BLOCKS, ROWS = 256, 1024, 3, 32
+
+TORCH = f"""
+import json, os, torch, perfscope
+import torch.distributed as dist
+from contextlib import nullcontext
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+COUNTS = os.environ.get("COUNTS")
+dist.init_process_group("nccl" if DEVICE == "cuda" else "gloo")
+sizes = perfscope.mesh(fsdp=4, tensor=1)
+mesh = init_device_mesh(DEVICE, (sizes["fsdp"], sizes["tensor"]), mesh_dim_names=("fsdp", "tensor"))
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear({WIDTH}, {FEATURES}, bias=False), nn.Linear({FEATURES}, {WIDTH}, bias=False)
+
+    def forward(self, x):
+        return x + self.down(nn.functional.gelu(self.up(x)))
+
+model = nn.Sequential(*(Block() for _ in range({BLOCKS}))).to(DEVICE)
+for block in model:
+    if sizes["tensor"] > 1:
+        parallelize_module(block, mesh["tensor"], {{"up": ColwiseParallel(), "down": RowwiseParallel()}})
+    if sizes["fsdp"] > 1:
+        fully_shard(block, mesh=mesh["fsdp"])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(6):
+    counted = CommDebugMode() if COUNTS and step == 5 else nullcontext()
+    with counted:
+        model(torch.randn({ROWS} // sizes["fsdp"], {WIDTH}, device=DEVICE)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+if COUNTS and dist.get_rank() == 0:
+    with open(COUNTS, "w") as file:
+        json.dump({{str(name): count for name, count in counted.get_comm_counts().items()}}, file)
+dist.destroy_process_group()
+"""
+
+
+def expected_torch(mesh: Mesh) -> dict[tuple[str, int, int], int]:
+    """As `expected`: each block is gathered once and kept, its gradients are scattered once.
+
+    Tensor parallelism sums the output of each block forward, and the gradient of its input backward: not of the first
+    block, whose input needs none.
+    """
+    weights = 2 * WIDTH * FEATURES * FLOAT // mesh.tensor
+    found: dict[tuple[str, int, int], int] = {}
+    if mesh.fsdp > 1:
+        found["all-gather", weights, mesh.fsdp] = found["reduce-scatter", weights, mesh.fsdp] = BLOCKS
+    if mesh.tensor > 1:
+        found["all-reduce", ROWS // mesh.fsdp * WIDTH * FLOAT, mesh.tensor] = 2 * BLOCKS - 1
+    return found
+
+
+KINDS = {"all_gather": "all-gather", "_allgather": "all-gather", "reduce_scatter": "reduce-scatter",
+         "_reduce_scatter": "reduce-scatter", "all_reduce": "all-reduce", "allreduce": "all-reduce"}  # fmt: skip
+
+
+def on_gloo(script: Path, mesh: Mesh) -> dict[str, int]:
+    """Collectives of one step by kind on four ranks."""
+    with socket.socket() as held:
+        held.bind(("localhost", 0))
+        port = held.getsockname()[1]
+    counts = script.parent / "counts.json"
+    environment = {**os.environ, "PERFSCOPE_MESH": f"fsdp={mesh.fsdp},tensor={mesh.tensor}", "COUNTS": str(counts),
+                   "WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}  # fmt: skip
+    ranks = [
+        subprocess.Popen([sys.executable, str(script)], env={**environment, "RANK": str(rank)}) for rank in range(4)
+    ]
+    assert [rank.wait(timeout=300) for rank in ranks] == [0, 0, 0, 0]
+    found: Counter[str] = Counter()
+    for name, count in json.loads(counts.read_text()).items():
+        last = name.rpartition(".")[2]
+        kind = next((kind for start, kind in KINDS.items() if last.startswith(start)), None)
+        assert kind is not None, name
+        found[kind] += count
+    return dict(found)
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_blocks_on_four_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    require("torch")
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "train.py"
+    script.write_text(TORCH)
+    words = [
+        "plan",
+        "-q",
+        "--target",
+        "h100x4",
+        "--axes",
+        "fsdp,tensor",
+        "-o",
+        "runs",
+        "--json",
+        "plan.json",
+        "train.py",
+    ]
+    assert run(words) == 0
+    rows = load(tmp_path).candidates
+    assert {row.candidate.mesh for row in rows} == {Mesh(fsdp=4), Mesh(fsdp=2, tensor=2), Mesh(tensor=4)}
+    for row in rows:
+        mesh = row.candidate.mesh
+        assert compiled(row) == expected_torch(mesh), mesh.words
+        kinds: Counter[str] = Counter()
+        for (kind, _, _), times in compiled(row).items():
+            kinds[kind] += times
+        assert on_gloo(script, mesh) == dict(kinds), mesh.words
