@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from perfscope.analyzers.ops.movement import movements
+from perfscope.analyzers.ops.rules.data_movement.tables import table_updates
 from perfscope.model.finding import Outcome
 from perfscope.model.op_graph import GraphStorage, OpGraph
 from perfscope.model.trace import Trace
@@ -241,3 +242,20 @@ def test_copies_of_the_backward_engine_are_not_the_programs(around: str, status:
         detail.op("aten::copy_", at + 303, at + 703)
     timing.detail = detail.build()
     assert outcome(timing.build()).status == status
+
+
+@pytest.mark.parametrize(("rows", "updates"), [(160, 2), (159, 0)])
+def test_the_update_of_a_table_with_few_rows_in_the_batch_is_part_of_its_gradient(rows: int, updates: int) -> None:
+    g = GraphBuilder()
+    table, other = g.input((rows, 8), parameter=True), g.input((8, 8), parameter=True)
+    out, ids = g.input((16, 8)), g.input((16,), dtype="int64")
+    gradient = g.op("embedding_dense_backward", [out, ids], (rows, 8), phase="backward")
+    for parameter, reads in ((table, gradient), (other, other)):
+        g.op("mul_", [parameter, reads], phase="optimizer")
+        g.op("addcdiv_", [parameter, reads], phase="optimizer")
+    graph = g.graph()
+    builder = TraceBuilder(recorded=EVERYTHING | {"op_graph"})
+    builder.step(1, 0, 1000)
+    for index, op in enumerate(graph.ops):
+        builder.op(f"aten::{op.name.split('.')[1]}", 10 * index, 10 * index + 5)
+    assert len(table_updates(replace(builder.build(), op_graph=graph))) == updates

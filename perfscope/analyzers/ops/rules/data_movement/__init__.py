@@ -19,7 +19,8 @@ again as float before the product reads it.
 
 How it is found: time by op in the steps (of the kernels that it launched, or of the op itself without an accelerator),
 grouped by cause and by function of the program. The ops around one tell its cause: `aten::fill_` in `SelectBackward0`
-belongs to an index of the forward pass, whose line is given. Whether a join is of what the step before left comes from
+belongs to an index of the forward pass, whose line is given. The gradient of an embedding whose table has ten times as
+many rows as the batch has indices includes the optimizer's ops on that table, by the op graph. Whether a join is of what the step before left comes from
 the op graph of a run, or from recorded shapes: most of what it reads was there before the step, and its result outlives
 the step. A cache is copied if it is older than the step, attention reads it or its copy, the copy has the same size and
 outlives the step, and no later op reads the old one. A copy that reads a dimension of stride 0 repeats data. The cost
@@ -39,14 +40,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 from msgspec import Struct
 
 from perfscope.analyzers.examined import op_records
 from perfscope.analyzers.ops.finding_spans import spans_of_slices
+from perfscope.analyzers.ops.graph_time import spans_time
 from perfscope.analyzers.ops.movement import LEAST_PART, Movement, movements
+from perfscope.analyzers.ops.rules.data_movement.tables import table_updates
 from perfscope.analyzers.spans import removed_inside, time_of, work_inside
 from perfscope.analyzers.time import StepGrowth, account_windows, framework, step_growth, timed_cost, whole_ns
 from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Scope, fit_title
+from perfscope.model.intervals import Int64
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns
 
@@ -98,8 +103,8 @@ _WORDS: dict[str, _Words] = {
     ),
     "embedding_gradient": _Words(
         "the gradient of an embedding is written for every row of its table",
-        "Only the rows of the batch are not zero.",
-        "Use sparse gradients: `nn.Embedding(..., sparse=True)` with `torch.optim.SGD` or `SparseAdam`.",
+        "Only the rows of the batch are not zero; the optimizer updates all of them.",
+        "Use sparse gradients: `nn.Embedding(..., sparse=True)`, with `torch.optim.SparseAdam` or `SGD` for the tables.",
         needed=True,
     ),
     "one_hot": _Words(
@@ -253,7 +258,7 @@ def check_rest(trace: Trace, found: Sequence[tuple[str, Finding]]) -> Iterable[F
         if grown is not None:  # early steps are not representative of later ones
             least = LEAST_PART
         again = movement.kind in ("dequantise", "convert") and movement.site.where().label() in named
-        if movement.time_ns >= least * whole and _avoidable(trace, movement) and not again:
+        if _time(trace, movement) >= least * whole and _avoidable(trace, movement) and not again:
             yield _finding(trace, movement, words, whole, grown)
 
 
@@ -267,12 +272,9 @@ def _calls(trace: Trace, movement: Movement) -> float:
 
 
 def _finding(trace: Trace, movement: Movement, words: _Words, whole: int, grown: StepGrowth | None) -> Finding:
-    cost = movement.time_ns
+    cost, rows = _time(trace, movement), _rows(trace, movement)
     if len(trace.rows["kernels"]):
-        cost = sum(
-            time_of(trace, table, work_inside(trace, table, movement.rows)).exposed_ns
-            for table in ("kernels", "copies")
-        )
+        cost = sum(time_of(trace, table, work_inside(trace, table, rows)).exposed_ns for table in ("kernels", "copies"))
     op, cause = _quoted(movement.op), _quoted(movement.cause or movement.op)
     calls = _calls(trace, movement)
     count = f"{calls:,.0f} calls" if round(calls) > 1 else "one call"
@@ -295,9 +297,22 @@ def _finding(trace: Trace, movement: Movement, words: _Words, whole: int, grown:
             for line, count, time in movement.lines[:MOST_ROWS]
             if line or not lines
         ),
-        spans=spans_of_slices(trace, movement.rows.tolist()),
-        removes=removed_inside(trace, movement.rows),
+        spans=spans_of_slices(trace, rows.tolist()),
+        removes=removed_inside(trace, rows),
     )
+
+
+def _rows(trace: Trace, movement: Movement) -> Int64:
+    """Return the rows of ``slices`` that the fix removes: of a table's gradient, also the update of its other rows."""
+    if movement.kind != "embedding_gradient":
+        return movement.rows
+    return np.union1d(movement.rows, trace.fact(table_updates))
+
+
+def _time(trace: Trace, movement: Movement) -> int:
+    """Return their time in all steps, ns."""
+    more = np.setdiff1d(_rows(trace, movement), movement.rows)
+    return movement.time_ns + (spans_time(trace, more).sum_ns if len(more) else 0)
 
 
 def _quoted(name: str) -> str:
