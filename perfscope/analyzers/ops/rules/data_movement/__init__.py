@@ -17,18 +17,19 @@ for each query head; the gradient of `x[i]` is a tensor of the size of `x` fille
 `one_hot` writes a row of zeros for each index; a weight that is kept in int8 and converted in each call is written
 again as float before the product reads it.
 
-How it is found: time by op in the steps (of the kernels that it launched, or of the op itself without an accelerator),
-grouped by cause and by function of the program. The ops around one tell its cause: `aten::fill_` in `SelectBackward0`
-belongs to an index of the forward pass, whose line is given. The gradient of an embedding whose table has ten times as
-many rows as the batch has indices includes the optimizer's ops on that table, by the op graph. Whether a join is of what the step before left comes from
-the op graph of a run, or from recorded shapes: most of what it reads was there before the step, and its result outlives
-the step. A cache is copied if it is older than the step, attention reads it or its copy, the copy has the same size and
-outlives the step, and no later op reads the old one. A copy that reads a dimension of stride 0 repeats data. The cost
-is the time of these ops, an upper bound: the fix may leave a part of it. Work of data loaders is left out, and so is
-the joining of gradients of `unbind` and `split`, which is the cheap way. In compiled XLA programs: instructions and
-fusions without arithmetic on half as many elements as their result has, by opcode and by whether they read an argument
-of the program; and arrays that a loop (`jax.lax.scan`) takes apart and puts together again while it changes a part of
-each slice. The time is measured, or modelled where the program did not run.
+How it is found: time by op in the steps (of the kernels that it launched, or of the op itself without an
+accelerator), grouped by cause and by function of the program. The ops around one tell its cause: `aten::fill_` in
+`SelectBackward0` belongs to an index of the forward pass, whose line is given. The gradient of an embedding whose
+table has ten times as many rows as the batch has indices includes the optimizer's ops on that table, by the op graph.
+Whether a join is of what the step before left comes from the op graph of a run, or from recorded shapes: most of what
+it reads was there before the step, and its result outlives the step. A cache is copied if it is older than the step,
+attention reads it or its copy, the copy has the same size and outlives the step, and no later op reads the old one. A
+copy that reads a dimension of stride 0 repeats data. The cost is the time of these ops, an upper bound: the fix may
+leave a part of it. Work of data loaders is left out, and so is the joining of gradients of `unbind` and `split`,
+which is the cheap way. In compiled XLA programs: instructions and fusions without arithmetic on half as many elements
+as their result has, by opcode and by whether they read an argument of the program; and arrays that a loop
+(`jax.lax.scan`) takes apart and puts together again while it changes a part of each slice. The time is measured, or
+modelled where the program did not run.
 
 Fix: it depends on the cause. Allocate a cache once at its full length and write each step's part into it
 (`StaticCache` in transformers); pass grouped heads as they are
@@ -104,7 +105,7 @@ _WORDS: dict[str, _Words] = {
     "embedding_gradient": _Words(
         "the gradient of an embedding is written for every row of its table",
         "Only the rows of the batch are not zero; the optimizer updates all of them.",
-        "Use sparse gradients: `nn.Embedding(..., sparse=True)`, with `torch.optim.SparseAdam` or `SGD` for the tables.",
+        "Use sparse gradients: `nn.Embedding(..., sparse=True)`, with `torch.optim.SparseAdam` or `SGD` for them.",
         needed=True,
     ),
     "one_hot": _Words(

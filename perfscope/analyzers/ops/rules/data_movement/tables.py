@@ -32,7 +32,7 @@ def table_updates(trace: Trace) -> Int64:
     ]
     rows = [spans[np.array(updates, np.int64)] for spans in trace.fact(graph_time).spans]
     found = np.concatenate(rows) if rows else np.empty(0, np.int64)
-    return found[found != MISSING]
+    return np.asarray(found[found != MISSING], np.int64)
 
 
 def _tables(graph: OpGraph) -> set[tuple[int, ...]]:
