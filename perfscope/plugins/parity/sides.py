@@ -93,6 +93,8 @@ class Choices(Struct, frozen=True, kw_only=True):
     maps: Chosen = Chosen((), {})
     reference: Literal["a", "b"] = "a"
     reference_dtype: str = "float64"
+    recipe_b: str | None = None
+    """Recipe by which B rounds the factors of its products."""
 
 
 @contextmanager
@@ -157,7 +159,9 @@ class Pair:
         )
         same = RunRequest(inputs=inputs_of(a[1]), other_lengths=given is not None)
         self._say("running B")
-        b = self._b.run(folder + RUN, _with(same, dtype=choices.dtype_b, weights=self.values_b))
+        b = self._b.run(
+            folder + RUN, _with(same, dtype=choices.dtype_b, weights=self.values_b, recipe=choices.recipe_b)
+        )
         of_b = self.of_b
         dtype = choices.reference_dtype
         self._say(f"running the reference, {choices.reference.upper()} in {dtype}")
@@ -191,9 +195,21 @@ class Pair:
         )
 
 
-def _with(request: RunRequest, *, dtype: str | None, weights: Arrays | None, wide: bool = False) -> RunRequest:
+def _with(
+    request: RunRequest,
+    *,
+    dtype: str | None,
+    weights: Arrays | None,
+    wide: bool = False,
+    recipe: str | None = None,
+) -> RunRequest:
     return RunRequest(
-        dtype=dtype, weights=weights, inputs=request.inputs, other_lengths=request.other_lengths, wide=wide
+        dtype=dtype,
+        weights=weights,
+        inputs=request.inputs,
+        other_lengths=request.other_lengths,
+        wide=wide,
+        recipe=recipe,
     )
 
 
