@@ -357,6 +357,16 @@ TORCH: tuple[AdviceCase, ...] = (
         forbidden=("optimizer.zero_grad(set_to_none=True)",),
     ),
     _case(
+        "input",
+        "sentences padded to the longest of the data set",
+        "padded_to_max_length",
+        "huggingface/transformers 4842, deepspeedai/DeepSpeedExamples 849",
+        rules=("padding_waste",),
+        line=("self.embed(ids)",),
+        fix=("longest",),
+        true_too=("peak_owner",),
+    ),
+    _case(
         "inference",
         "weights dequantised in each call",
         "int8_dequantised",
@@ -513,6 +523,7 @@ TORCH: tuple[AdviceCase, ...] = (
     _case(
         "control", "accumulation with no_sync", "control_ddp", "own", "torchrun", true_too=("exposed_communication",)
     ),
+    _case("control", "batches of similar lengths", "control_sorted_lengths", "own", true_too=("peak_owner",)),
     _case("control", "adapters over frozen weights", "control_lora", "own", true_too=("unfused_ops",)),
     _case("control", "decoding into a fixed cache", "control_static_cache", "own"),
 )
