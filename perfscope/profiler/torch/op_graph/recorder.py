@@ -391,9 +391,9 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         for created in sequences:
             self._forward_ops[self._here(), created] = index
         if facts.packet == "aten.embedding" and len(self._table.batches) < MOST_BATCHES:
-            batch = counted(named.get("indices"), named.get("padding_idx", -1))
+            batch = counted(index, named.get("indices"), named.get("padding_idx", -1))
             if batch is not None:
-                self._table.batches.append((index, *batch))
+                self._table.batches.append(batch)
         self._table.append(
             name=facts.name,
             phase=phase,

@@ -5,9 +5,11 @@ The values are read in the structure pass alone, which is never timed; counts ar
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+
+from perfscope.model.op_graph import TokenBatch
 
 LEAST_LENGTH = 8
 """Shorter rows are features or single tokens."""
@@ -17,20 +19,10 @@ END = 1
 """Ids of a run that may be the end of the text: many tokenizers pad with the id of the end."""
 
 
-class Counted(NamedTuple):
-    """Token ids of one batch."""
+def counted(op: int, ids: Any, padding: Any) -> TokenBatch | None:
+    """Count the ids of a batch, rows x length, that embedding ``op`` looks up.
 
-    rows: int
-    length: int
-    filled: int
-    """Ids that are not padding."""
-    longest: int
-    """Ids of the row with the fewest padding."""
-
-
-def counted(ids: Any, padding: Any) -> Counted | None:
-    """Count the ids of a batch, rows x length; ``padding``: the id that the program declares, negative for none.
-
+    ``padding``: the id that the program declares for padding, negative for none.
     ``None``: not a batch of rows with known values. Without a declared id, padding is a run of one value at the end
     (or the begin) of the rows that has different lengths and a value that is rare elsewhere.
     """
@@ -41,7 +33,8 @@ def counted(ids: Any, padding: Any) -> Counted | None:
     declared = int(padding) if isinstance(padding, int) and padding >= 0 else None
     runs = max((_runs(side, declared) for side in (ids, ids.flip(1))), key=lambda run: int(run.sum()))
     empty = int(runs.sum())
-    return Counted(rows, length, rows * length - empty, length - int(runs.min()))
+    longest = length - int(runs.min())
+    return TokenBatch(op=op, rows=rows, length=length, filled=rows * length - empty, longest=longest)
 
 
 def _runs(ids: Any, declared: int | None) -> Any:
