@@ -523,7 +523,6 @@ TORCH: tuple[AdviceCase, ...] = (
     _case(
         "control", "accumulation with no_sync", "control_ddp", "own", "torchrun", true_too=("exposed_communication",)
     ),
-    _case("control", "batches of similar lengths", "control_sorted_lengths", "own", true_too=("peak_owner",)),
     _case("control", "adapters over frozen weights", "control_lora", "own", true_too=("unfused_ops",)),
     _case("control", "decoding into a fixed cache", "control_static_cache", "own"),
 )
