@@ -55,6 +55,8 @@ SIDES = ("a", "b")
     metavar="A=B|FILE",
     help="A weight of A is this one of B, or a file of `perfscope convert --write-map`.",
 )
+@click.option("--heads-a", metavar="Q/KV", help="A: fused query, key and value alternate per head, in so many.")
+@click.option("--heads-b", metavar="Q/KV", help="The same of B.")
 @click.option(
     "--reference", type=click.Choice(SIDES), default="a", show_default=True, help="Side to hold errors against."
 )

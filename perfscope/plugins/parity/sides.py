@@ -16,6 +16,7 @@ from perfscope.plugins.parity.assemble import document_of
 from perfscope.plugins.parity.compare import Comparison, Side, coarsest
 from perfscope.plugins.parity.document import Arrays, Parity, Recording, Weight, inputs_of, load_recording
 from perfscope.plugins.parity.errors import DIGITS, rounded
+from perfscope.plugins.parity.heads import with_heads
 from perfscope.plugins.parity.maps import Chosen
 from perfscope.plugins.parity.process import SideProcess
 from perfscope.plugins.parity.side import Input, RunRequest
@@ -91,6 +92,9 @@ class Choices(Struct, frozen=True, kw_only=True):
     """Checkpoint with the weights of A."""
     keep_weights: bool = False
     maps: Chosen = Chosen((), {})
+    heads_a: str | None = None
+    heads_b: str | None = None
+    """Heads of fused projections that alternate: see the module `heads`."""
     reference: Literal["a", "b"] = "a"
     reference_dtype: str = "float64"
     recipe_b: str | None = None
@@ -120,6 +124,8 @@ class Pair:
         if choices.weights is not None:
             values |= _from_file(choices.weights, weights_a, torch=a.framework == "torch")
         weights_b, _ = b.describe(values=False)
+        weights_a = with_heads(weights_a, choices.heads_a, "a")
+        weights_b = with_heads(weights_b, choices.heads_b, "b")
         self.translation = translate(
             weights_a,
             weights_b,

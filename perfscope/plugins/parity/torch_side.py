@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfscope.plugins.parity.document import RECORDING_SCHEMA, Arrays, Kind, Recording, Weight
 from perfscope.plugins.parity.errors import reduction_length
+from perfscope.plugins.parity.heads import is_fused, of_config, with_heads
 from perfscope.plugins.parity.side import (
     SEED,
     Input,
@@ -82,6 +83,7 @@ class TorchSide:
             )
             for same in names.values()
         ]
+        weights = with_heads(weights, _heads(module) or None, "a") if any(map(is_fused, weights)) else weights
         return weights, {weight.name: to_numpy(every[weight.name]) for weight in weights if values}
 
     def inputs(self) -> list[Input]:
@@ -145,6 +147,12 @@ class TorchSide:
             made.step()
             found.append({name: to_numpy(parameter) for name, parameter in parameters.items()})
         return found
+
+
+def _heads(module: nn.Module) -> str:
+    """Heads of a model of transformers whose fused projections alternate."""
+    told = getattr(getattr(module, "config", None), "to_dict", None)
+    return of_config(told()) if told is not None else ""
 
 
 def _optimizer(made: Any, module: nn.Module) -> Any:
