@@ -46,7 +46,7 @@ class Entry(Struct, frozen=True):
     stacked: Shape = ()
     """Lengths of the axes that the other side has for layers and experts."""
     heads: str = ""
-    """Of a fused one: query, key and value alternate per head, as `Weight.heads`."""
+    """Order of the heads of a fused projection, as `Weight.heads`."""
 
     def units(self) -> Iterable[Unit]:
         """All its units."""
