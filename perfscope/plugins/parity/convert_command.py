@@ -69,7 +69,7 @@ def convert(checkpoint: str, model: str, target: Path | None, **settings: Any) -
     from perfscope.model.files import write_atomically
     from perfscope.model.units import format_bytes
     from perfscope.plugins.parity.checkpoints import check_target, open_checkpoint, stored_bytes, write_checkpoint
-    from perfscope.plugins.parity.conversion import Conversion
+    from perfscope.plugins.parity.checkpoints.conversion import Conversion
     from perfscope.plugins.parity.heads import with_heads
     from perfscope.plugins.parity.maps import chosen, dump_map
     from perfscope.plugins.parity.translation import MisfitError, translate

@@ -25,9 +25,9 @@ from perfscope.plugins.parity.checkpoints import (
     widened,
     write_checkpoint,
 )
+from perfscope.plugins.parity.checkpoints.conversion import Conversion
 from perfscope.plugins.parity.checkpoints.float8 import EXPONENT_BITS
 from perfscope.plugins.parity.checkpoints.stored import STORAGE
-from perfscope.plugins.parity.conversion import Conversion
 from perfscope.plugins.parity.document import Kind, Weight
 from perfscope.plugins.parity.heads import of_config, with_heads
 from perfscope.plugins.parity.translation import MisfitError, translate
