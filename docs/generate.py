@@ -300,6 +300,7 @@ def _linked(text: str) -> str:
     return re.sub(r"docs/([a-z-]+)\.md", r"[\1](\1.md)", text)
 
 
+@lru_cache(maxsize=1)
 def pages() -> dict[str, str]:
     """Every generated page: path below docs/ -> content."""
     rules = []

@@ -13,8 +13,6 @@ from tests.build import TraceBuilder
 
 GPU = 'backend_config={"operation_queue_id":"0"}'
 """Marker of a program compiled for a GPU."""
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-"""Compiler options for programs that never run: the HLO is the same, the machine code is not optimised."""
 
 
 def hlo_module(text: str, name: str = "jit_step", *, scheduled: bool = True) -> HloModule:

@@ -32,7 +32,7 @@ SETTLE_MS = 250
 WIDTHS = (1280, 820, 390)
 MOST_ALIKE = 6
 """Links of one page to another with the same parameters: the first ones are followed. In the everyday tests only the
-first to each page with the same parameters is, whichever page has it."""
+first to each page that is not yet shown is, whichever page has it."""
 LINKS = """(() => {
   const links = [...document.querySelectorAll('#page a[href], #menu a[href]')].map((one) => one.getAttribute('href'));
   const drawn = [...document.querySelectorAll('.js-plotly-plot')].flatMap((one) => one.data)
@@ -142,7 +142,7 @@ def follow_links(tab: Tab, server: Server, start: str, *, everyday: bool) -> Non
         assert tab.page.inner_text("#page h1 >> nth=0") == page_module(name).TITLE
         for href in tab.page.evaluate(LINKS):
             target = (urlsplit(href).path, *sorted(parse_qs(urlsplit(href).query)))
-            shape = target if everyday else (name, *target)
+            shape = target[:1] if everyday else (name, *target)
             followed[shape] += 1
             shown = f"{server.base}{href.lstrip('/')}" in found.values()
             if href.startswith("/") and not shown and followed[shape] <= (1 if everyday else MOST_ALIKE):

@@ -114,10 +114,12 @@ def test_a_question_in_the_users_words(words: str, first: str, capsys: pytest.Ca
 
 def questions_in_messages() -> set[str]:
     """Questions that messages of perfscope end with."""
+    sources = (file.read_text(encoding="utf-8") for file in Path(perfscope.__file__).parent.rglob("*.py"))
     calls = (
         node
-        for file in Path(perfscope.__file__).parent.rglob("*.py")
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        for source in sources
+        if "see(" in source
+        for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "see"
     )
     return {node.args[0].value if isinstance(node.args[0], ast.Constant) else "nothing was captured" for node in calls}

@@ -138,8 +138,6 @@ class Way:
     """Whether SIGTERM ends the process of the steps, so that its last seconds are not written."""
     thread: bool = False
     """Whether another thread than the main one makes the steps, which torch 2.6 cannot profile."""
-    everyday: bool = False
-    """Whether the everyday tests have the row, for PyTorch."""
 
 
 def script(name: str, program: str, **more: Any) -> Way:
@@ -159,7 +157,7 @@ PYTEST = {"test_train.py": "import loop\ndef test_train():\n    loop.train(14)\n
 WAYS = (
     script("script and its exit code", LAUNCH + "raise SystemExit(3)\n", code=3),
     Way(name="-m module", words=("-m", "package.train"), files={"package/train.py": LAUNCH}),
-    parent("subprocess", CHILD + "subprocess.run(words, check=True)\n", everyday=True),
+    parent("subprocess", CHILD + "subprocess.run(words, check=True)\n"),
     parent("subprocess with an environment", CHILD + "subprocess.run(words, env=dict(os.environ, OWN='1'))\n"),
     parent("subprocess by posix_spawn", CHILD + "subprocess.run(words, close_fds=False)\n"),
     parent("shell", CHILD + "import shlex\nsubprocess.run('OWN=1 ' + shlex.join(words), shell=True)\n"),
@@ -280,10 +278,7 @@ def rows() -> list[Any]:
             way,
             framework,
             id=f"{way.name}-{framework}",
-            marks=[
-                getattr(pytest.mark, framework),
-                *([] if way.everyday and framework == "torch" else [pytest.mark.slow]),
-            ],
+            marks=[getattr(pytest.mark, framework), pytest.mark.slow],
         )
         for way in WAYS
         for framework in way.frameworks

@@ -31,7 +31,12 @@ def counted(task: Callable[[], object]) -> Work:
     return work
 
 
-@pytest.mark.parametrize("form", REPORTS)
+EVERYDAY = ("json", "text")
+
+
+@pytest.mark.parametrize(
+    "form", [form if form in EVERYDAY else pytest.param(form, marks=pytest.mark.slow) for form in REPORTS]
+)
 def test_reports_are_linear(form: str, traces: list[Trace]) -> None:
     analyses = [analyze([trace]) for trace in traces]
     render(analyses[0], form)
@@ -47,6 +52,7 @@ def test_the_timeline_is_linear(traces: list[Trace], tmp_path: Path) -> None:
     assert steep([counted(lambda t=t: index(t)) for t in traces]) == {}
 
 
+@pytest.mark.slow
 def test_comparisons_are_linear(traces: list[Trace]) -> None:
     compare([traces[0]], [traces[0]])
     assert steep([counted(lambda t=t: compare([replicated(t, 1)], [replicated(t, 1)])) for t in traces]) == {}

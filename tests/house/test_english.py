@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-import io
 import itertools
 import re
-import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache, lru_cache
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from perfscope.model.trace.tables import TABLES
@@ -58,23 +57,51 @@ Nodes = list[ast.AST]
 """All nodes of a module, the module first."""
 
 
+class Module(msgspec.Struct):
+    """Text and names of a module. Syntax trees are not kept: garbage collection would walk them again and again."""
+
+    strings: list[Text]
+    comments: list[list[Text]]
+    arguments: set[str]
+    definitions: set[str]
+    explained: list[tuple[int, set[str], set[str]]]
+    """Line of a function, names in its docstring, and those of them that begin an explanation."""
+    used: set[str]
+    """Names that the code uses; empty if no docstring explains one."""
+
+
+def module(source: str) -> Module:
+    """Text and names of a source text."""
+    every = nodes(source)
+    explained = [
+        each for node in every if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) for each in named(node)
+    ]
+    return Module(
+        strings=list(strings(every)),
+        comments=comments(source, every),
+        arguments={node.arg for node in every if isinstance(node, ast.arg)},
+        definitions={node.name for node in every if isinstance(node, ast.FunctionDef | ast.ClassDef)},
+        explained=explained,
+        used=identifiers(every) if explained else set(),
+    )
+
+
 @cache
-def nodes_of(path: Path) -> Nodes:
-    """The nodes of a file of the package; kept for the tests of this file."""
-    return nodes(path.read_text(encoding="utf-8"))
+def module_of(path: Path) -> Module:
+    """Text and names of a file of the package."""
+    return module(path.read_text(encoding="utf-8"))
 
 
 def nodes(source: str) -> Nodes:
-    """The nodes of a source text."""
-    return list(ast.walk(ast.parse(source)))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def forget() -> Iterator[None]:
-    """Free the nodes and comments of the package after the tests of this file."""
-    yield
-    nodes_of.cache_clear()
-    comments.cache_clear()
+    """The nodes of a source text, without contexts and operators."""
+    found: Nodes = [ast.parse(source)]
+    for node in found:
+        for value in vars(node).values():
+            if isinstance(value, list):
+                found += [each for each in value if isinstance(each, ast.AST)]
+            elif isinstance(value, ast.AST) and value._fields:
+                found.append(value)
+    return found
 
 
 def texts(path: Path) -> Iterator[Text]:
@@ -83,8 +110,8 @@ def texts(path: Path) -> Iterator[Text]:
     if path.suffix == ".md":
         yield from paragraphs(source)
     elif path.suffix == ".py":
-        yield from strings(nodes_of(path))
-        yield from ((block[0][0], " ".join(text for _, text in block)) for block in comments(path))
+        yield from module_of(path).strings
+        yield from ((block[0][0], " ".join(text for _, text in block)) for block in module_of(path).comments)
     else:
         yield from (
             (number, line) for number, line in enumerate(source.splitlines(), 1) if re.search(r"//|\*|\"", line)
@@ -112,27 +139,34 @@ def strings(every: Nodes) -> Iterator[Text]:
                 yield node.lineno, text
 
 
-@cache
-def comments(path: Path) -> list[list[Text]]:
+COMMENT = re.compile(r'((?:[^#"\']|"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\')*)#(.*)')
+"""Code without the beginning of a longer string, and the comment after it."""
+
+
+def comments(source: str, every: Nodes) -> list[list[Text]]:
     """Comments that fill their line, consecutive lines together, and each comment after code."""
+    lines = source.splitlines()
+    for node in every:
+        if isinstance(node, ast.Constant | ast.JoinedStr) and (node.end_lineno or 0) > node.lineno:
+            first = lines[node.lineno - 1].encode()[node.col_offset :]
+            if re.match(rb"[a-zA-Z]*(\"\"\"|''')", first):
+                lines[node.lineno : node.end_lineno] = [""] * ((node.end_lineno or 0) - node.lineno)
     blocks: list[list[Text]] = []
     open_until = -1
-    source = path.read_text(encoding="utf-8")
-    for token in tokenize.generate_tokens(io.StringIO(source).readline) if "#" in source else ():
-        if token.type == tokenize.COMMENT:
-            line, text = token.start[0], token.string.lstrip("#! ").rstrip()
-            alone = token.line.lstrip().startswith("#")
-            if alone and line - 1 == open_until:
-                blocks[-1].append((line, text))
+    for line, text in enumerate(lines, 1):
+        if "#" in text and (comment := COMMENT.match(text)):
+            said = (line, comment[2].lstrip("#! ").rstrip())
+            if not comment[1].strip() and line - 1 == open_until:
+                blocks[-1].append(said)
             else:
-                blocks.append([(line, text)])
-            open_until = line if alone else -1
+                blocks.append([said])
+            open_until = -1 if comment[1].strip() else line
     return blocks
 
 
 def found(text: str) -> list[str]:
     """Names of the patterns in a text; names in back-ticks are excluded."""
-    words = re.sub(r"`+[^`]*`+", "it", text)
+    words = re.sub(r"`+[^`]*`+", "it", text) if "`" in text else text
     return [name for name, pattern in PATTERNS.items() if pattern.search(words)]
 
 
@@ -218,48 +252,44 @@ def identifiers(every: Nodes) -> set[str]:
     return used
 
 
-def parameters(modules: dict[str, Nodes]) -> frozenset[str]:
+def named(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[int, set[str], set[str]]]:
+    """The line of a function whose docstring has names in back-ticks, the names, and those that are explained."""
+    doc = ast.get_docstring(function) or ""
+    if names := set(re.findall(r"``([a-z]\w*)``", doc)):
+        yield function.lineno, names, set(re.findall(r"(?:\n|[.;] )\s*``([a-z]\w*)``:", doc))
+
+
+def parameters(modules: Iterable[Module]) -> frozenset[str]:
     """Names of three letters or more that are only parameters, not functions, tables or columns."""
     names, others = set[str](), {*VALUES, *TABLES, *(each.name for table in TABLES.values() for each in table.columns)}
-    for node in itertools.chain.from_iterable(modules.values()):
-        match node:
-            case ast.arg(arg=name):
-                names.add(name)
-            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
-                others.add(name)
-            case _:
-                pass
+    for each in modules:
+        names |= each.arguments
+        others |= each.definitions
     return frozenset(name for name in names - others if len(name) > 2)
 
 
-def missing_parameters(modules: dict[str, Nodes]) -> list[str]:
+def missing_parameters(modules: dict[str, Module]) -> list[str]:
     """``path:line: name`` of names that a docstring explains, or that are parameters elsewhere, not in the module."""
-    known = parameters(modules)
-    wrong = []
-    for path, every in modules.items():
-        named: list[tuple[int, set[str]]] = []
-        for node in every:
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                doc = ast.get_docstring(node) or ""
-                names = {name for name in re.findall(r"``([a-z]\w*)``", doc) if name in known}
-                names.update(re.findall(r"(?:\n|[.;] )\s*``([a-z]\w*)``:", doc))
-                named += [(node.lineno, names)] if names else []
-        used = identifiers(every) if named else set()
-        wrong += [f"{path}:{line}: {name}" for line, names in named for name in sorted(names - used)]
-    return wrong
+    known = parameters(modules.values())
+    return [
+        f"{path}:{line}: {name}"
+        for path, each in modules.items()
+        for line, names, explained in each.explained
+        for name in sorted((names & known | explained) - each.used)
+    ]
 
 
 def test_docstrings_name_parameters_that_exist() -> None:
-    modules = {str(path.relative_to(REPOSITORY)): nodes_of(path) for path in sources() if path.suffix == ".py"}
+    modules = {str(path.relative_to(REPOSITORY)): module_of(path) for path in sources() if path.suffix == ".py"}
     assert missing_parameters(modules) == []
 
 
 def test_a_missing_parameter_is_seen() -> None:
     modules = {
-        "a.py": nodes(
+        "a.py": module(
             'def f(rows, size):\n    """``f`` of ``rows`` in ``words``, by ``length``.\n\n    ``at``: where."""\n'
         ),
-        "b.py": nodes("def g(length): ..."),
+        "b.py": module("def g(length): ..."),
     }
     assert missing_parameters(modules) == ["a.py:1: at", "a.py:1: length"]
 
@@ -268,7 +298,7 @@ def broken_comments(path: Path) -> list[int]:
     """Lines of comments with one or two words, though the sentence continues on the next line."""
     return [
         line
-        for block in comments(path)
+        for block in module_of(path).comments
         for (line, text), (_, following) in itertools.pairwise(block)
         if len(text.split()) <= 2 and re.search(r"\w$", text) and re.match(r"[a-z]", following)
     ]

@@ -92,6 +92,7 @@ def _linked(source: Path, target: Path) -> None:
             (target / path.name).symlink_to(path)
 
 
+@pytest.mark.slow
 def test_one_file_adds_a_table_and_one_line_a_column_everywhere(tmp_path: Path) -> None:
     line, _ = blocks(PAGE, "text")
     last = '        Column("bytes", int, "bytes", "memory that was cleared"),\n'

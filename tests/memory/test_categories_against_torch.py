@@ -98,7 +98,9 @@ def _convolutions() -> tuple[Any, Callable[[], tuple[Any, Any]]]:
     return model, lambda: (torch.randn(16, 3, 16, 16), torch.randint(0, 10, (16,)))
 
 
-@pytest.fixture(scope="module", params=["adamw", "sgd", "accumulated", "checkpointed"])
+@pytest.fixture(scope="module", params=[
+    "adamw", "checkpointed", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sgd", "accumulated")),
+])  # fmt: skip
 def profiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Profiled:
     """Two steps, the optimizer's first among them."""
     torch = pytest.importorskip("torch")

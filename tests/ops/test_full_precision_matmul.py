@@ -23,7 +23,7 @@ from perfscope.model.finding import AbstainError, Finding, Outcome
 from perfscope.model.torch_plan import LoadedPlan
 from perfscope.model.trace import Trace
 from tests.build import TraceBuilder
-from tests.hlo_build import GPU, QUICK, corpus_module, hlo_module, hlo_trace
+from tests.hlo_build import GPU, corpus_module, hlo_module, hlo_trace
 from tests.plans.build import graph, plan, product, trace_of
 from tests.rules import judged_by
 
@@ -473,7 +473,7 @@ def test_what_jax_makes_of_a_precision_on_a_cpu(dtype: str, precision: str | Non
         return jax.numpy.tanh(jax.numpy.tanh(x.T @ w) @ w) @ w
 
     with jax.default_matmul_precision(precision):
-        text = jax.jit(layers).lower(shape, shape).compile(compiler_options=QUICK).as_text()
+        text = jax.jit(layers).lower(shape, shape).compile().as_text()
     outcome = judge(RULE, hlo_trace(module_of(text.splitlines(), "layers.hlo.txt")))
     assert outcome.status == status
     assert {finding.where.file for finding in outcome.findings} <= {__file__}
@@ -494,7 +494,7 @@ def test_the_workload_is_flagged_at_its_defect_and_not_without_it():
         model = training.LanguageModel(attention.Block, options)
         tokens = jax.ShapeDtypeStruct((options.size.batch, options.size.seq + 1), "int32")
         lowered = jax.jit(training.step_of(model)).lower(training.start(model), tokens)
-        text = lowered.compile(compiler_options=QUICK).as_text()
+        text = lowered.compile().as_text()
         found[defects] = judge(RULE, hlo_trace(module_of(text.splitlines(), "step.hlo.txt")))
     assert [one.status for one in found.values()] == ["flagged", "clean"]
     (finding,) = found[frozenset({"fp32"})].findings

@@ -12,7 +12,7 @@ from perfscope.analyzers.hlo.parse.text import module_of
 from perfscope.analyzers.registry import load_rule
 from perfscope.model.finding import Outcome
 from tests.accuracy.labels import lines_of
-from tests.hlo_build import QUICK, hlo_trace
+from tests.hlo_build import hlo_trace
 from tests.workloads.jax.numbers import workload
 
 jax = pytest.importorskip("jax")
@@ -32,7 +32,7 @@ GROUPED = array(B, L, 2, K)
 
 
 def compiled(function: Callable[..., Any], *arguments: Any) -> Outcome:
-    text = jax.jit(function).lower(*arguments).compile(compiler_options=QUICK).as_text()
+    text = jax.jit(function).lower(*arguments).compile().as_text()
     return judge(load_rule("unfused_attention"), hlo_trace(module_of(text.splitlines(), "here.hlo.txt")))
 
 

@@ -13,7 +13,7 @@ from perfscope.analyzers.readers.load import load_one
 from perfscope.analyzers.registry import load_rule
 from perfscope.model.finding import Finding, Outcome
 from tests.build import EVERYTHING, TraceBuilder
-from tests.hlo_build import GPU, QUICK, corpus_module, hlo_module, hlo_trace
+from tests.hlo_build import GPU, corpus_module, hlo_module, hlo_trace
 
 RULE = load_rule("dense_expert_compute")
 
@@ -345,7 +345,7 @@ def test_real_programs_that_select_nothing(corpus: Path, program: str):
 def _compiled(function: Callable[..., Any], *shapes: tuple[tuple[int, ...], str]) -> tuple[Finding, ...]:
     jax = pytest.importorskip("jax")
     arrays = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
-    text = jax.jit(function).lower(*arrays).compile(compiler_options=QUICK).as_text()
+    text = jax.jit(function).lower(*arrays).compile().as_text()
     outcome = judge(RULE, hlo_trace(module_of(text.splitlines(), "made.hlo.txt")))
     assert outcome.status != "abstained"
     return outcome.findings
@@ -421,7 +421,7 @@ def test_the_workload_is_flagged_at_its_defects_and_its_twin_is_clean(dtype: str
     for variant, expected in (("einsum", lines), ("scatter", set[int]())):
         model = LanguageModel(moe.Block, Options(variant=variant, size=moe.SIZES["cpu"], dtype=dtype))
         tokens = jax.ShapeDtypeStruct((model.options.size.batch, model.options.size.seq + 1), "int32")
-        text = jax.jit(step_of(model)).lower(start(model), tokens).compile(compiler_options=QUICK).as_text()
+        text = jax.jit(step_of(model)).lower(start(model), tokens).compile().as_text()
         outcome = judge(RULE, hlo_trace(module_of(text.splitlines(), "step.hlo.txt")))
         assert {one.where.line for one in outcome.findings} == expected
         assert {Path(one.where.file or "").name for one in outcome.findings} <= {"moe.py"}

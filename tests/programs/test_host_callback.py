@@ -11,14 +11,14 @@ from perfscope.analyzers.engine import judge
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.hlo.parse.text import module_of
 from perfscope.analyzers.registry import load_rule
-from tests.hlo_build import QUICK, hlo_trace, recorded_trace
+from tests.hlo_build import hlo_trace, recorded_trace
 
 RULE = load_rule("host_callback")
 
 
 def compiled(function: Callable[..., Any]) -> HloModule:
     jax = pytest.importorskip("jax")
-    text = jax.jit(function).lower(jax.numpy.ones(4)).compile(compiler_options=QUICK).as_text()
+    text = jax.jit(function).lower(jax.numpy.ones(4)).compile().as_text()
     return module_of(text.splitlines(), "built.hlo.txt")
 
 

@@ -43,8 +43,6 @@ class Weight(Value, frozen=True, kw_only=True):
     kind: Kind = ""
     aliases: Texts = ()
     """Other names of the same array (tied weights)."""
-    heads: str = ""
-    """``"Q/G"``: a fused projection whose query, key and value alternate per group (`heads`)."""
 
 
 class Recording(Value, frozen=True, kw_only=True):

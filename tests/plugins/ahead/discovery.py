@@ -19,7 +19,6 @@ import jax
 
 from perfscope.plugins.ahead.jax import discover
 from perfscope.plugins.ahead.jax.discover import Discovery, RunLimits
-from tests.hlo_build import QUICK
 
 
 def discover_programs(run: Callable[[], Any], limits: RunLimits | None = None) -> Discovery:
@@ -32,8 +31,6 @@ def discover_programs(run: Callable[[], Any], limits: RunLimits | None = None) -
 def json_of_child(text: str, *, devices: int = 8, path: tuple[str, ...] = (), folder: Path | None = None) -> Any:
     """The JSON that a script prints, in a process with that many CPU devices."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "OMP_NUM_THREADS": "1"}
-    quick = [f"--{name}={str(value).lower()}" for name, value in QUICK.items()]
-    environment["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *quick]).strip()
     environment["PYTHONPATH"] = os.pathsep.join([*path, str(Path(__file__).parents[3])])
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(text)],

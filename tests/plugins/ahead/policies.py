@@ -15,7 +15,6 @@ import jax
 from perfscope.plugins.ahead.jax.checkpoint.rewrite import Checkpoints, checkpointed
 from perfscope.plugins.ahead.jax.plugin_devices import canonical_text
 from perfscope.plugins.ahead.request import parse_checkpoint
-from tests.hlo_build import QUICK
 
 POLICIES: dict[str, Any] = {
     "full": None,
@@ -32,7 +31,7 @@ def under(policy: str, of: Callable[..., Any]) -> Callable[..., Any]:
 def step_of(fun: Callable[..., Any], asked: str | None, weights: Any, x: jax.Array) -> tuple[str, Checkpoints | None]:
     """The compiled gradient without names and lines; a fresh function, as jax keeps what it traced."""
     with checkpointed(None if asked is None else parse_checkpoint(asked)) as book:
-        return canonical_text(_traced(fun, weights, x).lower().compile(compiler_options=QUICK)), book
+        return canonical_text(_traced(fun, weights, x).lower().compile()), book
 
 
 def book_of(fun: Callable[..., Any], asked: str, weights: Any, x: jax.Array) -> Checkpoints:

@@ -127,6 +127,7 @@ def test_the_program_is_the_one_with_the_policy(model: Callable[[str], Callable[
         assert book.changed
 
 
+@pytest.mark.slow
 def test_the_same_policy_changes_nothing() -> None:
     for policy in ("none", "full", "dots"):
         assert changed(scanned, policy, policy)[0] == own(scanned, policy)
@@ -224,6 +225,7 @@ def test_a_jax_that_is_not_known_is_one_line(monkeypatch: pytest.MonkeyPatch) ->
         pass
 
 
+@pytest.mark.slow
 def test_inside_a_shard_map_and_under_vmap() -> None:
     mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec
@@ -273,6 +275,7 @@ def test_what_reads_values_is_not_looked_at_and_runs_all_the_same() -> None:
         book.notes()
 
 
+@pytest.mark.slow
 def test_results_that_are_no_arrays_come_back() -> None:
     def loss(weights: Any, x: jax.Array) -> tuple[jax.Array, Any]:
         y = scanned("none")(weights, x)
@@ -399,10 +402,10 @@ def in_a_shard_map(policy: str) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     "model",
     [
-        rules_in_a_scan,
+        pytest.param(rules_in_a_scan, marks=pytest.mark.slow),
         a_function_with_a_rule_is_the_layer,
-        jitted_within_jitted,
-        mapped_layers,
+        pytest.param(jitted_within_jitted, marks=pytest.mark.slow),
+        pytest.param(mapped_layers, marks=pytest.mark.slow),
         pytest.param(a_mapped_model, marks=pytest.mark.slow),
         pytest.param(in_a_shard_map, marks=pytest.mark.slow),
     ],

@@ -52,14 +52,15 @@ BOTH = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "name"),
     [
         (["attention"], "jit_step"),
-        pytest.param(["transformer"], "jit_step", marks=pytest.mark.slow),
-        pytest.param(["moe"], "jit_step", marks=pytest.mark.slow),
-        pytest.param(["ssm"], "jit_step", marks=pytest.mark.slow),
-        pytest.param(["attention", "--defect", "eager-update"], "jit_slopes_of", marks=pytest.mark.slow),
+        (["transformer"], "jit_step"),
+        (["moe"], "jit_step"),
+        (["ssm"], "jit_step"),
+        (["attention", "--defect", "eager-update"], "jit_slopes_of"),
     ],
 )
 def test_it_is_what_a_real_run_compiles(words: list[str], name: str) -> None:

@@ -24,7 +24,7 @@ def hashed(value: Any) -> Any:
     return row_of(np.asarray(jax.jit(measure)(value)), floating=np.issubdtype(np.asarray(value).dtype, np.floating))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "bool", "complex64", "float16", "float32", "int8", "uint32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "bool", "complex64", "int8"])
 def test_a_hash_is_of_the_elements_in_order(dtype: str) -> None:
     value = jax.random.normal(jax.random.key(0), (6, 5)) * 3
     value = value > 0 if dtype == "bool" else value.astype(dtype)
@@ -46,6 +46,7 @@ def test_the_sketch_of_an_array() -> None:
     )
 
 
+@pytest.mark.slow
 def test_equal_runs_are_equal_and_results_are_those_of_a_plain_run(runs: Runs) -> None:
     a, b = runs(PROGRAM, "base"), runs(PROGRAM, "base", "again")
     document = compare_runs(a, b)
@@ -55,6 +56,7 @@ def test_equal_runs_are_equal_and_results_are_those_of_a_plain_run(runs: Runs) -
     assert (a / "stdout.txt").read_text() == plain.stdout
 
 
+@pytest.mark.slow
 def test_another_op_in_the_body_of_a_scan(runs: Runs, line_of: LineOf) -> None:
     first = first_of(compare_runs(runs(PROGRAM, "base"), runs(PROGRAM, "scale")))
     assert (first.cause, first.step_a) == ("control flow", 0)

@@ -99,6 +99,7 @@ def test_a_killed_program_keeps_what_was_written(tmp_path: Path) -> None:
     assert account.total_ns == sum(cause.ns for cause in account.causes)
 
 
+@pytest.mark.slow
 def test_a_full_disk_delays_rows_and_loses_none(tmp_path: Path) -> None:
     """A limit on the size of files refuses writes as a full disk does; later there is room again."""
     limit = "_, most = resource.getrlimit(resource.RLIMIT_FSIZE)\n"

@@ -45,7 +45,7 @@ def test_a_difference_is_placed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert metric.parts_at.b - metric.parts_at.a == pytest.approx(0.2, abs=0.05)
 
 
-@pytest.mark.parametrize(("one", "other"), [(4, 4), (3, 2), (6, 1)])
+@pytest.mark.parametrize(("one", "other"), [(4, 4), (6, 1)])
 def test_seeds_alone_part_in_no_more_than_the_level(monkeypatch: pytest.MonkeyPatch, one: int, other: int) -> None:
     generator = np.random.default_rng(1)
     parts = [compared(monkeypatch, runs(generator, one), runs(generator, other)).verdict == "parts" for _ in range(200)]

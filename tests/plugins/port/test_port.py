@@ -122,7 +122,13 @@ WHERE = {"donation": "traces.py"}
 """File with the marked line, if it is not the model's: the call of the compiled step."""
 
 
-@pytest.mark.parametrize("name", PLANTED)
+COSTLY = {"wider products", "second forward in JAX"}
+"""Both sides are compiled anew for them."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in COSTLY else name for name in PLANTED]
+)
 def test_a_planted_difference_is_the_first_row(name: str) -> None:
     side, kind, in_torch, in_jax, narrow = PLANTED[name]
     _, found = compared(in_torch, in_jax, narrow=narrow)
@@ -145,6 +151,7 @@ def test_attention_written_out_on_one_side() -> None:
     assert Path(found[0].other_file or "").name == "torch_model.py"
 
 
+@pytest.mark.slow
 def test_an_unrolled_loop_is_the_only_difference() -> None:
     _, found = compared("", "unroll", layers=MANY)
     assert [(one.side, one.kind) for one in found] == [("b", "loop unrolled")]
@@ -188,9 +195,9 @@ def test_text_and_markdown() -> None:
     ("name", "in_torch", "in_jax"),
     [
         ("attention", "naive", "naive"),
-        ("transformer", "sdpa", "blocked"),
-        ("moe", "index_add", "scatter"),
-        ("ssm", "parallel", "associative"),
+        pytest.param("transformer", "sdpa", "blocked", marks=pytest.mark.slow),
+        pytest.param("moe", "index_add", "scatter", marks=pytest.mark.slow),
+        pytest.param("ssm", "parallel", "associative", marks=pytest.mark.slow),
     ],
 )
 def test_twins_pair_layer_by_layer(name: str, in_torch: str, in_jax: str) -> None:

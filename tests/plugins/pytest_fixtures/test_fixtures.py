@@ -45,7 +45,8 @@ def pytest_of(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, check=False)
 
 
-def test_a_function_and_a_script_are_judged(tmp_path: Path) -> None:
+def test_what_holds_passes_and_a_failure_names_line_and_fix(tmp_path: Path) -> None:
+    """In one process of pytest. Each test of it fails at its last line, after those that hold."""
     done = pytest_of(
         tmp_path,
         "import train\n"
@@ -54,25 +55,23 @@ def test_a_function_and_a_script_are_judged(tmp_path: Path) -> None:
         "    run.assert_no_finding('host_sync')\n"
         "    assert run.step_ns > 0\n"
         "    run.assert_peak_below(1 << 30)\n"
+        "    print('the function holds')\n"
+        "    run.assert_finding('host_sync')\n"
         "def test_script(perfscope_run):\n"
-        "    perfscope_run('train.py', 'read').assert_finding('host_sync', file='train.py', line=16)\n",
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 passed" in done.stdout
-
-
-def test_a_failure_names_line_and_fix(tmp_path: Path) -> None:
-    done = pytest_of(
-        tmp_path,
-        "def test_no_reads(perfscope_run):\n    perfscope_run('train.py', 'read').assert_no_finding('host_sync')\n"
-        "def test_broken(perfscope_run):\n    perfscope_run('missing.py')\n"
-        "def test_clean(perfscope_run):\n    perfscope_run('train.py').assert_finding('host_sync')\n",
+        "    run = perfscope_run('train.py', 'read')\n"
+        "    run.assert_finding('host_sync', file='train.py', line=16)\n"
+        "    print('the script holds')\n"
+        "    run.assert_no_finding('host_sync')\n"
+        "def test_broken(perfscope_run):\n"
+        "    perfscope_run('missing.py')\n"
+        "def test_passes():\n"
+        "    pass\n",
     )
     assert done.returncode == 1
-    assert "train.py:16" in done.stdout
-    assert "Fix: Keep the value on the device" in done.stdout
-    assert "missing.py ended with exit code 125" in done.stdout
-    assert "host_sync found nothing" in done.stdout
+    assert "3 failed, 1 passed" in done.stdout
+    for said in ("the function holds", "the script holds", "host_sync found nothing", "train.py:16",
+                 "Fix: Keep the value on the device", "missing.py ended with exit code 125"):  # fmt: skip
+        assert said in done.stdout
 
 
 def test_a_function_that_is_slower_is_named_and_equal_ones_are_not() -> None:

@@ -103,6 +103,7 @@ profiler.export_chrome_trace(sys.argv[1])
 """
 
 
+@pytest.mark.slow
 def test_every_op_of_a_real_recording_can_be_replayed(tmp_path: Path) -> None:
     """torch gives the parameters of each; for ``aten::index`` the profiler records no indices."""
     ran(PROFILED, tmp_path, str(tmp_path / "trace.json"))

@@ -92,6 +92,7 @@ finally:
     assert compare_results(whole.reports, ended.reports).state == "same"
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_rank_of_several_is_never_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")

@@ -58,6 +58,7 @@ def calls(folder: Path) -> int:
     return int((folder / "log").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_blocks_are_computed_again_or_kept_and_the_results_stay(tmp_path: Path) -> None:
     kept, again = f"CHECKPOINTED = False\n{BLOCKS}", f"CHECKPOINTED = True\n{BLOCKS}"
@@ -75,6 +76,7 @@ def test_blocks_are_computed_again_or_kept_and_the_results_stay(tmp_path: Path) 
         assert compare_results(plain.reports, launch.reports).state == "same"
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_passes_of_a_step_reduce_once(tmp_path: Path) -> None:
     program = f"""
@@ -134,6 +136,7 @@ print(shown.count("remat"), shown.count("dot_general"))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.jax
 def test_gradients_are_compiled_and_checkpoints_changed(tmp_path: Path) -> None:
     plain = launched(tmp_path, REMAT)

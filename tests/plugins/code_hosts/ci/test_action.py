@@ -214,6 +214,7 @@ class TestWhichBase:
         assert one.run(ACTION, {"program": "missing.py", "base": base}) != 0
         return one.step("Compare").out
 
+    @pytest.mark.slow
     def test_of_a_merge_its_first_parent_by_name_where_it_has_one(self, tmp_path: Path) -> None:
         checkout = tmp_path / "checkout"
         merge_checkout(checkout, CHEAP_WORK, EXPENSIVE_WORK)
@@ -236,6 +237,7 @@ class TestWhichBase:
         assert f"({began[:12]}), head HEAD" in self.said(tmp_path / "two", checkout, "push", {"before": "0" * 40})
         assert f"base later ({tip[:12]})" in self.said(tmp_path / "three", checkout, "push", {}, base="later")
 
+    @pytest.mark.slow
     def test_what_the_checkout_lacks_is_fetched_if_it_is_asked_for(self, tmp_path: Path) -> None:
         origin = tmp_path / "origin"
         repository(origin)
