@@ -189,6 +189,21 @@ SYMPTOMS = (
         fix="A static cache with a compiled step or CUDA graphs; no `.item()` per token; requests in batches.",
     ),
     Symptom(
+        question="Fine-tuning with LoRA is as slow as training all weights",
+        look="`frozen_gradients`: gradients of weights without an optimizer. `constant_work`: adapters that are "
+        "multiplied out in each call.",
+        rules=("frozen_gradients", "constant_work"),
+        command="perfscope run finetune.py",
+        fix="`requires_grad_(False)` on the weights below the adapters; the factors applied to the input.",
+    ),
+    Symptom(
+        question="Most of my batch is padding",
+        look="`padding_waste` counts the padding of token ids in one step, and the time that the model spends on it.",
+        rules=("padding_waste",),
+        command="perfscope run train.py",
+        fix="Padding to the longest text of the batch, batches of similar lengths, or rows without padding.",
+    ),
+    Symptom(
         question="Too many small kernels",
         look="`small_kernels` and `launch_bound`: the mean kernel against the price of a launch.",
         rules=("small_kernels", "launch_bound", "unfused_ops", "unfused_optimizer"),

@@ -90,6 +90,21 @@ class GraphStorage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenBatch:
+    """Token ids that an embedding of the step looked up."""
+
+    op: int
+    """Index of the embedding."""
+    rows: int
+    length: int
+    """Ids of each row, with padding."""
+    filled: int
+    """Ids of all rows that are not padding."""
+    longest: int
+    """Ids of the longest row without its padding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OpGraph:
     """Ops in execution order, the tensors they touch, and the storages that outlive the step."""
 
@@ -108,9 +123,12 @@ class OpGraph:
     """True if the op limit was reached and the step's tail is missing."""
     libraries: frozenset[str] = frozenset()
     """Files of installed packages among those of the ops; empty in older recordings."""
+    batches: tuple[TokenBatch, ...] = ()
+    """Token ids of embeddings, in order; empty in older recordings."""
 
 
 OP_COLUMNS = tuple(field.name for field in fields(GraphOp) if field.name != "index")
+BATCH_COLUMNS = tuple(field.name for field in fields(TokenBatch))
 TENSOR_COLUMNS = tuple(field.name for field in fields(GraphTensor))
 """Columns of the file: the fields of the records, with texts as numbers of the document's ``strings``."""
 

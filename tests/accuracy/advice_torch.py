@@ -357,6 +357,16 @@ TORCH: tuple[AdviceCase, ...] = (
         forbidden=("optimizer.zero_grad(set_to_none=True)",),
     ),
     _case(
+        "input",
+        "sentences padded to the longest of the data set",
+        "padded_to_max_length",
+        "huggingface/transformers 4842, deepspeedai/DeepSpeedExamples 849",
+        rules=("padding_waste",),
+        line=("self.embed(ids)",),
+        fix=("longest",),
+        true_too=("peak_owner",),
+    ),
+    _case(
         "inference",
         "weights dequantised in each call",
         "int8_dequantised",

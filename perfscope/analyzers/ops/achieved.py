@@ -356,11 +356,12 @@ def costed_calls(trace: Trace) -> dict[tuple[int, int], tuple[OpCost, list[int]]
     begins = dict(zip(ops.tolist(), first.tolist(), strict=True))
     after = dict(zip(ops.tolist(), np.searchsorted(sorted_ops, ops, side="right").tolist(), strict=True))
     calls: dict[tuple[int, int], tuple[OpCost, list[int]]] = {}
-    costs = op_costs(trace, ops, lambda op: names[begins[op] : after[op]].tolist())
+    codes, rows = names.tolist(), launched.tolist()
+    costs = op_costs(trace, ops, lambda op: codes[begins[op] : after[op]])
     for op in ops.tolist():
         if op in costs:
             owner, cost = costs[op]
-            for row in launched[begins[op] : after[op]].tolist():
+            for row in rows[begins[op] : after[op]]:
                 calls.setdefault((owner, devices[row]), (cost, []))[1].append(row)
     return calls
 
@@ -379,8 +380,8 @@ def op_costs(trace: Trace, ops: Int64, kernels: Callable[[int], Sequence[int]]) 
         ops, current = ops[is_op], current[is_op]
         open_ = np.ones(len(ops), bool)
         may = open_ if known else slices["shapes"][current] != MISSING
-        for index in np.flatnonzero(may).tolist():
-            op, owner = int(ops[index]), int(current[index])
+        chosen = np.flatnonzero(may)
+        for index, op, owner in zip(chosen.tolist(), ops[chosen].tolist(), current[chosen].tolist(), strict=True):
             cost = known.get(owner) if known else shapes.cost(owner, kernels(op))
             if cost is not None and (known or not above or cost.kind != "memory"):
                 result[op] = (owner, cost)

@@ -15,8 +15,9 @@ from msgspec import Struct
 
 from perfscope.analyzers.graph import base_name
 from perfscope.analyzers.spans import NO_WORK, WorkTime, named_slices, outermost, removed_inside, union_of, work_time
-from perfscope.analyzers.time import step_windows, time_with_core
+from perfscope.analyzers.time import account_windows, step_windows, time_with_core, whole_ns
 from perfscope.model.finding import Removed
+from perfscope.model.intervals import union
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
 ENOUGH_MATCHED = 0.9
@@ -69,6 +70,14 @@ def graph_time(trace: Trace) -> GraphTime:
                     placed[index] = rows[position]
             spans.append(placed)
     return GraphTime(spans=tuple(spans), matched_share=best, on_device=on_device)
+
+
+def judged_ns(trace: Trace) -> int:
+    """Return the time of all steps that shares of ops refer to: without an accelerator, without waits for a core."""
+    if len(trace.rows["kernels"]):
+        return whole_ns(trace)
+    windows = trace.fact(account_windows)
+    return time_with_core(trace, union(windows.starts, windows.ends))
 
 
 def ops_time(trace: Trace, ops: Iterable[int]) -> WorkTime | None:

@@ -102,30 +102,37 @@ def locals_of(trace: Trace) -> tuple[Local, ...]:
     return tuple(sorted(_read(trace), key=lambda local: (local.start_ns, local.end_ns)))
 
 
+_READ = (
+    "start_ns", "end_ns", "name", "kernel", "slice", "group", "description", "ranks", "group_size", "sequence",
+    "elements_in", "elements_out", "dtype", "peer",
+)  # fmt: skip
+"""Columns of ``collectives`` that are read."""
+
+
 def _read(trace: Trace) -> Iterator[Local]:
-    rows, kernels = trace.rows["collectives"], trace.rows["kernels"]
+    rows, kernels = {name: trace.rows["collectives"][name].tolist() for name in _READ}, trace.rows["kernels"]
     lanes = _lanes(trace)
     has_links = bool((kernels["call"] >= 0).any()) if len(kernels) else False
-    for row in range(len(rows)):
-        kernel, slice_row = int(rows["kernel"][row]), int(rows["slice"][row])
+    for row in range(len(rows["name"])):
+        kernel, slice_row = rows["kernel"][row], rows["slice"][row]
         if kernel != MISSING and slice_row == MISSING:
             slice_row = int(kernels["op"][kernel])
         name, shape, dtype = _host_side(trace, slice_row)
-        operation = operation_of(trace.text(int(rows["name"][row])))
+        operation = operation_of(trace.text(rows["name"][row]))
         if operation in ("send_recv", "unknown") and name is not None:
             operation = operation_of(name)
         elements = _known(rows["elements_in"][row])
-        recorded_dtype = trace.text(int(rows["dtype"][row])) or dtype
+        recorded_dtype = trace.text(rows["dtype"][row]) or dtype
         if elements is None and shape is not None:
             elements = _count(shape)
         algorithm, protocol = algorithm_of("" if kernel == MISSING else trace.text(int(kernels["name"][kernel])))
         yield Local(
-            start_ns=int(rows["start_ns"][row]),
-            end_ns=int(rows["end_ns"][row]),
+            start_ns=rows["start_ns"][row],
+            end_ns=rows["end_ns"][row],
             operation=operation,
-            group=trace.text(int(rows["group"][row])) or None,
-            description=trace.text(int(rows["description"][row])) or None,
-            ranks=_ranks(trace.text(int(rows["ranks"][row]))),
+            group=trace.text(rows["group"][row]) or None,
+            description=trace.text(rows["description"][row]) or None,
+            ranks=_ranks(trace.text(rows["ranks"][row])),
             lane=-1 if kernel == MISSING else lanes[int(kernels["device"][kernel]), int(kernels["stream"][kernel])],
             size=_known(rows["group_size"][row]),
             sequence=_known(rows["sequence"][row]),

@@ -11,7 +11,7 @@ import msgspec
 
 from perfscope.model.documents.bounded_json import read_document
 from perfscope.model.errors import DataError
-from perfscope.model.op_graph import OP_GRAPH_SCHEMA, GraphOp, GraphStorage, GraphTensor, OpGraph
+from perfscope.model.op_graph import OP_GRAPH_SCHEMA, GraphOp, GraphStorage, GraphTensor, OpGraph, TokenBatch
 
 MAX_BYTES = 1 << 30
 """Maximum decompressed bytes. The capture stops at 200,000 ops, which take tens of MB."""
@@ -29,7 +29,7 @@ _TEXTS = frozenset({
 })  # fmt: skip
 """Columns of texts, which are numbers of ``strings`` in the file."""
 
-Record = TypeVar("Record", GraphOp, GraphTensor, GraphStorage)
+Record = TypeVar("Record", GraphOp, GraphTensor, GraphStorage, TokenBatch)
 
 
 class _Document(msgspec.Struct, frozen=True):
@@ -43,6 +43,7 @@ class _Document(msgspec.Struct, frozen=True):
     parameters: list[Count]
     storages: Table | None = None
     libraries: list[str] = []
+    batches: Table = {}
 
 
 def read_op_graph(path: Path) -> OpGraph:
@@ -65,6 +66,10 @@ def _graph(document: _Document) -> OpGraph:
         used = max((*op.inputs, *op.outputs, *op.mutated), default=-1)
         if used >= len(tensors):
             raise ValueError(f"no such tensor: {used}")
+    batches = tuple(_rows(document.batches, TokenBatch, texts))
+    for batch in batches:
+        if batch.op >= len(ops) or not batch.filled <= batch.rows * batch.length or batch.longest > batch.length:
+            raise ValueError(f"no such batch of tokens: {batch}")
     storages = None if document.storages is None else tuple(_rows(document.storages, GraphStorage, texts))
     if storages is not None:
         _check_storages(storages, tensors, len(ops))
@@ -78,6 +83,7 @@ def _graph(document: _Document) -> OpGraph:
         storages=storages,
         truncated=document.truncated,
         libraries=frozenset(document.libraries),
+        batches=batches,
     )
 
 

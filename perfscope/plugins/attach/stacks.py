@@ -77,8 +77,9 @@ def _by_spy(target: Target) -> list[ThreadStack]:
                 "the system refuses to look into it (ptrace): run as root, in a container with --cap-add SYS_PTRACE, "
                 "or set kernel.yama.ptrace_scope to 0"
             )
-        lines = [line.strip() for line in said.splitlines() if line.strip()]
-        raise Refused(f"py-spy: {sanitize(lines[-1] if lines else 'no reason given')[:200]}")
+        lines = [line.strip() for line in said.splitlines() if line.strip()]  # the reason, its causes, a backtrace
+        reason = lines[0].removeprefix("Error: ") if lines else "no reason given"
+        raise Refused(f"py-spy: {sanitize(reason)[:200]}")
     try:
         return [_of_spy(thread) for thread in json.loads(done.stdout)]
     except (ValueError, KeyError, TypeError) as error:

@@ -40,7 +40,7 @@ CAUSES: tuple[Cause, ...] = get_args(Cause)
 KEPT: frozenset[Cause] = frozenset({"training steps"})
 """Causes in which the job trains what it keeps."""
 
-_EVALUATES = re.compile(r"(?:^|[._])(?:eval|evaluate|evaluation|validate|validation|val|test)(?=$|_|\.)")
+_EVALUATES = re.compile(r"(?:^|[._])(?:eval|evaluate|evaluation|validate|validation|val|test|estimate_loss)(?=$|_|\.)")
 """In the name of a function; in the name of a file it would be a test suite."""
 _RESTORES = re.compile(r"load|restore|read|deserialize|unpickle|get_tensor", re.IGNORECASE)
 """In the functions of a stack whose kind is ``CHECKPOINT``."""

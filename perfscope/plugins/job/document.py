@@ -143,16 +143,19 @@ def ledger_files(run: Path) -> list[Path]:
 
 
 def with_requeued(run: Path) -> list[Path]:
-    """A run and those that its requeued or restarted job made after it: ``NAME``, ``NAME-r1``, ``NAME-r2``."""
+    """All runs of a requeued or restarted job, of which ``run`` is one: ``NAME``, ``NAME-r1``, ``NAME-r2``."""
     run = run.resolve()
-    later = [
-        (int(number[1]), other)
-        for other in run.parent.glob(f"{glob.escape(run.name)}-r*")
-        if (number := _REQUEUED.search(other.name))
-        and other.name == f"{run.name}{number[0]}"
-        and (other / FOLDER).is_dir()
-    ]
-    return [run, *(other for _, other in sorted(later))]
+    first = run.with_name(first_name(run))
+    numbers = {first: 0}
+    for other in run.parent.glob(f"{glob.escape(first.name)}-r*"):
+        number = _REQUEUED.search(other.name)
+        if number is not None and first_name(other) == first.name:
+            numbers[other] = int(number[1])
+    return [other for other in sorted(numbers, key=lambda other: numbers[other]) if _has_ledger(other) or other == run]
+
+
+def _has_ledger(run: Path) -> bool:
+    return (run / FOLDER).is_dir()
 
 
 def first_name(run: Path) -> str:

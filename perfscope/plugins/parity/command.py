@@ -36,6 +36,9 @@ SIDES = ("a", "b")
 @click.argument("b", required=False)
 @click.option("--dtype-a", type=click.Choice(DTYPES), help="Run A in this dtype. [as it is]")
 @click.option("--dtype-b", type=click.Choice(DTYPES), help="Run B in this dtype. [as it is]")
+@click.option(
+    "--recipe-b", metavar="NAME", help="B rounds the factors of its products: e4m3-row, mxfp8, nvfp4 ... (simulated)."
+)
 @click.option("--device-a", metavar="NAME", help="Run A there: cpu, cuda:1 (PyTorch); cpu, gpu, tpu (JAX).")
 @click.option("--device-b", metavar="NAME", help="Run B there.")
 @click.option(
@@ -52,6 +55,8 @@ SIDES = ("a", "b")
     metavar="A=B|FILE",
     help="A weight of A is this one of B, or a file of `perfscope convert --write-map`.",
 )
+@click.option("--heads-a", metavar="Q/KV", help="A: fused query, key and value alternate per head, in so many.")
+@click.option("--heads-b", metavar="Q/KV", help="The same of B.")
 @click.option(
     "--reference", type=click.Choice(SIDES), default="a", show_default=True, help="Side to hold errors against."
 )
@@ -208,7 +213,12 @@ def _answer_cases(document: Cases, folder: Path, settings: dict[str, Any]) -> in
 def _choices(settings: dict[str, Any]) -> Choices:
     from perfscope.plugins.parity.maps import chosen
     from perfscope.plugins.parity.sides import Choices
+    from perfscope.plugins.precision import RECIPES
 
+    recipe = settings["recipe_b"]
+    known = [name for name, one in RECIPES.items() if one.scaling != "delayed"]
+    if recipe is not None and recipe not in known:
+        raise UsageError(f"--recipe-b {recipe}: must be one of {', '.join(known)}")
     taken = {name: settings[name] for name in Choices.__struct_fields__ if name != "maps"}
     return Choices(maps=chosen(settings["maps"]), **taken)
 

@@ -11,8 +11,11 @@ import re
 from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from perfscope.model.errors import DataError
 from perfscope.plugins.parity.document import Kind, Weight
+from perfscope.plugins.parity.heads import IN_ORDER, NONE, WORD, ranges
 from perfscope.plugins.parity.layouts import Shape
 from perfscope.plugins.parity.names import Name, parse_name
 
@@ -42,6 +45,8 @@ class Entry(Struct, frozen=True):
     alias: bool = False
     stacked: Shape = ()
     """Lengths of the axes that the other side has for layers and experts."""
+    heads: str = ""
+    """Order of the heads of a fused projection, as `Weight.heads`."""
 
     def units(self) -> Iterable[Unit]:
         """All its units."""
@@ -60,10 +65,17 @@ def compositions(plain: Sequence[Weight], other: Sequence[Weight]) -> list[Entry
         names = [(weight.name, False), *((alias, True) for alias in weight.aliases)]
         for name, alias in names:
             unit = ((Unit(weight.name),),)
-            singles.append(Entry(name, parse_name(name), unit, weight.shape, weight.kind, order, alias))
+            singles.append(
+                Entry(name, parse_name(name), unit, weight.shape, weight.kind, order, alias, heads=weight.heads)
+            )
     sizes = _sizes(other)
-    parts = [part for entry in singles for part in _parts(entry, sizes)]
-    every = [*singles, *_fused(singles), *parts]
+    parts = [
+        part for entry in singles for part in (_parts(entry, sizes) if entry.heads in IN_ORDER else _alternating(entry))
+    ]
+    wanted = {weight.heads for weight in other}
+    fused = [made for entry in _fused(singles) for made in _ordered(entry, wanted)]
+    whole = [made for entry in singles for made in _reordered(entry, wanted)]
+    every = [*singles, *fused, *whole, *parts]
     stacks = _stacks(every)
     return [*every, *stacks, *_stacks([stack for stack in stacks if _starred_last(stack)])]
 
@@ -103,6 +115,63 @@ def _fused(singles: Sequence[Entry]) -> list[Entry]:
                 )
             )
     return made
+
+
+def _ordered(entry: Entry, wanted: set[str]) -> list[Entry]:
+    """Separate projections as one weight, one after the other, and in each order of heads that is ``wanted``."""
+    found = [entry]
+    for heads in sorted(wanted - set(IN_ORDER)) if entry.name.words[-1] == WORD else ():
+        units = dict(zip(FUSED_WORDS[WORD], entry.stack[0], strict=True))
+        places = dict.fromkeys(units, 0)
+        row = []
+        try:
+            groups = ranges(entry.title, entry.shape[entry.outputs], heads)
+        except DataError:
+            continue  # of other sizes, as of another layer
+        for group in groups:
+            for word, (begin, end) in group.items():
+                row.append(Unit(units[word].weight, places[word], places[word] + end - begin))
+                places[word] += end - begin
+        found.append(replace(entry, title=f"{entry.title} [as {heads}]", stack=(tuple(row),), heads=heads))
+    return found
+
+
+def _alternating(entry: Entry) -> list[Entry]:
+    """Projections of a fused weight whose heads alternate."""
+    made = []
+    groups = ranges(entry.title, entry.shape[entry.outputs], entry.heads)
+    for word in FUSED_WORDS[WORD]:
+        row = tuple(Unit(entry.stack[0][0].weight, *group[word]) for group in groups)
+        size = sum(end - begin for begin, end in (group[word] for group in groups))
+        shape = tuple(size if axis == entry.outputs else length for axis, length in enumerate(entry.shape))
+        name = Name((*entry.name.words[:-1], word), entry.name.role, entry.name.indices)
+        title = f"{entry.title}[{word} of {entry.heads}]"
+        made.append(replace(entry, title=title, name=name, stack=(row,), shape=shape, heads=""))
+    return made
+
+
+def _reordered(entry: Entry, wanted: set[str]) -> list[Entry]:
+    """A fused weight whose heads alternate with its parts one after the other, and the other way round."""
+    if not entry.name.words or entry.name.words[-1] != WORD:
+        return []
+    rows, weight = entry.shape[entry.outputs], entry.stack[0][0].weight
+    found = []
+    alternates = entry.heads not in IN_ORDER
+    for heads in (NONE,) if alternates else sorted(wanted - set(IN_ORDER)):
+        old = ranges(entry.title, rows, entry.heads if alternates else heads)
+        sizes = {word: sum(group[word][1] - group[word][0] for group in old) for word in FUSED_WORDS[WORD]}
+        units = []
+        if alternates:
+            units = [Unit(weight, *group[word]) for word in FUSED_WORDS[WORD] for group in old]
+        else:
+            places = {"q": 0, "k": sizes["q"], "v": sizes["q"] + sizes["k"]}
+            for group in old:
+                for word, (begin, end) in group.items():
+                    units.append(Unit(weight, places[word], places[word] + end - begin))
+                    places[word] += end - begin
+        title = f"{entry.title} [of {entry.heads}]" if alternates else f"{entry.title} [as {heads}]"
+        found.append(replace(entry, title=title, stack=(tuple(units),), heads=heads))
+    return found
 
 
 Sizes = dict[tuple[str, str, tuple[int, ...]], dict[str, int]]
@@ -153,21 +222,23 @@ def _parts(entry: Entry, sizes: Sizes) -> list[Entry]:
 
 def _stacks(entries: Sequence[Entry]) -> list[Entry]:
     """Entries whose names differ in one index, as a stack over it."""
-    groups: dict[tuple[Name, Shape, Shape, int], list[tuple[int, Entry]]] = {}
+    groups: dict[tuple[Name, Shape, Shape, int, str], list[tuple[int, Entry]]] = {}
     for entry in entries:
         for position, index in enumerate(entry.name.indices):
             others = entry.name.indices[:position] + entry.name.indices[position + 1 :]
-            key = (Name(entry.name.words, entry.name.role, others), entry.shape, entry.stacked, position)
+            name = Name(entry.name.words, entry.name.role, others)
+            key = (name, entry.shape, entry.stacked, position, entry.heads)
             groups.setdefault(key, []).append((index, entry))
     made = []
-    for (name, shape, stacked, position), members in groups.items():
+    for (name, shape, stacked, position, heads), members in groups.items():
         members.sort(key=lambda pair: pair[0])
         if [index for index, _ in members] != list(range(len(members))):
             continue
         first = members[0][1]
         title = starred(first.title, position)
         stack = tuple(row for _, entry in members for row in entry.stack)
-        made.append(Entry(title, name, stack, shape, first.kind, first.order, stacked=(len(members), *stacked)))
+        sizes = (len(members), *stacked)
+        made.append(Entry(title, name, stack, shape, first.kind, first.order, stacked=sizes, heads=heads))
     return made
 
 

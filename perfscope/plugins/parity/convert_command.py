@@ -36,6 +36,10 @@ GB = 10**9
     "--map", "maps", multiple=True, metavar="A=B|FILE", help="A weight of A is this one of B; or a file of --write-map."
 )
 @click.option(
+    "--heads-a", metavar="Q/KV", help="CHECKPOINT: fused query, key and value alternate per head, in so many."
+)
+@click.option("--heads-b", metavar="Q/KV", help="The same of MODEL.")
+@click.option(
     "--write-map", metavar="FILE", type=click.Path(path_type=Path), help="Write which weight went where, as JSON."
 )
 @click.option(
@@ -65,7 +69,8 @@ def convert(checkpoint: str, model: str, target: Path | None, **settings: Any) -
     from perfscope.model.files import write_atomically
     from perfscope.model.units import format_bytes
     from perfscope.plugins.parity.checkpoints import check_target, open_checkpoint, stored_bytes, write_checkpoint
-    from perfscope.plugins.parity.conversion import Conversion
+    from perfscope.plugins.parity.checkpoints.conversion import Conversion
+    from perfscope.plugins.parity.heads import with_heads
     from perfscope.plugins.parity.maps import chosen, dump_map
     from perfscope.plugins.parity.translation import MisfitError, translate
 
@@ -76,10 +81,12 @@ def convert(checkpoint: str, model: str, target: Path | None, **settings: Any) -
     models = {name: _described(name, values=values) for name, values in ((model, False), (checkpoint, True))
               if _is_model(name)}  # fmt: skip
     source, template = (models.get(name) or open_checkpoint(Path(name)) for name in (checkpoint, model))
+    of_source = with_heads(source.weights, settings["heads_a"], "a")
+    of_template = with_heads(template.weights, settings["heads_b"], "b")
     try:
         translation = translate(
-            source.weights,
-            template.weights,
+            of_source,
+            of_template,
             a_is_torch=source.torch,
             b_is_torch=template.torch,
             options=wanted.pairs,

@@ -43,6 +43,8 @@ class Weight(Value, frozen=True, kw_only=True):
     kind: Kind = ""
     aliases: Texts = ()
     """Other names of the same array (tied weights)."""
+    heads: str = ""
+    """``"Q/G"``: a fused projection whose query, key and value alternate per group (`heads`)."""
 
 
 class Recording(Value, frozen=True, kw_only=True):

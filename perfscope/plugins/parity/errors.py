@@ -21,7 +21,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-DIGITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8, "float8_e4m3fn": 4, "float8_e5m2": 3}
+DIGITS = {
+    "float64": 53,
+    "float32": 24,
+    "float16": 11,
+    "bfloat16": 8,
+    "float8_e4m3fn": 4,
+    "float8_e5m2": 3,
+    "float4_e2m1fn": 2,
+}
 """Bits of the significand including the leading one; the unit roundoff is 2 to the negative of that."""
 _SMALLEST = {"float64": -1022, "float32": -126, "float16": -14, "bfloat16": -126}
 """Exponent of the smallest normal number."""

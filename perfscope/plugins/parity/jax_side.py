@@ -24,8 +24,10 @@ from perfscope.plugins.parity.side import (
     cotangents,
     fitted_inputs,
     fitted_weights,
+    recipe_dtype,
 )
 from perfscope.plugins.parity.update.probing import RATE
+from perfscope.plugins.precision import RECIPES, rounded_products
 from perfscope.profiler.jax.jaxpr_walk import Walk, is_float
 from perfscope.profiler.trail import Lines, Trail
 
@@ -79,6 +81,8 @@ class JaxSide:
         wide = request.wide or request.dtype == "float64"
         before = jax.config.jax_enable_x64
         function, parameters, inputs = self._model()
+        if request.recipe is not None:
+            function = rounded_products(function, RECIPES[request.recipe])
         weights = self.describe(values=False)[0]
         jax.config.update("jax_enable_x64", wide or before)
         try:
@@ -124,7 +128,9 @@ class JaxSide:
             framework=self.framework,
             version=jax.__version__,
             device=str(next(iter(jnp.zeros(()).devices())).platform),
-            dtype=request.dtype or next((weight.dtype for weight in weights), "float32"),
+            dtype=recipe_dtype(request.recipe)
+            or request.dtype
+            or next((weight.dtype for weight in weights), "float32"),
             weights=tuple(weights),
             layers=tuple(trail.layers),
             ops=tuple(trail.ops),

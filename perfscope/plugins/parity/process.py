@@ -70,7 +70,8 @@ class SideProcess:
             if arrays is not None:
                 files[what] = str(self.folder / f"{name}.{what}.npz")
                 np.savez(str(files[what]), **arrays)  # type: ignore[arg-type]
-        how = {"dtype": request.dtype, "wide": request.wide, "other_lengths": request.other_lengths}
+        names = ("dtype", "wide", "other_lengths", "recipe")
+        how = {name: getattr(request, name) for name in names}
         self._request({"do": "run", "name": name, "how": how, **files})
         return load_recording(self.folder / name)
 

@@ -9,6 +9,7 @@ import numpy as np
 from msgspec import Struct
 
 from perfscope.plugins.parity.document import Arrays, Recording, Weight
+from perfscope.plugins.precision import RECIPES
 
 SEED = 0
 """Seed of all generators before the user's function is called, and of the cotangents."""
@@ -33,6 +34,13 @@ class RunRequest(Struct, frozen=True, kw_only=True):
     inputs: Sequence[np.ndarray] | None = None
     other_lengths: bool = False
     wide: bool = False
+    recipe: str | None = None
+    """Recipe of a narrow format by which the factors of its matrix products are rounded."""
+
+
+def recipe_dtype(recipe: str | None) -> str | None:
+    """dtype of the elements of a recipe, by which errors are judged."""
+    return None if recipe is None else RECIPES[recipe].element.dtype
 
 
 class Input(Struct, frozen=True):

@@ -16,6 +16,7 @@ from perfscope.plugins.parity.assemble import document_of
 from perfscope.plugins.parity.compare import Comparison, Side, coarsest
 from perfscope.plugins.parity.document import Arrays, Parity, Recording, Weight, inputs_of, load_recording
 from perfscope.plugins.parity.errors import DIGITS, rounded
+from perfscope.plugins.parity.heads import with_heads
 from perfscope.plugins.parity.maps import Chosen
 from perfscope.plugins.parity.process import SideProcess
 from perfscope.plugins.parity.side import Input, RunRequest
@@ -91,8 +92,13 @@ class Choices(Struct, frozen=True, kw_only=True):
     """Checkpoint with the weights of A."""
     keep_weights: bool = False
     maps: Chosen = Chosen((), {})
+    heads_a: str | None = None
+    heads_b: str | None = None
+    """Heads of fused projections that alternate: see the module `heads`."""
     reference: Literal["a", "b"] = "a"
     reference_dtype: str = "float64"
+    recipe_b: str | None = None
+    """Recipe by which B rounds the factors of its products."""
 
 
 @contextmanager
@@ -118,6 +124,8 @@ class Pair:
         if choices.weights is not None:
             values |= _from_file(choices.weights, weights_a, torch=a.framework == "torch")
         weights_b, _ = b.describe(values=False)
+        weights_a = with_heads(weights_a, choices.heads_a, "a")
+        weights_b = with_heads(weights_b, choices.heads_b, "b")
         self.translation = translate(
             weights_a,
             weights_b,
@@ -157,7 +165,9 @@ class Pair:
         )
         same = RunRequest(inputs=inputs_of(a[1]), other_lengths=given is not None)
         self._say("running B")
-        b = self._b.run(folder + RUN, _with(same, dtype=choices.dtype_b, weights=self.values_b))
+        b = self._b.run(
+            folder + RUN, _with(same, dtype=choices.dtype_b, weights=self.values_b, recipe=choices.recipe_b)
+        )
         of_b = self.of_b
         dtype = choices.reference_dtype
         self._say(f"running the reference, {choices.reference.upper()} in {dtype}")
@@ -191,9 +201,21 @@ class Pair:
         )
 
 
-def _with(request: RunRequest, *, dtype: str | None, weights: Arrays | None, wide: bool = False) -> RunRequest:
+def _with(
+    request: RunRequest,
+    *,
+    dtype: str | None,
+    weights: Arrays | None,
+    wide: bool = False,
+    recipe: str | None = None,
+) -> RunRequest:
     return RunRequest(
-        dtype=dtype, weights=weights, inputs=request.inputs, other_lengths=request.other_lengths, wide=wide
+        dtype=dtype,
+        weights=weights,
+        inputs=request.inputs,
+        other_lengths=request.other_lengths,
+        wide=wide,
+        recipe=recipe,
     )
 
 

@@ -14,7 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfscope.plugins.parity.document import RECORDING_SCHEMA, Arrays, Kind, Recording, Weight
 from perfscope.plugins.parity.errors import reduction_length
+from perfscope.plugins.parity.heads import is_fused, of_config, with_heads
 from perfscope.plugins.parity.side import (
+    SEED,
     Input,
     OpValues,
     RunRequest,
@@ -22,8 +24,10 @@ from perfscope.plugins.parity.side import (
     cotangents,
     fitted_inputs,
     fitted_weights,
+    recipe_dtype,
 )
 from perfscope.plugins.parity.update.probing import RATE
+from perfscope.plugins.precision import RECIPES, rounded_factors
 from perfscope.profiler.trail import FLOATS, Lines, Trail
 
 Model = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
@@ -79,6 +83,7 @@ class TorchSide:
             )
             for same in names.values()
         ]
+        weights = with_heads(weights, _heads(module) or None, "a") if any(map(is_fused, weights)) else weights
         return weights, {weight.name: to_numpy(every[weight.name]) for weight in weights if values}
 
     def inputs(self) -> list[Input]:
@@ -93,7 +98,7 @@ class TorchSide:
         given = inputs if request.inputs is None else _replaced(inputs, request)
         moved = [_input(tensor, request.dtype, self._device) for tensor in given]
         arguments, named = _rebuilt((arguments, named), iter(moved))
-        recorder = Recorder(module, self._lines, wide=request.wide)
+        recorder = Recorder(module, self._lines, wide=request.wide, recipe=request.recipe)
         with _default_dtype(request.dtype), recorder:
             outputs = [tensor for tensor in _leaves(module(*arguments, **named)) if _is_float(tensor)]
             recorder.stop()
@@ -113,7 +118,7 @@ class TorchSide:
             framework=self.framework,
             version=str(torch.__version__),
             device=str(outputs[0].device),
-            dtype=request.dtype or _dtype_name(next(iter(own.values()), outputs[0])),
+            dtype=recipe_dtype(request.recipe) or request.dtype or _dtype_name(next(iter(own.values()), outputs[0])),
             weights=tuple(self.describe(values=False)[0]),
             layers=tuple(recorder.trail.layers),
             ops=tuple(recorder.trail.ops),
@@ -144,6 +149,12 @@ class TorchSide:
         return found
 
 
+def _heads(module: nn.Module) -> str:
+    """Heads of a model of transformers whose fused projections alternate."""
+    told = getattr(getattr(module, "config", None), "to_dict", None)
+    return of_config(told()) if told is not None else ""
+
+
 def _optimizer(made: Any, module: nn.Module) -> Any:
     """The optimizer of a name of `NAMED`, or of a function of the module."""
     if callable(made):
@@ -166,10 +177,12 @@ def _default_dtype(dtype: str | None) -> Iterator[None]:
 class Recorder(TorchDispatchMode):  # type: ignore[misc] # torch is not followed
     """Records one forward. Its hooks are removed when it ends."""
 
-    def __init__(self, module: nn.Module, lines: Lines, *, wide: bool) -> None:
+    def __init__(self, module: nn.Module, lines: Lines, *, wide: bool, recipe: str | None = None) -> None:
         super().__init__()
         self.trail = Trail()
         self._lines, self._wide, self._active = lines, wide, True
+        self._recipe = None if recipe is None else RECIPES[recipe]
+        self._noise = torch.Generator().manual_seed(SEED)
         self._values: list[np.ndarray] = []
         self._results = OpValues()
         self._gradients: dict[int, np.ndarray] = {}
@@ -231,13 +244,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc] # torch is not followed
         kwargs = dict(kwargs or {})
         if self._wide and kwargs.get("dtype") in (torch.float32, torch.float16, torch.bfloat16):
             kwargs["dtype"] = torch.float64
+        if self._recipe is not None:
+            args = rounded_factors(_name(func), args, self._recipe, self._noise)
         result = func(*args, **kwargs)
         if self._active:
             self._record(func, list(_leaves((args, kwargs))), result)
         return result
 
     def _record(self, func: Any, inputs: list[torch.Tensor], result: Any) -> None:
-        name = func.name().removeprefix("aten::").partition(".")[0]
+        name = _name(func)
         used = {weight for tensor in inputs if (weight := self._weight(tensor))}
         outputs = [tensor for tensor in _leaves(result) if _is_float(tensor)]
         if not outputs:
@@ -261,6 +276,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc] # torch is not followed
 
     def _weight(self, tensor: torch.Tensor) -> str:
         return self._storages.get(tensor.untyped_storage().data_ptr(), "") if tensor.numel() else ""
+
+
+def _name(func: Any) -> str:
+    return str(func.name().removeprefix("aten::").partition(".")[0])
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:

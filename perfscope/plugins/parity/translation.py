@@ -18,6 +18,7 @@ from msgspec import Struct, field
 from perfscope.model.errors import DataError, UsageError
 from perfscope.plugins.parity.compositions import Entry, Unit, compositions
 from perfscope.plugins.parity.document import Arrays, Mapping, Weight
+from perfscope.plugins.parity.heads import IN_ORDER, from_options
 from perfscope.plugins.parity.layouts import Layout, Shape, layouts, same
 from perfscope.plugins.parity.names import Name, likeness, parse_name
 
@@ -233,6 +234,7 @@ def translate(
     """
     from_plain = a_is_torch or not b_is_torch
     plain, other = (a, b) if from_plain else (b, a)
+    plain, other = from_options(plain, options, plain=True), from_options(other, options, plain=False)
     named = _named(options, a, b, from_plain=from_plain)
     wanted = {weight: (layouts_of or {}).get(option, "") for weight, (_, option) in named.items()}
     left = {weight.name: weight for weight in other}
@@ -323,9 +325,18 @@ def _stack_axes(entry: Entry, preferred: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _layout_of(entry: Entry, weight: Weight, shape: Shape, fit: Fit) -> Layout | None:
+    whole = len(entry.stack[0]) == 1 and entry.stack[0][0].begin is None  # then in the order that it has
+    same_order = weight.heads == entry.heads or (weight.heads in IN_ORDER and entry.heads == "")
+    if not same_order and not (weight.heads == "" and whole):
+        return None
     if weight.kind and {weight.kind, entry.kind} != {"linear", "linear_in_out"}:  # both are PyTorch's
         return same(entry.shape, shape) if entry.shape == shape else None
-    possible = layouts(entry.kind, entry.shape, shape, fused=len(entry.stack[0]) > 1 or "qkv" in entry.name.words)
+    possible = layouts(
+        entry.kind,
+        entry.shape,
+        shape,
+        fused=entry.heads in IN_ORDER and (len(entry.stack[0]) > 1 or "qkv" in entry.name.words),
+    )
     names = [layout.name for layout in possible]
     if wanted := fit.wanted.get(weight.name):
         return next((layout for layout in possible if layout.name == wanted), None)

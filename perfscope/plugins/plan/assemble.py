@@ -75,7 +75,7 @@ def plan_document(problem: Problem, found: Found, chosen: Chosen) -> Plan:
         sensitivities=tuple(sensitivities(problem, [item for item, _ in meshes])),
         searched=found.searched,
         assumptions=(*problem.target.assumptions, *texts),
-        notes=(*([problem.fabric.words] if problem.fabric.words else []), *chosen.notes),
+        notes=(*([problem.fabric.words] if problem.fabric.words else []), *problem.model.notes, *chosen.notes),
     )  # fmt: skip
 
 

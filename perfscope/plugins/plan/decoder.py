@@ -38,6 +38,7 @@ _KEYS: dict[str, tuple[str, ...]] = {
 _REFUSED = {
     "q_lora_rank": "latent attention",
     "kv_lora_rank": "latent attention",
+    "linear_num_key_heads": "linear attention",
     "ssm_cfg": "state-space layers",
     "mamba_d_state": "state-space layers",
     "is_encoder_decoder": "an encoder",
@@ -73,6 +74,8 @@ class Decoder(Struct, frozen=True, kw_only=True):
     """Layers with a dense feed-forward in a model with experts."""
     longest: int | None = None
     """Longest sequence that the configuration allows; None if unknown."""
+    notes: tuple[str, ...] = ()
+    """Properties of the model that are not modelled."""
 
     @property
     def queries(self) -> int:
@@ -183,7 +186,10 @@ def from_config(document: dict[str, Any], where: str) -> Decoder:
     if isinstance(shared, int) and shared > 0 and "shared_ffn" not in given:
         given["shared_ffn"] = shared * given.get("expert_ffn", given.get("ffn", 0))
     longest = values.get("max_position_embeddings", values.get("n_positions"))
-    tied = values.get("tie_word_embeddings", document.get("tie_word_embeddings", kind in ("gpt2", "bloom", "opt")))
+    # configurations of these leave the key out, and tie
+    usual = kind in ("gpt2", "bloom", "opt") or kind.startswith("gemma")
+    tied = values.get("tie_word_embeddings", document.get("tie_word_embeddings", usual))
+    given.setdefault("dense_layers", _dense_layers(values, given.get("layers", 0)))
     return _decoder(
         where,
         given,
@@ -192,7 +198,24 @@ def from_config(document: dict[str, Any], where: str) -> Decoder:
         tied=bool(tied),
         longest=longest if type(longest) is int and longest > 0 else None,
         source=_KEYS,
+        notes=_notes(values),
     )
+
+
+def _dense_layers(values: dict[str, Any], layers: int) -> int:
+    """Layers that have no experts, of models that name them, or that have experts in every n-th layer."""
+    named, step = values.get("mlp_only_layers"), values.get("decoder_sparse_step")
+    dense = len(named) if isinstance(named, list) else 0
+    if type(step) is int and step > 1:
+        dense = max(dense, layers - layers // step)
+    return min(dense, layers)
+
+
+def _notes(values: dict[str, Any]) -> tuple[str, ...]:
+    window = values.get("sliding_window")
+    if type(window) is int and values.get("use_sliding_window") is not False:
+        return (f"the window of attention (sliding_window {window:,}) is not modelled: whole sequences are",)
+    return ()
 
 
 def _first(values: dict[str, Any], keys: tuple[str, ...], where: str) -> int | None:
@@ -231,6 +254,7 @@ def _decoder(
     tied: bool,
     longest: int | None,
     source: dict[str, tuple[str, ...]],
+    notes: tuple[str, ...] = (),
 ) -> Decoder:
     for key in ("layers", "hidden", "heads", "vocab"):
         if not given.get(key):
@@ -256,4 +280,4 @@ def _decoder(
         raise DataError(f"{where}: {source.get('ffn', ('ffn',))[0]} is missing")
     if given["heads"] % given["kv_heads"]:
         raise DataError(f"{where}: {given['kv_heads']} heads of keys do not divide {given['heads']} heads")
-    return Decoder(name=name, gated=gated, tied=tied, longest=longest, **given)
+    return Decoder(name=name, gated=gated, tied=tied, longest=longest, notes=notes, **given)

@@ -21,6 +21,8 @@ class Element(NamedTuple):
     smallest: int
     """Exponent of the smallest normal number."""
     largest: float
+    dtype: str
+    """Its name in ml_dtypes."""
 
 
 class Recipe(NamedTuple):
@@ -36,11 +38,11 @@ class Recipe(NamedTuple):
     stochastic: bool = False
 
 
-BF16 = Element(mantissa=7, smallest=-126, largest=(2 - 2.0**-7) * 2.0**127)
-FP16 = Element(mantissa=10, smallest=-14, largest=65504.0)
-E4M3 = Element(mantissa=3, smallest=-6, largest=448.0)
-E5M2 = Element(mantissa=2, smallest=-14, largest=57344.0)
-E2M1 = Element(mantissa=1, smallest=0, largest=6.0)
+BF16 = Element(mantissa=7, smallest=-126, largest=(2 - 2.0**-7) * 2.0**127, dtype="bfloat16")
+FP16 = Element(mantissa=10, smallest=-14, largest=65504.0, dtype="float16")
+E4M3 = Element(mantissa=3, smallest=-6, largest=448.0, dtype="float8_e4m3fn")
+E5M2 = Element(mantissa=2, smallest=-14, largest=57344.0, dtype="float8_e5m2")
+E2M1 = Element(mantissa=1, smallest=0, largest=6.0, dtype="float4_e2m1fn")
 
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe

@@ -1,7 +1,7 @@
 """Twins in JAX of the programs in ``perfscope.workloads``: the same model, numbers, flags and kinds of defects.
 
-``python -m perfscope.workloads.jax.attention``, ``.moe``, ``.ssm`` and ``.transformer``; ``--help`` lists variants and
-defects. They need the extra ``jax`` and import nothing of perfscope but each other: ordinary programs.
+``python -m perfscope.workloads.jax.attention``, ``.moe``, ``.ssm``, ``.transformer`` and ``.decode``; ``--help`` lists
+variants and defects. They need the extra ``jax`` and import nothing of perfscope but each other: ordinary programs.
 """
 
 if __name__ == "jax":

@@ -154,7 +154,10 @@ def test_the_answer_of_py_spy_is_shown(waiting: int, tmp_path: Path, monkeypatch
     ("body", "error"),
     [
         ("echo 'Error: Permission Denied: Try running again with elevated permissions' >&2; exit 1", "ptrace"),
-        ("echo 'Error: Failed to find python version from target process' >&2; exit 1", "Failed to find python"),
+        (
+            "printf 'Error: Failed to find python version\nStack backtrace:\n 11: main\n' >&2; exit 1",
+            "py-spy: Failed to find python version",
+        ),
         ("echo 'not json'", "unknown output"),
         ("echo '[{}]'", "unknown output"),
     ],

@@ -9,6 +9,7 @@ import pytest
 
 from perfscope.model.errors import DataError
 from perfscope.plugins.job.account import JobAccount, job_account
+from perfscope.plugins.job.causes import place_of
 from perfscope.plugins.job.recorder import LATEST_SUFFIX, OUTSIDE, SET_UP, WARM_UP
 from tests.plugins.job.written import BEGAN, S, Written
 
@@ -49,6 +50,14 @@ def test_every_second_has_one_cause_and_its_line(tmp_path: Path) -> None:
     assert lines["training steps"] == "train.py:12"
     assert lines["evaluation"] == "train.py:32"
     assert lines["waiting for data"] == "train.py:38"
+
+
+@pytest.mark.parametrize(
+    ("function", "cause"),
+    [("estimate_loss", "evaluation"), ("Trainer.validation_step", "evaluation"), ("latest_loss", "training steps")],
+)
+def test_evaluations_are_known_by_the_name_of_a_function(function: str, cause: str) -> None:
+    assert place_of([("train.py", 9, "forward"), ("train.py", 5, function), ("train.py", 1, "<module>")]).cause == cause
 
 
 def test_time_after_the_last_step_is_not_training(tmp_path: Path) -> None:

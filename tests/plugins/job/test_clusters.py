@@ -1,4 +1,4 @@
-"""The files for Slurm and Kubernetes: the epilog with a stand-in of scontrol, and the commands of the Job."""
+"""The files for Slurm and Kubernetes: the epilog with a stand-in of sacctmgr, and the commands of the Job."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ MONITORING = REPOSITORY / "ci" / "monitoring"
 
 
 def epilog(folder: Path, job: str) -> str:
-    """Run the epilog of a job; what scontrol got."""
+    """Run the epilog of a job; what sacctmgr got."""
     tools, said = folder / "tools", folder / "said"
     tools.mkdir(exist_ok=True)
-    (tools / "scontrol").write_text(f'#!/bin/sh\nprintf "%s\\n" "$*" >>{said}\n')
+    (tools / "sacctmgr").write_text(f'#!/bin/sh\nprintf "%s\\n" "$*" >>{said}\n')
     (tools / "perfscope").write_text(f'#!/bin/sh\nexec {sys.executable} -m perfscope "$@"\n')
     for tool in tools.iterdir():
         tool.chmod(0o755)
@@ -40,10 +40,13 @@ def test_the_epilog_attaches_the_report(tmp_path: Path) -> None:
     killed_and_resumed(tmp_path / "perfscope-runs" / "slurm-7.0")
     assert epilog(tmp_path, "8") == ""  # a job without a ledger
     line = epilog(tmp_path, "7").strip()
-    assert line == "update JobId=7 AdminComment=perfscope: 80.4% of 92.0 s of 2 ranks trained what was kept"
+    headline = "perfscope: 80.4% of 92.0 s of 2 ranks trained what was kept"
+    assert line == f"--immediate modify job where jobid=7 set AdminComment={headline}"
     report = tmp_path / "perfscope-job-7.md"
     assert "lost work 5.00 s" in report.read_text()
     assert not report.with_name(f"{report.name}.part").exists()
+    killed_and_resumed(tmp_path / "perfscope-runs" / "train-9")
+    assert "jobid=9 set AdminComment=perfscope: 80.4%" in epilog(tmp_path, "9")
 
 
 def test_the_commands_of_the_kubernetes_job_run(tmp_path: Path) -> None:
@@ -73,7 +76,11 @@ def test_runs_of_a_requeued_job_are_read_together(job: Path, capsys: pytest.Capt
     for name in ("run-r2", "run-r10", "run-r1", "run-rest", "run-r1-r2", "run-2"):
         shutil.copytree(job, job.parent / name)
     (job.parent / "run-r3").mkdir()
-    assert [run.name for run in with_requeued(job)] == ["run", "run-r1", "run-r2", "run-r10"]
+    names = ["run", "run-r1", "run-r2", "run-r10"]
+    assert (
+        [run.name for run in with_requeued(job)] == [run.name for run in with_requeued(job.parent / "run-r2")] == names
+    )
+    assert [run.name for run in with_requeued(job.parent / "run-rest")] == ["run-rest"]
     assert command_line(["job", str(job), "--json", "-"]) == 0
     document = msgspec.json.decode(capsys.readouterr().out, type=JobDocument)
     assert len(document.account.attempts) == 4 * len(job_account([job]).attempts)

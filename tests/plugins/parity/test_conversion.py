@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from perfscope.__main__ import main
 from perfscope.model.errors import DataError, UsageError
@@ -24,10 +25,11 @@ from perfscope.plugins.parity.checkpoints import (
     widened,
     write_checkpoint,
 )
+from perfscope.plugins.parity.checkpoints.conversion import Conversion
 from perfscope.plugins.parity.checkpoints.float8 import EXPONENT_BITS
 from perfscope.plugins.parity.checkpoints.stored import STORAGE
-from perfscope.plugins.parity.conversion import Conversion
 from perfscope.plugins.parity.document import Kind, Weight
+from perfscope.plugins.parity.heads import of_config, with_heads
 from perfscope.plugins.parity.translation import MisfitError, translate
 
 MODELS = Path(__file__).with_name("models.py")
@@ -426,3 +428,104 @@ def test_weights_of_a_model_are_converted_and_come_back(tmp_path: Path, capsys: 
     made, original = open_checkpoint(back), open_checkpoint(there)
     assert {each.dtype for each in made.weights} == {"bfloat16"}
     np.testing.assert_array_equal(made.arrays["fc2.weight"], narrowed(original.arrays["fc2/kernel"].T, "bfloat16"))
+
+
+@st.composite
+def alternating(draw: st.DrawFn) -> tuple[list[Weight], list[Weight], list[Weight]]:
+    """Fused projections per head, their parts, and the parts one after the other; with a bias, stacked or not."""
+    groups, per_group, width, layers, columns = (draw(st.integers(1, 3)) for _ in range(5))
+    heads, queries = f"{groups * per_group}/{groups}", groups * per_group
+    rows = (queries + 2 * groups) * width
+
+    def fused(of: str) -> list[Weight]:
+        return [
+            replace(each, heads=of)
+            for index in range(layers)
+            for each in (weight(f"layers.{index}.attention.query_key_value.weight", rows, columns + 3, kind="linear"),
+                         weight(f"layers.{index}.attention.query_key_value.bias", rows))
+        ]  # fmt: skip
+
+    sizes = {"q": queries * width, "k": groups * width, "v": groups * width}
+    parts = [
+        each
+        for index in range(layers)
+        for name, size in sizes.items()
+        for each in (weight(f"layers.{index}.attention.{name}_proj.weight", size, columns + 3, kind="linear"),
+                     weight(f"layers.{index}.attention.{name}_proj.bias", size))
+    ]  # fmt: skip
+    return fused(heads), fused("none"), parts
+
+
+@settings(max_examples=60)
+@given(alternating())
+def test_heads_that_alternate_are_split_joined_and_reordered_and_come_back(
+    model: tuple[list[Weight], list[Weight], list[Weight]],
+) -> None:
+    per_head, one_by_one, parts = model
+    queries, groups = map(int, per_head[0].heads.split("/"))
+    numbers = iter(range(1 << 20))
+    given = {each.name: np.array([next(numbers) for _ in range(int(np.prod(each.shape)))], np.float64)
+             .reshape(each.shape) for each in per_head}  # fmt: skip
+    for target in (one_by_one, parts):
+        there = translate(per_head, target, a_is_torch=True, b_is_torch=True)
+        made = there.to_b(given)
+        name = per_head[0].name
+        blocks = given[name].reshape(groups, queries // groups + 2, -1, given[name].shape[1])
+        wanted = [blocks[:, :-2], blocks[:, -2:-1], blocks[:, -1:]]
+        wanted = [part.reshape(-1, given[name].shape[1]) for part in wanted]
+        if target is parts:
+            got = [made[f"layers.0.attention.{part}_proj.weight"] for part in "qkv"]
+        else:
+            got = np.split(made[name], np.cumsum([len(part) for part in wanted])[:-1])
+        assert all(np.array_equal(one, other) for one, other in zip(got, wanted, strict=True))
+        back = translate(target, per_head, a_is_torch=True, b_is_torch=True)
+        for read in (there.to_a(made), back.to_b(made)):
+            assert all(np.array_equal(read[name], value) for name, value in given.items())
+        options = [f"{mapping.a}={mapping.b}" for mapping in there.mappings()]
+        plain = [replace(each, heads="") for each in per_head]
+        again = translate(
+            plain, [replace(each, heads="") for each in target], a_is_torch=True, b_is_torch=True, options=options
+        ).to_b(given)
+        assert all(np.array_equal(again[name], value) for name, value in made.items())
+
+
+def test_fused_weights_of_unknown_order_keep_the_order_of_the_other_side() -> None:
+    plain = [replace(weight("h.0.query_key_value.weight", 24, 5, kind="linear"), heads="4/4")]
+    given = {plain[0].name: np.arange(120.0).reshape(24, 5)}
+    other = [weight("h/0/query_key_value/kernel", 5, 24)]
+    made = translate(plain, other, a_is_torch=True, b_is_torch=False).to_b(given)[other[0].name]
+    np.testing.assert_array_equal(made, given[plain[0].name].T)
+    turned = translate(plain, with_heads(other, "none", "b"), a_is_torch=True, b_is_torch=False).to_b(given)
+    np.testing.assert_array_equal(turned[other[0].name][:, :2], made[:, :2])
+    np.testing.assert_array_equal(turned[other[0].name][:, 2:4], made[:, 6:8])  # the query of the second head
+
+
+def test_heads_of_flax_kernels_and_of_configurations(tmp_path: Path) -> None:
+    """A Flax port of GPT-NeoX keeps the order of PyTorch: (in, heads, 3, width)."""
+    plain = [replace(weight("h.0.attn.query_key_value.weight", 24, 5, kind="linear"), heads="4/4")]
+    given = {plain[0].name: np.arange(120, dtype=np.float32).reshape(24, 5)}
+    flax = [weight("h/0/attn/query_key_value/kernel", 5, 4, 3, 2)]
+    made = translate(plain, flax, a_is_torch=True, b_is_torch=False).to_b(given)
+    np.testing.assert_array_equal(made[flax[0].name], given[plain[0].name].T.reshape(5, 4, 3, 2))
+    assert of_config({"model_type": "gpt_neox", "num_attention_heads": 4}) == "4/4"
+    falcon = {"model_type": "falcon", "num_attention_heads": 8, "num_kv_heads": 2, "multi_query": True}
+    assert of_config(falcon) == "8/1"
+    assert of_config({**falcon, "new_decoder_architecture": True}) == "8/2"
+    assert of_config({"model_type": "llama", "num_attention_heads": 4}) == ""
+    file = written(tmp_path / "m.safetensors", [replace(plain[0], heads="")], given)
+    (tmp_path / "config.json").write_text('{"model_type": "bloom", "n_head": 4}')
+    assert open_checkpoint(file).weights[0].heads == "4/4"
+    (tmp_path / "config.json").write_text("[")
+    assert open_checkpoint(file).weights[0].heads == ""
+
+
+def test_heads_that_do_not_divide_are_one_line() -> None:
+    plain = [weight("h.0.qkv_proj.weight", 24, 5, kind="linear"), weight("h.0.out.weight", 5, 5, kind="linear")]
+    for text in ("0", "4/3", "x", "4/"):
+        with pytest.raises(UsageError, match="give QUERY_HEADS"):
+            with_heads(plain, text, "a")
+    with pytest.raises(UsageError, match="no weight of that model is a fused"):
+        with_heads(plain[1:], "4", "b")
+    other = [weight(f"h/0/{name}/kernel", 5, 8) for name in ("q", "k", "v")] + [weight("h/0/out/kernel", 5, 5)]
+    with pytest.raises(DataError, match=r"h.0.qkv_proj.weight: its 24 outputs do not divide into 5 query heads and 5"):
+        translate(with_heads(plain, "5", "a"), other, a_is_torch=True, b_is_torch=False)

@@ -47,6 +47,27 @@ def test_parameters_as_published(tmp_path: Path, document: dict[str, Any], param
     assert model.parameters == pytest.approx(parameters, rel=1e-9 if parameters % 10 else 5e-3)
 
 
+QWEN = {
+    "model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768,
+    "num_attention_heads": 32, "num_hidden_layers": 48, "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936,
+    "num_experts": 128, "num_experts_per_tok": 8, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def test_published_models_with_experts_and_windows(tmp_path: Path) -> None:
+    model = read_decoder(written(tmp_path, QWEN))
+    assert model.parameters == pytest.approx(30.5e9, rel=0.01)
+    assert model.active_parameters + model.embedding == pytest.approx(3.3e9, rel=0.03)
+    assert read_decoder(written(tmp_path, {**QWEN, "mlp_only_layers": [0, 1]})).expert_layers == 46
+    assert read_decoder(written(tmp_path, {**QWEN, "decoder_sparse_step": 2})).expert_layers == 24
+    gemma = {"model_type": "gemma2", "hidden_size": 3584, "intermediate_size": 14336, "num_hidden_layers": 42,
+             "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 256, "vocab_size": 256000,
+             "sliding_window": 4096}  # fmt: skip
+    model = read_decoder(written(tmp_path, gemma))
+    assert model.parameters == pytest.approx(9.24e9, rel=0.01)  # tied, though the key is absent
+    assert "sliding_window 4,096" in model.notes[0]
+
+
 def test_active_parameters_of_experts(tmp_path: Path) -> None:
     model = read_decoder(written(tmp_path, MIXTRAL))
     assert model.active_parameters == pytest.approx(12.7e9, rel=0.01)  # 12.9 with the embedding, as published

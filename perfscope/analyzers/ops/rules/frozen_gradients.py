@@ -37,7 +37,7 @@ from msgspec import Struct
 
 from perfscope.analyzers.graph import short_name
 from perfscope.analyzers.ops.finding_spans import spans_of_ops
-from perfscope.analyzers.ops.graph_time import graph_time, ops_time, removed_ops
+from perfscope.analyzers.ops.graph_time import graph_time, judged_ns, ops_time, removed_ops
 from perfscope.analyzers.time import step_windows, timed_cost, whole_ns
 from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Scope, Where
 from perfscope.model.trace import Trace
@@ -79,7 +79,7 @@ def check(trace: Trace) -> Iterator[Finding]:
         raise AbstainError("ops of the op graph were not found in the timed steps")
     time = ops_time(trace, (op.index for op in found.ops)) if found.ops else None
     steps, whole = max(1, trace.fact(step_windows).count), whole_ns(trace)
-    if time is None or time.exposed_ns * steps < LEAST_SHARE * whole:
+    if time is None or time.exposed_ns * steps < LEAST_SHARE * judged_ns(trace):
         return
     sizes = {graph.tensors[index].storage: graph.tensors[index].bytes for op in graph.ops for index in op.inputs}
     costs = {op.index: cost.exposed_ns for op in found.ops if (cost := ops_time(trace, (op.index,))) is not None}

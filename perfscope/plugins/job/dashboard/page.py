@@ -194,7 +194,7 @@ def _bar(parts: Mapping[str, float]) -> Any:
 
 
 def _fleet(rows: list[dict[str, Any]]) -> Any:
-    names = ("slow in jobs", "slow in time", "longest excess", "killed", "stalled", "jobs")
+    names = ("slow in jobs", "of the time", "largest excess", "killed", "stalled", "jobs")
     heads = [html.Th("node"), *(html.Th(name, className="ps-n") for name in names)]
     body = []
     for row in rows:

@@ -6,10 +6,13 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from perfscope.model.errors import DataError, UsageError
 from perfscope.model.files import write_atomically
 from perfscope.plugins.parity.checkpoints.stored import Checkpoint, Make, stored_bytes
 from perfscope.plugins.parity.document import Weight
+from perfscope.plugins.parity.heads import is_fused, of_folder, with_heads
 
 SAFETENSORS = ".safetensors"
 INDEX = ".safetensors.index.json"
@@ -27,7 +30,11 @@ def open_checkpoint(path: Path) -> Checkpoint:
         from perfscope.plugins.parity.checkpoints.torch_file import open_torch
 
         return open_torch(path)
-    return open_safetensors(path)
+    opened = open_safetensors(path)
+    heads = of_folder(path if path.is_dir() else path.parent)
+    if not heads or not opened.torch or not any(map(is_fused, opened.weights)):
+        return opened
+    return replace(opened, weights=tuple(with_heads(opened.weights, heads, "a")))
 
 
 def check_target(target: Path) -> None:

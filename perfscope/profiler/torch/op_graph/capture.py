@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfscope.model.errors import PerfscopeError, UsageError
 from perfscope.model.files import json_bytes, write_atomically
-from perfscope.model.op_graph import OP_COLUMNS, OP_GRAPH_SCHEMA, TENSOR_COLUMNS
+from perfscope.model.op_graph import BATCH_COLUMNS, OP_COLUMNS, OP_GRAPH_SCHEMA, TENSOR_COLUMNS, TokenBatch
 from perfscope.profiler.patching import Undo, undo_all, wrap
 from perfscope.profiler.torch import compat
 
@@ -178,6 +178,7 @@ class OpTable:
         self._tensors: dict[str, list[Any]] = {column: [] for column in TENSOR_COLUMNS}
         self._reads: list[tuple[int, str, str]] = []
         self._parameters: set[int] = set()
+        self.batches: list[TokenBatch] = []
         self._live_out: list[int] = []
         self._storages: dict[str, list[Any]] = {}
 
@@ -280,6 +281,7 @@ class OpTable:
             "live_out": self._live_out,
             "parameters": sorted(self._parameters),
             "libraries": sorted(self.libraries),
+            "batches": {name: [getattr(batch, name) for batch in self.batches] for name in BATCH_COLUMNS},
         }
         text = json_bytes(document)
         # mtime 0: the same step gives the same bytes.

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from perfscope.model.op_flops import aten, flops_of
 from perfscope.profiler.torch.op_graph.capture import OpTable
 from perfscope.profiler.torch.op_graph.frames import Frames, Site, called_function, decides_branch, reads_step_counter
+from perfscope.profiler.torch.op_graph.token_ids import counted
 
 # Which ``nn.Module`` an op belongs to: a stack per thread, kept by global forward hooks.
 
@@ -157,6 +158,8 @@ HOST_READS = {
 """Ops whose result's value or size the host needs before it can go on."""
 MASK_READS = frozenset(("aten.index", "aten.index_put", "aten.index_put_", "aten._index_put_impl_"))
 """Ops that count the True elements of a boolean index (``nonzero`` inside)."""
+MOST_BATCHES = 64
+"""Embeddings of a step whose ids are counted."""
 CPU_CHECKS = frozenset(("one_hot",))
 """Functions that read values only to check them, and only on the CPU: ``Onehot.cpp`` leaves it to CUDA's asserts."""
 
@@ -387,6 +390,10 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         checkpoint, line = self._checkpoint(phase, module, line, site)
         for created in sequences:
             self._forward_ops[self._here(), created] = index
+        if facts.packet == "aten.embedding" and len(self._table.batches) < MOST_BATCHES:
+            batch = counted(index, named.get("indices"), named.get("padding_idx", -1))
+            if batch is not None:
+                self._table.batches.append(batch)
         self._table.append(
             name=facts.name,
             phase=phase,

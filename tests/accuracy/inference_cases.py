@@ -1,0 +1,44 @@
+"""Labelled cases of inference and of adapters."""
+
+from __future__ import annotations
+
+from tests.accuracy.case import Case, jax_program, torch_program
+
+_CACHES = {"growing": "torch.cat((", "masked": "torch.where(here_T", "beams": "index_select(1"}
+_ADAPTERS = (
+    ("adapter, merged in each call", ("--variant", "merged"), {"constant_work": "SCALE * self.up_GR @ self.down_RD"}),
+    ("adapter, trained base", ("--defect", "trained-base"), {"frozen_gradients": "base_BLG = self.base("}),
+)
+
+INFERENCE: tuple[Case, ...] = (
+    *(
+        Case(
+            name=f"cache, {name}",
+            framework="torch",
+            mode="eager",
+            source=torch_program("decode", "--variant", name, size="cpu", steps=40),
+            twin=torch_program("decode", "--variant", "static", size="cpu", steps=40),
+            expects={"data_movement": line},
+        )
+        for name, line in _CACHES.items()
+    ),
+    *(
+        Case(
+            name=name,
+            framework="torch",
+            mode="eager",
+            source=torch_program("lora", *arguments, size="cpu", steps=14),
+            twin=torch_program("lora", "--variant", "factors", size="cpu", steps=14),
+            expects=expects,
+        )
+        for name, arguments, expects in _ADAPTERS
+    ),
+    Case(
+        name="cache in slices",
+        framework="jax",
+        mode="jit",
+        source=jax_program("decode", "--variant", "slices", size="cpu", steps=40),
+        twin=jax_program("decode", "--variant", "carry", size="cpu", steps=40),
+        expects={"data_movement": "jax.lax.scan(layer, x_BLD, given)"},
+    ),
+)
