@@ -75,7 +75,7 @@ class Piece(Struct, frozen=True, kw_only=True):
     """The compiler added it: it has no name in the program."""
 
 
-_MOST_SHARE_A_CALL = 0.75
+_MOST_SHARE_A_CALL = 0.95
 """Share of pieces below one call from which it is the call of all: a few have the lines of an earlier trace, because
 JAX keeps the traces of jitted functions."""
 
