@@ -1,9 +1,10 @@
 """Order of findings if one is a consequence of another: the fix of the cause removes both.
 
 A model that computes its whole prefix again, or one row per call, has more and longer calls than necessary. Ops of a
-function that torch.compile leaves in eager mode are unfused, and the host dispatches each of them. The cost of the
-framework, of small kernels or of waiting ranks is listed after such a cause, even if it is higher. So is communication
-that is exposed mostly because its links are slow, shared or unevenly loaded, or because it is many small messages.
+function that torch.compile leaves in eager mode are unfused, and the host dispatches each of them. A loop runs its
+ops once per round. The cost of the framework, of small kernels or of waiting ranks is listed after such a cause, even
+if it is higher. So is communication that is exposed mostly because its links are slow, shared or unevenly loaded, or
+because it is many small messages.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ _OF_CALLS = frozenset(
     {"data_movement", "exposed_copy", "launch_bound", "small_kernels", "slow_steps", "unfused_attention", "unfused_ops"}
 )
 """Rules about work that every call of the model repeats."""
+_OF_LOOPS = frozenset({"data_movement", "launch_bound", "small_kernels", "unfused_ops"})
 _OF_EAGER_MODE = frozenset({"launch_bound", "small_kernels", "unfused_ops"})
 _OF_REDUCTIONS = frozenset({"exposed_communication", "straggler", "unexplained_idle"})
 _OF_TRANSFERS = frozenset({"exposed_communication"})
@@ -26,6 +28,7 @@ _OF_TRANSFERS = frozenset({"exposed_communication"})
 CONSEQUENCES: dict[str, frozenset[str]] = {
     "recomputed_prefix": _OF_CALLS,
     "single_requests": _OF_CALLS,
+    "python_loop": _OF_LOOPS,
     "repeated_reductions": _OF_REDUCTIONS,
     "eager_fallback": _OF_EAGER_MODE,
     "expert_imbalance": _OF_TRANSFERS,
@@ -35,7 +38,9 @@ CONSEQUENCES: dict[str, frozenset[str]] = {
 }
 """Rule of a cause -> rules of its consequences."""
 
-OF_THE_HOST = frozenset({"recomputed_prefix", "single_requests", "repeated_reductions", "eager_fallback"})
+OF_THE_HOST = frozenset(
+    {"recomputed_prefix", "single_requests", "python_loop", "repeated_reductions", "eager_fallback"}
+)
 """Causes that add to the framework's own work between ops."""
 
 PART = 0.5
@@ -71,4 +76,6 @@ def _follows(cause: str, found: Finding, rule: str, finding: Finding) -> bool:
         return cause in OF_THE_HOST and finding.subject == FRAMEWORK_SUBJECT
     if rule not in CONSEQUENCES[cause]:
         return False
+    if cause == "python_loop" and finding.where.file is not None:
+        return any(row.get("line") == finding.where.label() for row in found.evidence)
     return CONSEQUENCES[cause] is not _OF_TRANSFERS or (found.cost_ns or 0) >= PART * (finding.cost_ns or 0)

@@ -44,7 +44,7 @@ _CELLS = {
     "aten::rnn_relu_cell": "RNN",
 }
 
-LoopKind = Literal["cell", "gradients", "rounds", "tensors"]
+LoopKind = Literal["cell", "gradients", "rounds", "tensors", "update"]
 
 
 class PythonLoop(Struct, frozen=True, kw_only=True):
@@ -52,12 +52,12 @@ class PythonLoop(Struct, frozen=True, kw_only=True):
 
     kind: LoopKind
     """cell: a recurrent cell over time. gradients: each round has its own backward pass. rounds: independent rounds.
-    tensors: in-place updates of one tensor per round."""
+    tensors: a round for each of many tensors. update: a round for each parameter."""
     file: str
     line: int
     """Line of the ``for`` or ``while``."""
-    inside: int
-    """Line in it with most ops."""
+    lines: tuple[tuple[str, int], ...]
+    """Places in it and the number of their ops, most ops first."""
     rounds: int
     """Rounds per step."""
     ops: tuple[int, ...]
@@ -74,7 +74,7 @@ def python_loops(trace: Trace) -> tuple[PythonLoop, ...]:
     groups: dict[tuple[str, int], list[GraphOp]] = defaultdict(list)
     for op in graph.ops:
         own = op.loop_file is not None and op.loop_line is not None and op.loop_file not in graph.libraries
-        if own and op.phase in ("forward", "other", "optimizer") and not op.recompute:
+        if own and op.phase in ("forward", "other") and not op.recompute:
             groups[str(op.loop_file), int(op.loop_line or 0)].append(op)
     longest = sorted(groups.items(), key=lambda item: -len(item[1]))[:MOST_LOOPS]
     longest.sort(key=lambda item: item[1][0].index - item[1][-1].index)  # outer loops before those inside them
@@ -90,8 +90,9 @@ def python_loops(trace: Trace) -> tuple[PythonLoop, ...]:
 
 
 def _is_inside(inner: PythonLoop, outer: PythonLoop) -> bool:
-    """Whether a loop runs between the first and the last op of another in the same file, as inner loops do."""
-    return inner.file == outer.file and outer.ops[0] < inner.ops[0] and inner.ops[-1] < outer.ops[-1]
+    """Whether a loop of the same file begins between the first and the last op of another, and has more rounds."""
+    begins_inside = outer.ops[0] < inner.ops[0] < outer.ops[-1]
+    return inner.file == outer.file and begins_inside and inner.rounds >= outer.rounds
 
 
 def _loop(trace: Trace, graph: OpGraph, place: tuple[str, int], ops: Sequence[GraphOp]) -> PythonLoop | None:
@@ -104,14 +105,14 @@ def _loop(trace: Trace, graph: OpGraph, place: tuple[str, int], ops: Sequence[Gr
         return None
     rounds = Counter(len(calls) for calls in computing for _ in calls).most_common(1)[0][0]
     mine = sorted((op for calls in repeated for op in calls), key=lambda op: op.index)
-    inside = Counter(op.line or place[1] for op in mine).most_common(1)[0][0]
+    lines = Counter(f"{op.file}:{op.line}" for op in mine).most_common()
     kind, cell = _kind(trace, graph, computing, mine)
     if kind is None:
         return None
     numbers = {op.sequence for op in mine} - {None}
     behind = [op.index for op in graph.ops if op.phase == "backward" and op.sequence in numbers]
     return PythonLoop(
-        kind=kind, file=place[0], line=place[1], inside=inside, rounds=rounds, cell=cell,
+        kind=kind, file=place[0], line=place[1], lines=tuple(lines), rounds=rounds, cell=cell,
         ops=tuple(sorted({*(op.index for op in mine), *behind})),
     )  # fmt: skip
 
@@ -124,14 +125,16 @@ def _kind(
     ``None``: it is over layers, or each round needs the previous one or a value on the host, or runs the same graph
     backward.
     """
-    if all(_updates_other_tensors(graph, same) for same in calls):
-        return "tensors", ""
+    parameters = [_read_by_all(graph, same) & graph.parameters for same in calls]
+    if any(_takes_other_tensors(graph, same) for same in calls) and not any(parameters):
+        updated = frozenset().union(*(_storages(graph, op.mutated) for same in calls for op in same))
+        return ("update" if updated and updated <= graph.parameters else "tensors"), ""
     if any(_reads_other_parameters(graph, same) for same in calls):
         return None, ""
     cell = _cell(trace, mine)
     if cell:
         return "cell", cell
-    if _carries(trace, graph, calls):
+    if _carries(trace, calls):
         return None, ""
     if sum(op.host_read is not None for op in mine) >= LEAST_ROUNDS:
         return None, ""
@@ -147,14 +150,22 @@ def _storages(graph: OpGraph, tensors: Sequence[int]) -> frozenset[int]:
     return frozenset(graph.tensors[index].storage for index in tensors)
 
 
-def _updates_other_tensors(graph: OpGraph, calls: Sequence[GraphOp]) -> bool:
-    """Whether each call writes, in place, a tensor that existed before the step and that no other call writes."""
-    storages = graph.storages
-    written = [_storages(graph, op.mutated) for op in calls]
-    before = all(
-        len(ids) == 1 and storages is not None and all(storages[index].born is None for index in ids) for ids in written
-    )
-    return before and len(set(written)) == len(calls)
+def _takes_other_tensors(graph: OpGraph, calls: Sequence[GraphOp]) -> bool:
+    """Whether each call updates, in place, a tensor that no other call updates; or reads one, of several shapes."""
+    updated = [_storages(graph, op.mutated) for op in calls]
+    if all(len(ids) == 1 for ids in updated):
+        return len(set(updated)) == len(calls)
+    first = [graph.tensors[op.inputs[0]] for op in calls if op.inputs]
+    read = {tensor.storage for tensor in first}
+    made = [graph.storages[index].born for index in read] if graph.storages is not None else [calls[0].index]
+    ready = all(born is None or born < calls[0].index for born in made)
+    several = len(read) == len(calls) and len({tensor.shape for tensor in first}) > 1
+    return ready and several and not _read_by_all(graph, calls)
+
+
+def _read_by_all(graph: OpGraph, calls: Sequence[GraphOp]) -> frozenset[int]:
+    """Return the storages that all calls read."""
+    return frozenset.intersection(*(_storages(graph, op.inputs) for op in calls))
 
 
 def _reads_other_parameters(graph: OpGraph, calls: Sequence[GraphOp]) -> bool:
@@ -175,23 +186,20 @@ def _cell(trace: Trace, mine: Sequence[GraphOp]) -> str:
     return ""
 
 
-def _carries(trace: Trace, graph: OpGraph, calls: Sequence[Sequence[GraphOp]]) -> bool:
-    """Whether rounds compute with a result of the previous one, other than adding it up."""
-    flow = trace.fact(trace_flow)
-    if flow is None:
+def _carries(trace: Trace, calls: Sequence[Sequence[GraphOp]]) -> bool:
+    """Whether rounds compute with a result of the previous one: then ops depend on each other in a chain of all rounds.
+
+    Adding up or collecting results makes no chain.
+    """
+    flow, graph = trace.fact(trace_flow), trace.op_graph
+    if flow is None or graph is None:
         return True
-    starts = np.array([op.index for op in max(calls, key=len)], np.int64)
     mine = {op.index for same in calls for op in same}
-    carried = 0
+    depth: dict[int, int] = {}
     for index in sorted(mine):
-        here = int(np.searchsorted(starts, index, side="right"))
-        later = [
-            reader
-            for reader in flow.consumers[index]
-            if reader in mine and int(np.searchsorted(starts, reader, side="right")) > here
-        ]
-        carried += any(short_name(graph.ops[reader]) not in _COLLECTS for reader in later)
-    return 2 * carried >= len(starts)
+        before = max((depth[made] for _, made in flow.producers[index] if made in depth), default=0)
+        depth[index] = before + (short_name(graph.ops[index]) not in _COLLECTS)
+    return max(depth.values()) >= min(len(same) for same in calls)
 
 
 def loop_spans(trace: Trace, loop: PythonLoop) -> Iterator[tuple[Int64, Intervals]]:
@@ -221,8 +229,8 @@ def loop_time(trace: Trace, loop: PythonLoop) -> Intervals:
 def loop_saving(trace: Trace, loop: PythonLoop) -> tuple[int, int]:
     """Return (saving, time) of the loop in the usual steps, ns.
 
-    One round of ``rounds`` remains. With an accelerator the saving is its idle time meanwhile; on the host, the time of
-    launching: what an op takes beyond ``SHORT_NS`` is computing, which remains.
+    One round of ``rounds`` remains. With an accelerator the saving is its idle time meanwhile; on the host, the time
+    without ops that take longer than ``SHORT_NS``, because they compute.
     """
     slices, total, saved = trace.rows["slices"], 0, 0.0
     busy = merge(*trace.fact(device_busy).values()) if len(trace.rows["kernels"]) else None
@@ -232,7 +240,8 @@ def loop_saving(trace: Trace, loop: PythonLoop) -> tuple[int, int]:
         if busy is not None:
             time = time_with_core(trace, difference(around, busy))
         else:
-            begins, ends = slices["start_ns"][rows] + SHORT_NS, slices["end_ns"][rows]
-            time -= time_with_core(trace, union(begins[ends > begins], ends[ends > begins]))
+            begins, ends = slices["start_ns"][rows], slices["end_ns"][rows]
+            long = ends - begins > SHORT_NS
+            time -= time_with_core(trace, union(begins[long], ends[long]))
         saved += max(0, time) * (1 - 1 / loop.rounds)
     return round(saved), total

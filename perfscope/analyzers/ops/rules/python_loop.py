@@ -46,7 +46,7 @@ from perfscope.analyzers.ops.graph_time import removed_ops
 from perfscope.analyzers.ops.loops import PythonLoop, loop_saving, loop_time, python_loops
 from perfscope.analyzers.spans import removed_time
 from perfscope.analyzers.time import step_windows, warm_accounts, warm_windows
-from perfscope.model.finding import AbstainError, Finding, Where
+from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Where
 from perfscope.model.severity import severity_of
 from perfscope.model.trace import Trace
 from perfscope.model.units import format_ns
@@ -55,12 +55,15 @@ LEAST_SHARE = 0.05
 """Smallest share of the steps, without waits for a core: teams schedule a task for a twentieth."""
 
 _FIX = {
-    "gradients": "Take the gradients of all samples in one call: `torch.func.vmap(torch.func.grad(loss), "
-    "in_dims=(None, 0, 0))`; micro-batches of an accumulation can be larger.",
+    "gradients": "Give several rounds to one call: a larger batch has the sum of their gradients. "
+    "`torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))` has the gradient of each.",
     "rounds": "Do all rounds in one call: a batch dimension, or `torch.func.vmap`; sums over groups of rows by "
     "`index_add_` or `scatter_reduce_`.",
-    "tensors": "Update all tensors in one call: `torch._foreach_lerp_(averages, weights, 1 - decay)`. "
-    "torch.optim.swa_utils has it: `AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))`.",
+    "tensors": "Do it for all tensors in one call: `torch._foreach_lerp_(averages, weights, 1 - decay)`, "
+    "`torch._foreach_norm(gradients)`. Torch has functions that do so: `AveragedModel` with `get_ema_multi_avg_fn`, "
+    "`clip_grad_norm_`.",
+    "update": "Update all parameters in one call: an optimizer of torch.optim with `fused=True`, or "
+    "`torch._foreach_add_(weights, gradients, alpha=-lr)`.",
 }
 
 examined = op_records
@@ -78,15 +81,15 @@ def check(trace: Trace) -> Iterator[Finding]:
         yield Finding(
             subject=f"loop at line {loop.line}",
             title=f"a Python loop runs small ops in {loop.rounds:,} rounds per step",
-            detail=f"{len(loop.ops):,} ops per step with their backward pass, most of them of line {loop.inside}; "
+            detail=f"{len(loop.ops):,} ops per step with their backward pass, most of them of {loop.lines[0][0]}; "
             f"{format_ns(total)} in the usual steps.",
             severity=severity_of(saved, whole),
             basis="modelled",
             cost_ns=saved * trace.fact(step_windows).count // max(1, usual),
             cost_ns_per_step=round(saved / usual) if usual else None,
             where=Where(file=loop.file, line=loop.line),
-            evidence=(
-                {"line": f"{loop.file}:{loop.inside}", "rounds": loop.rounds, "ops": len(loop.ops), "loop_ns": total},
+            evidence=tuple(
+                {"line": line, "rounds": loop.rounds, "ops": count} for line, count in loop.lines[:MOST_ROWS]
             ),
             spans=spans_of_ops(trace, loop.ops),
             advice=_advice(loop),

@@ -49,6 +49,7 @@ class Frames(SourceFiles):
     def __init__(self, torch_file: str, working_folder: Path) -> None:
         super().__init__(working_folder, ())
         self._torch = folder_prefix(Path(torch_file).parent)
+        self._modules = folder_prefix(Path(torch_file).parent / "nn" / "modules")
         self._generated = folder_prefix(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or _GENERATED)
         # By id, code object kept: two equal functions of two files are equal as code objects, file name or not.
         self._kinds: dict[int, tuple[CodeType, int]] = {}
@@ -64,7 +65,7 @@ class Frames(SourceFiles):
         own_frame: FrameType | None = None
         steps = False
         calls_checkpoint: FrameType | None = None
-        loop: tuple[str, int] | None = None
+        innermost = frame
         engine = optimizer_before = optimizer = checkpoint = data = checks = False
         kinds = self._kinds
         while frame is not None:
@@ -80,7 +81,6 @@ class Frames(SourceFiles):
                     own_frame, steps = frame, optimizer
                 if checkpoint and calls_checkpoint is None:
                     calls_checkpoint = frame
-                loop = loop or self._loop(frame)
             elif kind == ENGINE:
                 engine = engine or user_frame is None
             elif kind == OPTIMIZER:
@@ -112,8 +112,28 @@ class Frames(SourceFiles):
             call,
             checks,
             kinds[id(code)][1] == LIBRARY,
-            loop,
+            self._loop_around(innermost),
         )
+
+    def _loop_around(self, frame: FrameType | None) -> tuple[str, int] | None:
+        """File and line of the innermost loop around a frame, outside of torch.
+
+        ``None`` if torch itself loops there (over parameters, in an optimizer); its containers of modules do not count.
+        """
+        while frame is not None:
+            code = frame.f_code
+            if self._kinds[id(code)][1] in (USER, LIBRARY):
+                loop = self._loop(frame)
+                if loop is not None:
+                    return loop
+            elif self._is_loop_of_torch(frame):
+                return None
+            frame = frame.f_back
+        return None
+
+    def _is_loop_of_torch(self, frame: FrameType) -> bool:
+        path = frame.f_code.co_filename
+        return path.startswith(self._torch) and not path.startswith(self._modules) and self._loop(frame) is not None
 
     def _loop(self, frame: FrameType) -> tuple[str, int] | None:
         """File and line of the innermost loop that a frame is in."""
