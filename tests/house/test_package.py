@@ -76,7 +76,7 @@ def test_the_wheel_says_what_it_is(wheel: zipfile.ZipFile) -> None:
     assert metadata["License-Expression"] == "Apache-2.0"
     assert set(metadata.get_all("Provides-Extra") or []) == {
         "torch", "jax", "ui", "cluster", "s3", "perfetto", "nsys", "parquet", "sql", "store", "tensorboard", "viewer",
-        "mcp", "all", "docs", "test", "aot-amd", "aot-gpu", "aot-torch", "aot-tpu",
+        "mcp", "otlp", "all", "docs", "test", "aot-amd", "aot-gpu", "aot-torch", "aot-tpu",
     }  # fmt: skip
     core = [line for line in metadata.get_all("Requires-Dist") or [] if "extra ==" not in line]
     assert not [line for line in core if line.startswith(("torch", "jax", "dash", "plotly"))], core

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from msgspec import Struct
@@ -19,8 +19,10 @@ from perfscope.analyzers.ops.graph_time import graph_time
 from perfscope.analyzers.spans import named_slices, nearest_ancestor
 from perfscope.analyzers.time import device_busy, time_with_core, warm_windows
 from perfscope.model.intervals import Int64, Intervals, difference, merge, union
-from perfscope.model.op_graph import GraphOp, OpGraph
 from perfscope.model.trace import MISSING, Trace
+
+if TYPE_CHECKING:
+    from perfscope.model.op_graph import GraphOp, OpGraph
 
 LEAST_ROUNDS = 16
 """Rounds per step: models have loops of a dozen over layers, heads or scales."""

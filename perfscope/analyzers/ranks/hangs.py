@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from perfscope.model.documents.flight_recorder import FlightRecord, RecordedCall
+if TYPE_CHECKING:
+    from perfscope.model.documents.flight_recorder import FlightRecord, RecordedCall
+
+    Calls = dict["GroupKey", dict[int, list[RecordedCall]]]
 
 ENDS_TOGETHER = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
 """Operations that no member can end before all have begun. A root, or a member that only sends to it, may end earlier.
@@ -92,9 +96,6 @@ def hang_of(records: Mapping[int, FlightRecord]) -> Hang:
         unending=tuple(_without_end(records, calls)) if nobody and not waiting else (),
         mismatches=tuple(_mismatches(calls)),
     )
-
-
-Calls = dict[GroupKey, dict[int, list[RecordedCall]]]
 
 
 def _by_group(records: Mapping[int, FlightRecord]) -> Calls:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from perfscope.model.errors import UsageError
-from perfscope.plugins.plan.candidate import AXES
 
 Word = TypeVar("Word", bound=str)
 
@@ -34,6 +33,8 @@ def share(option: str, text: str) -> float:
 
 def fixed_axes(texts: Sequence[str]) -> dict[str, int]:
     """``tensor=8,fsdp=4``: axis -> size. ``UsageError`` for unknown axes."""
+    from perfscope.plugins.plan.candidate import AXES  # `perfscope --help` loads the options of all commands
+
     result: dict[str, int] = {}
     for part in ",".join(texts).split(","):
         if not part.strip():

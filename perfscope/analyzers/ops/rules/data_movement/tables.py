@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from perfscope.analyzers.graph import short_name
 from perfscope.analyzers.ops.graph_time import graph_time
 from perfscope.model.intervals import Int64
-from perfscope.model.op_graph import OpGraph
 from perfscope.model.trace import MISSING, Trace
+
+if TYPE_CHECKING:
+    from perfscope.model.op_graph import OpGraph
 
 FEW_ROWS = 10
 """Rows of a table for each index of the batch from which most of its update is of rows without a gradient."""
