@@ -4,6 +4,8 @@
 # its first line is the job's AdminComment, which `sacct -o JobID,AdminComment%120` shows where slurmdbd keeps accounts.
 #
 # Always 0: another exit code of an epilog is an error of the job. Slurm runs it without a search path.
+set -euo pipefail
+trap 'exit 0' EXIT
 export PATH=${PERFSCOPE_PATH:-/opt/perfscope/bin}:/usr/local/bin:/usr/bin:/bin
 exec 2>/dev/null
 job=${SLURM_JOB_ID:-}

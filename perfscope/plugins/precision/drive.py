@@ -31,12 +31,13 @@ def main(source: str) -> None:
 def _torch(module: Any, inputs: Any) -> Callable[[], None]:
     import torch
 
+    from perfscope.profiler.torch.module_calls import torch_tensors
+
     named = inputs if isinstance(inputs, dict) else {}
     given = () if named else tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
 
     def run() -> None:
-        leaves = [one for one in torch.utils._pytree.tree_leaves(module(*given, **named)) if torch.is_tensor(one)]
-        wanted = [one for one in leaves if one.is_floating_point() and one.requires_grad]
+        wanted = [one for one in torch_tensors(module(*given, **named)) if one.requires_grad]
         signs = cotangents(tuple(one.shape) for one in wanted)
         torch.autograd.backward(wanted, [torch.from_numpy(sign).to(one) for sign, one in zip(signs, wanted)])  # noqa: B905
         module.zero_grad()

@@ -108,8 +108,8 @@ def check(trace: Trace) -> Iterator[Finding]:
             'Pad to the longest text of each batch (`padding="longest"`, `DataCollatorWithPadding`), and put texts of '
             "similar length together (`group_by_length=True`)."
             if cut >= LEAST_PADDING
-            else "Put texts of similar length into one batch (`group_by_length=True`, a `batch_sampler`), or join "
-            "texts into rows without padding (`DataCollatorWithFlattening`, `torch.nn.attention.varlen`)."
+            else "Put texts of similar length into one batch: `group_by_length=True`, or a `batch_sampler`. Or join "
+            "texts into rows without padding: `DataCollatorWithFlattening`, `torch.nn.attention.varlen`."
         ),
         where=Where(op=worst.op.name, module=worst.op.module or None, file=worst.op.file, line=worst.op.line),
         evidence=tuple(
