@@ -97,6 +97,9 @@ SUBJECTS = {
     "lock": "waiting for the interpreter's lock",
 }
 STEPS = 200
+TRIES = 3
+"""Captures of a busy machine, on which the rule abstains."""
+
 FRAMEWORKS = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in TRAIN]
 
 
@@ -123,11 +126,12 @@ def line_of(framework: str, kind: str) -> int:
 
 
 def check(folder: Path, framework: str, kind: str, *options: str) -> None:
-    findings = host_findings(analysis_of(folder, framework, kind, "planted", *options))
-    lines = [
-        (finding.where.file, finding.where.line) for finding in findings if finding.subject.startswith(SUBJECTS[kind])
-    ]
-    assert ("train.py", line_of(framework, kind)) in lines
+    for _ in range(TRIES):
+        analysis = analysis_of(folder, framework, kind, "planted", *options)
+        if analysis["host_bound"].status != "abstained":  # else the host waited for a core: again
+            break
+    findings = [one for one in host_findings(analysis) if one.subject.startswith(SUBJECTS[kind])]
+    assert ("train.py", line_of(framework, kind)) in [(one.where.file, one.where.line) for one in findings]
 
 
 @pytest.mark.torch
