@@ -105,14 +105,15 @@ def slow_steps(trace: Trace) -> SlowSteps | None:
     own = _own_frames(trace, rows, slow, saves=host)
     mine = own != MISSING
     numbers, first = np.unique(samples["step"][rows[mine]], return_index=True)
-    if not len(numbers):
-        return None
     lasting = samples["step_ns"][rows[mine]][first]
+    others = times[~np.isin(times, lasting)]
+    if not len(numbers) or not len(others):
+        return None
     return SlowSteps(
         numbers=tuple(numbers.tolist()),
         every=_distance(numbers.tolist()),
         slow_ns=round(float(np.median(lasting))),
-        other_ns=round(float(np.median(times[~np.isin(times, lasting)]))),
+        other_ns=round(float(np.median(others))),
         calls=_own_calls(
             trace, rows, own, _slow_ns(trace, times) / times.sum() / samples["lasts_ns"][rows[slow]].sum()
         ),
