@@ -121,7 +121,7 @@ def decoding(*, op: str, kept: bool, read_again: bool = False) -> OpGraph:
         ("index_select", True, False, "row pick"),
         ("where", False, False, None),  # a masked copy that only this step reads
         ("where", True, True, None),  # the old cache is still read
-        ("mul", True, False, None),  # a state that is computed anew
+        ("mul", True, False, None),  # a new state in each step
     ],
 )
 def test_a_cache_that_is_written_again_as_a_whole(op: str, kept: bool, read_again: bool, subject: str | None):

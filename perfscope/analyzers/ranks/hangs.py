@@ -86,14 +86,14 @@ def hang_of(records: Mapping[int, FlightRecord]) -> Hang:
     absent = {rank: tuple(waits) for rank, waits in by_cause.items() if rank not in held_up | still}
     known = {rank: waits for rank, waits in absent.items() if rank in records}
     undumped = {rank: waits for rank, waits in absent.items() if rank not in records}
-    nobody = not stuck and not known
+    unexplained = not stuck and not known
     return Hang(
         pending=pending,
         stuck=tuple(sorted(stuck, key=lambda stuck: stuck.rank)),
         absent=_most_waited(known),
-        undumped=_most_waited(undumped) if nobody else (),
-        ring=tuple(_waiting_ring(waiting)) if nobody and not undumped else (),
-        unending=tuple(_without_end(records, calls)) if nobody and not waiting else (),
+        undumped=_most_waited(undumped) if unexplained else (),
+        ring=tuple(_waiting_ring(waiting)) if unexplained and not undumped else (),
+        unending=tuple(_without_end(records, calls)) if unexplained and not waiting else (),
         mismatches=tuple(_mismatches(calls)),
     )
 

@@ -35,7 +35,7 @@ BUDGET = "15m"
 
 
 class PlanCommand(RunCommand):
-    """As `compile`: the program and its arguments come last, or there is none."""
+    """As `compile`: the program, if any, and its arguments come last."""
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """The usage line names the two ways to use it."""

@@ -123,7 +123,7 @@ WHERE = {"donation": "traces.py"}
 
 
 COSTLY = {"wider products", "second forward in JAX"}
-"""Both sides are compiled anew for them."""
+"""Both sides are compiled for each of them."""
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,9 @@ around it (from the code that runs, not from the file). A loop counts if the sam
 the same parameters, so that a loop over layers does not. If a round computes with a result of the previous one, the
 loop is left to `unfused_ops`, unless it is one of torch's recurrent cells; adding results up does not count. Steps of
 a generation, which extend a cache, are such rounds. Rounds that wait for a value on the host are left to `host_sync`
-and `single_requests`. Loops in installed packages are not reported. The saving is an upper bound that leaves one
-round of them: on an accelerator, its idle time while the loop runs; on the host, the time of the loop without what
-its ops take beyond 10 us each, which is computing.
+and `single_requests`. Loops in torch (an optimizer, `clip_grad_norm_`) and in installed packages are not reported.
+The saving is an upper bound that leaves one round of them: on an accelerator, its idle time while the loop runs; on
+the host, the time of the loop without ops that take longer than 10 us, because they compute.
 
 Fix: by the kind of the loop.
 
