@@ -240,7 +240,8 @@ def test_a_receive_waits_for_its_send(tmp_path: Path) -> None:
     receive, send = entry("recv 0<-1", 3, between=True), entry("send 1->0", 3, between=True)
     (finding,) = judged(tmp_path, {0: dump([receive]), 1: dump([])}).findings
     assert finding.ranks == (1,)
-    assert "rank 1 never came to recv" in finding.title
+    assert finding.title == "rank 1 never came to recv: 1 rank hangs"
+    assert finding.detail.startswith("It waits in recv")
     both = tmp_path / "both"
     both.mkdir()
     (finding,) = judged(both, {0: dump([receive]), 1: dump([send])}).findings

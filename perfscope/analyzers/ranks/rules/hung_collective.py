@@ -150,7 +150,7 @@ def _stuck(hang: Hang) -> Finding:
     return _hang(
         subject="ranks are stuck in a collective that others have ended",
         title=f"{named_ranks(ranks)} {'are' if len(ranks) > 1 else 'is'} stuck in {first.call.operation}: "
-        f"{hang.pending:,} ranks hang",
+        f"{_hanging(hang)}",
         detail=f"Rank {first.rank} has not ended {_numbered(first.group, first.call)}, which "
         f"{named_ranks(first.ended_by)} "
         f"{'has' if len(first.ended_by) == 1 else 'have'} ended, and {first.behind - 1:,} more since.",
@@ -183,8 +183,8 @@ def _absent(hang: Hang, causes: Causes, records: dict[int, FlightRecord]) -> Fin
     alike = [rank for rank, waits in causes if any(_same_call(wait, missed) for wait in waits)]
     return _hang(
         subject="ranks never came to a collective",
-        title=f"{named_ranks(sorted(alike))} never came to {missed.call.operation}: {hang.pending:,} ranks hang",
-        detail=f"They wait in {_numbered(missed.group, missed.call)}"
+        title=f"{named_ranks(sorted(alike))} never came to {missed.call.operation}: {_hanging(hang)}",
+        detail=f"{'It waits' if hang.pending == 1 else 'They wait'} in {_numbered(missed.group, missed.call)}"
         + (f"; {named_ranks(sorted(set(ranks) - set(alike)))} never came to others" if set(ranks) - set(alike) else "")
         + f". {named_ranks(sorted(ranks)).capitalize()} wait{'s' if len(ranks) == 1 else ''} for no other rank.",
         call=missed.call,
@@ -201,7 +201,7 @@ def _undumped(hang: Hang, causes: Causes, records: dict[int, FlightRecord]) -> F
     missed = _largest(causes[0][1])
     return _hang(
         subject="ranks that others wait for left no dump",
-        title=f"{named_ranks(ranks)} left no dump: {hang.pending:,} ranks hang in {missed.call.operation}",
+        title=f"{named_ranks(ranks)} left no dump: {_hanging(hang)} in {missed.call.operation}",
         detail=f"The first wait in {_numbered(missed.group, missed.call)}.",
         call=missed.call,
         ranks=ranks,
@@ -244,9 +244,10 @@ def _mismatch(mismatch: Mismatch) -> Finding:
     others = sorted(rank for rank, label in labels.items() if label != usual)
     odd = mismatch.sides[others[0]]
     call, calls = ("call" if len(others) > 1 else "calls"), ("calls" if counts[usual] == 1 else "call")
+    many = f"{counts[usual]:,} other{'s' if counts[usual] > 1 else ''}"
     return _hang(
         subject=f"members of a group call another {mismatch.what}",
-        title=f"{named_ranks(others)} {call} another {mismatch.what} than {counts[usual]:,} others",
+        title=f"{named_ranks(others)} {call} another {mismatch.what} than {many}",
         detail=f"{named_ranks(others).capitalize()} {call} {labels[others[0]]} as number {mismatch.sequence} of "
         f"{_group(mismatch.group, odd)}, where {counts[usual]:,} {calls} {usual}.",
         call=odd,
@@ -258,6 +259,10 @@ def _mismatch(mismatch: Mismatch) -> Finding:
         advice="Make all ranks take the same branches: an even last batch (drop_last=True), no condition on the rank. "
         "Parameters that only some ranks use (find_unused_parameters=True), or another order of layers, do the same.",
     )
+
+
+def _hanging(hang: Hang) -> str:
+    return "1 rank hangs" if hang.pending == 1 else f"{hang.pending:,} ranks hang"
 
 
 def _labels_apart(sides: Mapping[int, RecordedCall]) -> dict[int, str]:
