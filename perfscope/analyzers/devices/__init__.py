@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING
 
 from perfscope.analyzers.devices import roofline
 from perfscope.analyzers.devices.device import Device
-from perfscope.analyzers.devices.gpus import AMD, NVIDIA
+from perfscope.analyzers.devices.gpus import AMD, AWS, NVIDIA
 from perfscope.analyzers.devices.tpus import GOOGLE
 from perfscope.model.hooks import names_from
 
-DEVICES: tuple[Device, ...] = (*NVIDIA, *AMD, *GOOGLE)
+DEVICES: tuple[Device, ...] = (*NVIDIA, *AMD, *GOOGLE, *AWS)
 
 _AMD_ARCHITECTURES = {(9, 4): "gfx942", (9, 5): "gfx950"}
 """Architecture by compute capability as HIP reports it. (9, 0) is omitted because MI210 and half an MI250 look alike.
 """
+
+_SAME_CHIP = ("H800 PCIe", "H800 SXM")
+"""Products with the chip of a commoner one (H100), from which only their names and links differ."""
 
 
 def find_device(name: str) -> Device | None:
@@ -33,14 +36,15 @@ def device_of_chip(
     """Return the device with these properties, for recordings that lack its name; 0 means not recorded.
 
     ``vendor``: ``AMD``, ``NVIDIA`` or ``""`` if it was not recorded. ``capability``: compute capability, major and
-    minor. ``None`` if no device or several devices fit.
+    minor. ``None`` if no device or several devices fit; an H800 is taken for an H100.
     """
     architectures = []
     if vendor in ("AMD", ""):
         architectures.append(_AMD_ARCHITECTURES.get(capability, ""))
     if vendor.upper() in ("NVIDIA", ""):
         architectures.append(f"sm_{capability[0]}{capability[1]}")
-    fitting = [device for name in architectures for device in of_architecture(name) if device.cores == cores]
+    chips = (device for name in architectures for device in of_architecture(name) if device.name not in _SAME_CHIP)
+    fitting = [device for device in chips if device.cores == cores]
     for wanted, value in ((memory_bytes, "memory_bytes"), (clock_hz, "clock_hz")):
         alike = [device for device in fitting if _near(wanted, getattr(device, value))]
         fitting = alike if wanted and len(fitting) > 1 else fitting

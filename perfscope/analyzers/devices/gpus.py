@@ -1,4 +1,4 @@
-"""NVIDIA and AMD devices: peaks, chip, links and node of each in one row, with their sources.
+"""NVIDIA, AMD and AWS devices: peaks, chip, links and node of each in one row, with their sources.
 
 From Ampere on, data sheets print tensor-core rates with sparsity; the table has half of them. Link rates are for one
 direction, half of the printed totals. Cores times boost clock times lanes equals the vendor's float32 rate; tests check
@@ -21,11 +21,13 @@ _MIB = 1 << 20
 _GIB = 1 << 30
 UNSEEN = " (not looked up)"
 _XLA = "what the driver reports of it, as XLA's device specification ({}) has it"
+_NEURON = "AWS Neuron documentation"
 _ROCM = "ROCm documentation, GPU hardware specifications"
 _GA100 = "NVIDIA A100 Tensor Core GPU architecture white paper, table 4"
 _V100_SOURCE = "NVIDIA V100 data sheet (2020)" + UNSEEN
 _A100_SOURCE = "NVIDIA A100 Tensor Core GPU data sheet (2021)"
 _H100_SOURCE = "NVIDIA H100 Tensor Core GPU architecture white paper v1.04, table 2"
+_H800_SOURCE = "H100's, with NVLink cut to 400 GB/s in both directions, as the trade press reports of H800"
 _SHEET = "AMD Instinct {} data sheet"
 
 _HGX = "NVIDIA HGX and DGX {}: 8 GPUs, NVSwitch"
@@ -33,8 +35,11 @@ _SWITCH_8_A100 = Node(joined="switch", devices=8, host_devices=8, ports=12, sour
 _SWITCH_8_H100 = Node(joined="switch", devices=8, host_devices=8, ports=18, source=_HGX.format("H100, H200"),
                       reduces=True)  # fmt: skip
 _SWITCH_8_B200 = Node(joined="switch", devices=8, host_devices=8, ports=18, source=_HGX.format("B200"), reduces=True)
+_SWITCH_8_H800 = Node(joined="switch", devices=8, host_devices=8, ports=8, source="HGX of 8 with 8 of 18 NVLinks",
+                      reduces=True)  # fmt: skip
+_SWITCH_8_B300 = Node(joined="switch", devices=8, host_devices=8, ports=18, source=_HGX.format("B300"), reduces=True)
 _NVL72 = Node(joined="switch", devices=72, host_devices=4, ports=18, reduces=True,
-              source="NVIDIA GB200 NVL72: 72 GPUs in one NVLink domain, 18 trays of 4")  # fmt: skip
+              source="NVIDIA GB200 and GB300 NVL72: 72 GPUs in one NVLink domain, 18 trays of 4")  # fmt: skip
 _BRIDGE = Node(joined="mesh", devices=4, host_devices=4, ports=3, source="NVIDIA H200 NVL: bridges of 2 or 4")
 _BRIDGE_2 = Node(joined="mesh", devices=2, host_devices=2, ports=1, source="NVIDIA H100 NVL: a bridged pair")
 _V100 = Node(joined="mesh", devices=8, host_devices=8, ports=6, source="NVIDIA DGX-1 V100: hybrid cube mesh of 8")
@@ -46,6 +51,8 @@ _FABRIC_4 = Node(joined="mesh", devices=4, host_devices=4, ports=6,
 _DGX_A100 = UsualNetwork(link="InfiniBand HDR", cards=8, source="NVIDIA DGX A100: 8 cards of 200 Gb/s")
 _DGX_H100 = UsualNetwork(link="InfiniBand NDR", cards=8, source="NVIDIA DGX H100 and H200: 8 cards of 400 Gb/s")
 _DGX_B200 = UsualNetwork(link="InfiniBand NDR", cards=8, source="NVIDIA DGX B200: 8 cards of 400 Gb/s")
+_DGX_B300 = UsualNetwork(link="InfiniBand XDR", cards=8, source="NVIDIA DGX B300: 8 cards of 800 Gb/s")
+_GB300 = UsualNetwork(link="InfiniBand XDR", cards=72, source="NVIDIA GB300 NVL72: a card of 800 Gb/s a GPU")
 _GB200 = UsualNetwork(link="InfiniBand NDR", cards=72, source="NVIDIA DGX GB200: a card of 400 Gb/s a GPU")
 _OAM = UsualNetwork(link="RoCE 400GbE", cards=8, source="AMD Instinct reference cluster: a card of 400 Gb/s a GPU")
 
@@ -100,6 +107,17 @@ _amd = partial(_gpu, "AMD")
 
 
 NVIDIA: tuple[Device, ...] = (
+    _nvidia("GB300", r"\bGB300\b", peaks(float32=80, tf32=1250, bfloat16=2500, float16=2500, fp8=5000), 8000,
+        "NVIDIA GB300 NVL72 product page, a 72nd: 180 PFLOP/s of FP16 dense, 360 of FP8 dense, 576 TB/s",
+        chip=(297_021_079_552, 152, 2.07, 129.25, _XLA.format("gb300")), architecture="sm_103a", link=("NVLink 5", 900),
+        node=_NVL72, network=_GB300),
+    _nvidia("B300", r"\bB300\b", peaks(float32=75, tf32=1125, bfloat16=2250, float16=2250, fp8=4500), 7936,
+        "NVIDIA HGX B300 specifications, an eighth: 36 PFLOP/s of FP16 and 72 of FP8 with sparsity; bandwidth: "
+        + _XLA.format("b300") + " (data sheet: up to 8 TB/s)",
+        chip=(275_040 * _MIB, 148, 1.965, 129.25,
+              "memory: nvidia-smi of a B300 SXM6 AC; clock and cache: " + _XLA.format("b300")
+              + "; SMs: from the float32 rate"),
+        architecture="sm_103a", link=("NVLink 5", 900), node=_SWITCH_8_B300, network=_DGX_B300),
     _nvidia("GB200", r"\bGB200\b", peaks(float32=80, tf32=1250, bfloat16=2500, float16=2500, fp8=5000), 8000,
         "NVIDIA Blackwell data sheet, GB200 NVL72, per GPU: 5 PFLOP/s of FP16 with sparsity, 8 TB/s",
         chip=(197_897_748_480, 152, 2.062, 129.25, _XLA.format("gb200")), architecture="sm_100a",
@@ -122,6 +140,16 @@ NVIDIA: tuple[Device, ...] = (
     _nvidia("H100 SXM", r"\bH100\b(?!.*PCIe)", _H100_SXM, 3352, _H100_SOURCE,
         chip=(84_942_979_072, 132, 1.98, 50, _XLA.format("h100_sxm")), architecture="sm_90a", link=("NVLink 4", 450),
         node=_SWITCH_8_H100, network=_DGX_H100),
+    _nvidia("H800 PCIe", r"\bH800 PCIe\b", peaks(float32=51.2, tf32=378, bfloat16=756, float16=756, fp8=1513), 2039,
+        _H800_SOURCE + UNSEEN, chip=(84_942_979_072, 114, 1.755, 50, "as H100 PCIe" + UNSEEN), architecture="sm_90a"),
+    _nvidia("H800 SXM", r"\bH800\b(?!.*PCIe)", _H100_SXM, 3352, _H800_SOURCE,
+        chip=(84_942_979_072, 132, 1.98, 50, "as H100 SXM" + UNSEEN), architecture="sm_90a", link=("NVLink 4", 200),
+        node=_SWITCH_8_H800, network=_DGX_H100),
+    _nvidia("H20", r"\bH20\b(?!-3e)", peaks(float32=44, tf32=74, bfloat16=148, float16=148, fp8=296, int8=296), 4000,
+        "NVIDIA HGX H20 specifications, as the trade press printed them: 148 TFLOP/s of BF16 dense, 4.0 TB/s",
+        chip=(97_285 * _MIB, 78, 1.98, 60, "properties that torch reports of it (SMs, memory); clock: as H100 SXM; "
+              "cache: trade press"),
+        architecture="sm_90a", link=("NVLink 4", 450), node=_SWITCH_8_H100, network=_DGX_H100),
     _nvidia("A100 SXM 80GB", r"\bA100-SXM\d?-80GB", _A100, 2039, _A100_SOURCE,
         chip=(85_100_068_864, 108, 1.41, 40, _XLA.format("a100_sxm_80")), architecture="sm_80", link=("NVLink 3", 300),
         node=_SWITCH_8_A100, network=_DGX_A100),
@@ -137,6 +165,11 @@ NVIDIA: tuple[Device, ...] = (
         "NVIDIA A40 data sheet", chip=(48 * GIGA, 84, 1.74, 6, "NVIDIA A40 data sheet" + UNSEEN), architecture="sm_86"),
     _nvidia("A10", r"\bA10\b", peaks(float32=31.2, tf32=62.5, bfloat16=125, float16=125), 600,
         "NVIDIA A10 data sheet" + UNSEEN, chip=(24 * GIGA, 72, 1.695, 6, "NVIDIA A10 data sheet" + UNSEEN),
+        architecture="sm_86"),
+    _nvidia("A10G", r"\bA10G\b", peaks(float32=35, tf32=35, bfloat16=70, float16=70, int8=140), 600,
+        "NVIDIA A10G data sheet (AWS G5)" + UNSEEN,
+        chip=(22_587 * _MIB, 80, 1.71, 6, "properties that torch reports of it (SMs, memory, cache); clock: from the "
+              "float32 rate"),
         architecture="sm_86"),
     _nvidia("L40S", r"\bL40S\b", peaks(float32=91.6, tf32=183, bfloat16=362, float16=362, fp8=733), 864,
         "NVIDIA L40S data sheet", chip=(48 * GIGA, 142, 2.52, 96, "NVIDIA L40S data sheet" + UNSEEN),
@@ -154,6 +187,25 @@ NVIDIA: tuple[Device, ...] = (
         link=("NVLink 2", 150), node=_V100),
     _nvidia("T4", r"\bT4\b", peaks(float32=8.1, float16=65), 320, "NVIDIA T4 data sheet",
         chip=(16 * GIGA, 40, 1.59, 4, "NVIDIA T4 data sheet" + UNSEEN), architecture="sm_75"),
+    _nvidia("RTX PRO 6000 Server", r"\bRTX PRO 6000 Blackwell Server\b",
+        peaks(float32=120, tf32=240, bfloat16=480, float16=480, fp8=960), 1597,
+        "NVIDIA RTX PRO 6000 Blackwell Server Edition data sheet: 120 TFLOP/s of FP32, 1,597 GB/s; tensor cores: the "
+        "workstation card's in the ratio of FP32" + UNSEEN,
+        chip=(97_250 * _MIB, 188, 2.493, 128, "properties that torch reports of it (SMs, memory, cache); clock: from "
+              "the float32 rate"),
+        architecture="sm_120a"),
+    _nvidia("RTX PRO 6000 Workstation", r"\bRTX PRO 6000 Blackwell\b(?!.*Max-Q)",
+        peaks(float32=126, tf32=251.9, bfloat16=503.8, float16=503.8, fp8=1007.6), 1792,
+        "NVIDIA RTX Blackwell PRO GPU architecture white paper, as hmc-tech.com quotes it (FP32 accumulate)",
+        chip=(97_250 * _MIB, 188, 2.617, 128,
+              "memory: as the Server Edition; SMs and cache: " + _XLA.format("rtx6000pro") + "; clock: hmc-tech.com"),
+        architecture="sm_120a"),
+    _nvidia("RTX 5090", r"\bRTX 5090\b(?! D| Laptop)",
+        peaks(float32=104.8, tf32=104.8, bfloat16=209.5, float16=209.5, fp8=419, int8=838), 1792,
+        "NVIDIA RTX Blackwell GPU architecture white paper (FP32 accumulate); int8: 3,352 TOP/s of FP4 with sparsity, "
+        "a quarter" + UNSEEN,
+        chip=(32 * _GIB, 170, 2.407, 96, "NVIDIA RTX Blackwell GPU architecture white paper, as reviews quote it"),
+        architecture="sm_120a"),
     _nvidia("RTX 4090", r"\bRTX 4090\b", peaks(float32=82.6, tf32=82.6, bfloat16=165.2, float16=165.2, fp8=330.3), 1008,
         "NVIDIA Ada GPU architecture white paper v2.1, table 2 (FP32 accumulate)" + UNSEEN,
         chip=(24 * GIGA, 128, 2.52, 72, "NVIDIA Ada GPU architecture white paper" + UNSEEN), architecture="sm_89"),
@@ -193,3 +245,15 @@ other devices of the node, seven of 76.8 GB/s (CDNA 4) or 64 (CDNA 3); data shee
 (153.6, 128). MI300A has six of 64 in a node of four. Two GCDs of MI250X are joined by one, two or four links of 50,
 depending on their position, so no rate is stated. MI300A shares its memory with the host.
 """
+
+AWS: tuple[Device, ...] = (
+    Device(
+        name="Trainium2", vendor="AWS", match=r"\b(Trainium ?2|trn2)\b",
+        peak_flops=peaks(float32=181, tf32=667, bfloat16=667, float16=667, fp8=1299), memory_bandwidth=2900 * GIGA,
+        source=_NEURON + ", Trainium2 architecture", link="NeuronLink-v3", link_bandwidth=640 * GIGA,
+        memory_bytes=96 * _GIB, cores=8, chip_source=_NEURON + "; no clock stated; no cache: SBUF is the program's",
+        node=Node(joined="torus", devices=16, host_devices=16, ports=4, axes=2,
+                  source=_NEURON + ": Trn2 instance of 16 chips; 1.28 TB/s a chip, taken as both directions"),
+    ),
+)  # fmt: skip
+"""A chip of eight NeuronCores; programs see four or eight devices of it, by their logical core configuration."""

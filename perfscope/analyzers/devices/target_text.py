@@ -66,20 +66,23 @@ LONGEST = 200
 
 NAMES: dict[str, str] = {
     "a10": "A10", "a100": "A100 SXM 80GB", "a10040gb": "A100 40GB", "a10080gb": "A100 SXM 80GB",
-    "a100pcie": "A100 PCIe 80GB", "a100sxm": "A100 SXM 80GB", "a30": "A30", "a40": "A40", "b200": "B200",
-    "gb200": "GB200", "h100": "H100 SXM", "h100nvl": "H100 NVL", "h100pcie": "H100 PCIe", "h200": "H200",
-    "h200nvl": "H200 NVL", "l4": "L4", "l40s": "L40S", "mi210": "MI210", "mi250": "MI250X (one GCD)",
+    "a100pcie": "A100 PCIe 80GB", "a100sxm": "A100 SXM 80GB", "a10g": "A10G", "a30": "A30", "a40": "A40",
+    "b200": "B200", "b300": "B300", "gb200": "GB200", "gb300": "GB300", "h100": "H100 SXM", "h100nvl": "H100 NVL",
+    "h100pcie": "H100 PCIe", "h20": "H20", "h200": "H200", "h200nvl": "H200 NVL", "h800": "H800 SXM",
+    "h800pcie": "H800 PCIe", "l4": "L4", "l40s": "L40S", "mi210": "MI210", "mi250": "MI250X (one GCD)",
     "mi250x": "MI250X (one GCD)", "mi300": "MI300X", "mi300a": "MI300A", "mi300x": "MI300X", "mi325": "MI325X",
     "mi325x": "MI325X", "mi350": "MI350X", "mi350x": "MI350X", "mi355": "MI355X", "mi355x": "MI355X",
-    "rtx2080ti": "RTX 2080 Ti", "rtx3090": "RTX 3090", "rtx4090": "RTX 4090", "t4": "T4", "v100": "V100 SXM2",
-    "v100pcie": "V100 PCIe", "v100s": "V100S PCIe", "v100sxm": "V100 SXM2",
+    "rtx2080ti": "RTX 2080 Ti", "rtx3090": "RTX 3090", "rtx4090": "RTX 4090", "rtx5090": "RTX 5090",
+    "rtxpro6000": "RTX PRO 6000 Workstation", "rtxpro6000server": "RTX PRO 6000 Server", "t4": "T4",
+    "trainium2": "Trainium2", "trn2": "Trainium2", "v100": "V100 SXM2", "v100pcie": "V100 PCIe", "v100s": "V100S PCIe",
+    "v100sxm": "V100 SXM2",
 }  # fmt: skip
 """Default variant of each GPU model."""
 
 CHIPS: dict[str, str] = {
     "7x": "TPU7x (one of two)", "ironwood": "TPU7x (one of two)", "trillium": "TPU v6e", "tpu7x": "TPU7x (one of two)",
     "v4": "TPU v4", "v5e": "TPU v5e", "v5lite": "TPU v5e", "v5litepod": "TPU v5e", "v5p": "TPU v5p", "v6e": "TPU v6e",
-    "v6lite": "TPU v6e", "v7x": "TPU7x (one of two)",
+    "v6lite": "TPU v6e", "v7": "TPU7x (one of two)", "v7x": "TPU7x (one of two)",
 }  # fmt: skip
 
 _BY_CORES = ("v4", "v5p")
@@ -289,7 +292,12 @@ def _in_a_node(device: Device) -> tuple[Device, tuple[str, ...]]:
 def _edition(name: str, device: Device) -> tuple[str, ...]:
     """Return the assumption about the product, if a name covers several products."""
     plain = _plain(name)
-    if plain in ("a100", "h100", "v100", "mi250", "mi300") and plain != _plain(device.name):
+    if device.vendor == "AWS":
+        return (
+            f"no kernel of {device.name} was measured: shares of its peaks are those of NVIDIA GPUs, and no compiler "
+            "for it is known here",
+        )
+    if plain in ("a100", "h100", "h800", "v100", "mi250", "mi300", "rtxpro6000") and plain != _plain(device.name):
         return (f"{plain} is taken for {device.name}",)
     return ()
 

@@ -31,7 +31,8 @@ VECTOR = 16
 """Bytes of a vectorised access; a product whose rows are not a multiple of it accesses elements one by one."""
 
 _NEAREST = {
-    "sm_75": "sm_70", "sm_86": "sm_80", "sm_89": "sm_80", "sm_100a": "sm_90a", "gfx90a": "gfx942", "gfx950": "gfx942",
+    "sm_75": "sm_70", "sm_86": "sm_80", "sm_89": "sm_80", "sm_100a": "sm_90a", "sm_103a": "sm_100a",
+    "sm_120a": "sm_80", "gfx90a": "gfx942", "gfx950": "gfx942",
 }  # fmt: skip
 
 

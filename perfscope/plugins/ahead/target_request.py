@@ -65,6 +65,8 @@ GENERATIONS: dict[str, Generation] = {
     "sm_89": _nvidia(100, 99, 1536, 128),
     "sm_90a": _nvidia(228, 227, 2048, 128),
     "sm_100a": _nvidia(228, 227, 2048, 128),
+    "sm_103a": _nvidia(228, 227, 2048, 128),
+    "sm_120a": _nvidia(100, 99, 1536, 128),
 }
 
 
@@ -189,8 +191,13 @@ def target_request(target: Target, *, configured: bool) -> TargetRequest:
 
     ``configured``: XLA gets a target config, so its values must be known.
 
-    ``UsageError`` for a device whose values are not sufficient for compiling.
+    ``UsageError`` for a device whose values are not sufficient for compiling, or without a compiler.
     """
+    if target.platform == "gpu" and target.device.architecture is None:
+        raise UsageError(
+            f"--target {target.asked}: no compiler for {target.device.name} is known; "
+            "`perfscope plan` models a mesh of it from its peaks"
+        )
     return TargetRequest(
         machine=CompiledTarget(
             asked=target.asked,

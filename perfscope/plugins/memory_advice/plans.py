@@ -27,12 +27,18 @@ is assumed."""
 NETWORK = "InfiniBand NDR"
 
 HOST_LINKS = {
+    "GB300": "NVLink-C2C",
     "GB200": "NVLink-C2C",
+    "B300": "PCIe 6 x16",
     "B200": "PCIe 5 x16",
     "H200": "PCIe 5 x16",
     "H100": "PCIe 5 x16",
+    "H800": "PCIe 5 x16",
+    "H20": "PCIe 5 x16",
     "L4": "PCIe 4 x16",
     "A": "PCIe 4 x16",
+    "RTX 5090": "PCIe 5 x16",
+    "RTX PRO 6000": "PCIe 5 x16",
     "RTX 4090": "PCIe 4 x16",
     "RTX 3090": "PCIe 4 x16",
     "MI3": "PCIe 5 x16",
