@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from perfscope.dashboards.report.compare.comparison import compare as compare
     from perfscope.model.finding import Finding as Finding
     from perfscope.model.finding import Outcome as Outcome
+    from perfscope.model.kernel_cost import Cost as Cost
+    from perfscope.model.kernel_cost import kernel_cost as kernel_cost
     from perfscope.model.trace import Trace as Trace
     from perfscope.plugins.ahead.compile_for import CompiledFor as CompiledFor
     from perfscope.plugins.ahead.compile_for import compile_for as compile_for
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Analysis",
     "CompiledFor",
+    "Cost",
     "Finding",
     "Outcome",
     "Trace",
@@ -48,6 +51,7 @@ __all__ = [
     "compare",
     "compile_for",
     "figures",
+    "kernel_cost",
     "load",
     "load_all",
     "profile",
@@ -58,11 +62,13 @@ __all__ = [
 
 _HOMES = {
     "Analysis": "perfscope.analyzers.engine:Analysis",
+    "Cost": "perfscope.model.kernel_cost:Cost",
     "Finding": "perfscope.model.finding:Finding",
     "Outcome": "perfscope.model.finding:Outcome",
     "Trace": "perfscope.model.trace:Trace",
     "analyze": "perfscope.analyzers.engine:analyze",
     "compare": "perfscope.dashboards.report.compare.comparison:compare",
+    "kernel_cost": "perfscope.model.kernel_cost:kernel_cost",
     "load": "perfscope.analyzers.readers.load:load_one",
     "load_all": "perfscope.analyzers.readers.load:load_all",
     "profile": "perfscope.profiler.launch.inside:profile",

@@ -81,7 +81,8 @@ class GraphBuilder:
              view: bool = False, phase: str = "forward", flops: int | None = None, module: str = "",
              file: str | None = "model.py", line: int | None = 1, function: str | None = "forward",
              sequence: int | None = None, host_read: str | None = None, recompute: bool = False,
-             checks: bool = False, loop_file: str | None = None, loop_line: int | None = None) -> None:  # fmt: skip
+             checks: bool = False, loop_file: str | None = None, loop_line: int | None = None,
+             declared_bytes: int | None = None, declared_dtype: str | None = None) -> None:  # fmt: skip
         self.ops.append(
             GraphOp(
                 index=len(self.ops),
@@ -104,5 +105,7 @@ class GraphBuilder:
                 checks=checks,
                 loop_file=loop_file,
                 loop_line=loop_line,
+                declared_bytes=declared_bytes,
+                declared_dtype=declared_dtype,
             )
         )

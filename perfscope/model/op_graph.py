@@ -67,6 +67,10 @@ class GraphOp:
     """File of the innermost Python loop around the op outside of torch; None: no loop, or an older recording."""
     loop_line: int | None = None
     """Line of its ``for`` or ``while``."""
+    declared_bytes: int | None = None
+    """Bytes that it moves as its author declared (`model/kernel_cost.py`); None: not declared."""
+    declared_dtype: str | None = None
+    """dtype of its FLOPs as declared; None: that of its operands."""
 
     @property
     def checkpoint(self) -> tuple[str, int] | None:

@@ -111,6 +111,8 @@ class Plugin(NamedTuple):
     """Kind -> module that prepares data of a page in a child of the server (`dashboards/web/server/works.py`)."""
     documents: Mapping[str, str] = _NOTHING
     """Name in the schema (``perfscope.NAME/1``) of JSON documents besides recordings -> module that reads them."""
+    costs: str = ""
+    """Module that declares costs of kernels (`perfscope.kernel_cost`) when it is imported, before an analysis."""
     scale_out: str = ""
     """Module that reads files at URLs and works on clusters, with the functions of `plugins/scale_out/remote.py`."""
 

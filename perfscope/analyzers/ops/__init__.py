@@ -117,6 +117,7 @@ if TYPE_CHECKING:
     from perfscope.analyzers.ops.attention import trace_attentions as trace_attentions
     from perfscope.analyzers.ops.fusion import NOTHING_LOST as NOTHING_LOST
     from perfscope.analyzers.ops.fusion import FusionGroup as FusionGroup
+    from perfscope.analyzers.ops.fusion import flow_bytes as flow_bytes
     from perfscope.analyzers.ops.fusion import fusion_groups as fusion_groups
     from perfscope.analyzers.ops.fusion import fusion_reason as fusion_reason
     from perfscope.analyzers.ops.fusion import is_elementwise as is_elementwise
@@ -139,7 +140,7 @@ else:
         __name__,
         {
             "attention": "trace_attentions",
-            "fusion": "FusionGroup NOTHING_LOST fusion_groups fusion_reason is_elementwise region_bytes",
+            "fusion": "FusionGroup NOTHING_LOST flow_bytes fusion_groups fusion_reason is_elementwise region_bytes",
             "recompute": "EVALUATE OPTIMIZER_STEP RecomputeRegion autograd_nodes recompute_regions recomputed_ops",
             "tables.work_by_name": "RESULT",
             "work_by_name": "NamedWork achieved_by device_work_by_name host_op_costs ops_by_name rows_by_code",

@@ -32,14 +32,16 @@ from perfscope.analyzers.devices import (
 )
 from perfscope.analyzers.graph import trace_flow
 from perfscope.analyzers.ops.eager_cost import op_cost
-from perfscope.analyzers.ops.fusion import is_elementwise_kernel, region_bytes
+from perfscope.analyzers.ops.fusion import graph_cost, is_elementwise_kernel
 from perfscope.analyzers.ops.graph_time import graph_time
+from perfscope.analyzers.ops.kernel_names import short_kernel_name
 from perfscope.analyzers.ops.kernels import matmul_precision
 from perfscope.analyzers.ops.op_call import CostKind, OpCost
 from perfscope.analyzers.ops.recompute import recomputed_ops
 from perfscope.analyzers.spans import nearest_ancestor, work_inside
 from perfscope.model.collectives import algorithm_of, bus_bytes, element_size, message_elements, operation_of
 from perfscope.model.intervals import Int64
+from perfscope.model.kernel_cost import declared_kernel
 from perfscope.model.trace import MISSING, CopyKind, SliceKind, Trace
 
 if TYPE_CHECKING:
@@ -147,6 +149,7 @@ def kernel_costs(trace: Trace) -> Costs:
     _add_collectives(trace, costs, devices)
     if trace.hlo:
         _add_instructions(trace, costs, devices)
+    _add_declared(trace, costs, devices)
     return costs
 
 
@@ -220,16 +223,13 @@ def slice_costs(trace: Trace) -> dict[int, OpCost]:
     if graph is None or flow is None:
         return {}
     result: dict[int, OpCost] = {}
-    known: dict[int, OpCost] = {}
+    known: dict[int, OpCost | None] = {}
     for spans in trace.fact(graph_time).spans:
         for index in np.flatnonzero(spans != MISSING).tolist():
             if index not in known:
-                op = graph.ops[index]
-                moved = region_bytes(graph, flow, flow.reads[index]) + region_bytes(graph, flow, flow.writes[index])
-                dtype = graph.tensors[op.inputs[0]].dtype if op.inputs else ""
-                known[index] = OpCost(kind="product" if op.flops else "memory", flops=op.flops or 0, bytes=moved,
-                                      dtype=dtype)  # fmt: skip
-            result[int(spans[index])] = known[index]
+                known[index] = graph_cost(graph, flow, index)
+            if (cost := known[index]) is not None:
+                result[int(spans[index])] = cost
     return result
 
 
@@ -484,6 +484,22 @@ def _add_instructions(trace: Trace, costs: Costs, devices: tuple[Device | None, 
         peaks = devices[device]
         roof = None if peaks is None else roof_of(cost, peaks)
         costs.roof_ns[rows] = np.nan if roof is None or roof.bound == "unknown" else share * roof.roof_ns
+
+
+def _add_declared(trace: Trace, costs: Costs, devices: tuple[Device | None, ...]) -> None:
+    """Add kernels that no op accounts for and whose author declared a cost by their name."""
+    kernels = trace.rows["kernels"]
+    unknown = np.flatnonzero(np.isnan(costs.bytes) & ~kernels["communication"])
+    for code in np.unique(kernels["name"][unknown]).tolist():
+        name = trace.text(code)
+        cost = declared_kernel(name) or declared_kernel(short_kernel_name(name))
+        if cost is None or cost.bytes is None:
+            continue
+        rows = unknown[kernels["name"][unknown] == code]
+        known = OpCost(kind="memory", flops=cost.total_flops, bytes=cost.bytes, dtype=cost.dtype)
+        costs.flops[rows], costs.bytes[rows] = known.flops, known.bytes
+        roofs = [_roof_ns(device, known, ()) for device in devices]
+        costs.roof_ns[rows] = np.array(roofs)[kernels["device"][rows]]
 
 
 def _instruction_kernels(trace: Trace) -> dict[tuple[InstructionTime, int], list[int]]:

@@ -22,7 +22,8 @@ from msgspec.structs import replace
 
 from perfscope.analyzers.devices import Sizes, product_sizes
 from perfscope.analyzers.ops.kernels import ITEM_SIZES, Operand, Shape, broadcast, promoted
-from perfscope.analyzers.ops.op_call import Argument, OpCall, OpCost, parse_call
+from perfscope.analyzers.ops.op_call import Argument, CostKind, OpCall, OpCost, parse_call
+from perfscope.model.kernel_cost import declared_cost, is_declared
 from perfscope.model.op_flops import attention_flops, flops_of, product_flops
 
 Formula = Callable[[OpCall], OpCost | None]
@@ -84,7 +85,6 @@ _PACKAGE = "query key value dropout_p softmax_scale is_causal"
 _PACKAGE_BACKWARD = "grad query key value out softmax_lse dq dk dv dropout_p softmax_scale is_causal"
 
 
-@lru_cache(maxsize=65536)
 def op_cost(
     name: str,
     shapes: str,
@@ -95,11 +95,41 @@ def op_cost(
     list_dtype: str = "",
     elementwise: bool = False,
 ) -> OpCost | None:
-    """Return the cost of a call; ``None`` without a formula, or if inputs of the formula were not recorded.
+    """Return the cost of a call, as its author declared it or by a formula; ``None`` if unknown.
 
     ``shapes``, ``dtypes``, ``strides``, ``values``: JSON text as recorded. ``list_dtype``: of tensors in lists.
     ``elementwise``: all its kernels are elementwise, so that it needs no formula.
     """
+    if is_declared(name):
+        return _declared(name, shapes, dtypes, strides, values, list_dtype)
+    return _known_cost(name, shapes, dtypes, strides, values, list_dtype=list_dtype, elementwise=elementwise)
+
+
+def _declared(name: str, shapes: str, dtypes: str, strides: str, values: str, list_dtype: str) -> OpCost | None:
+    try:
+        call = parse_call(name, shapes, dtypes, strides, values, list_dtype)
+        cost = declared_cost(name, *call.arguments)
+        if cost is None:
+            return None
+        moved = sum(tensor.bytes for tensor in call.tensors) if cost.bytes is None else cost.bytes
+        kind: CostKind = "product" if cost.total_flops else "memory"
+        return _possible(OpCost(kind=kind, flops=cost.total_flops, bytes=moved, dtype=cost.dtype), call)
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+@lru_cache(maxsize=65536)
+def _known_cost(
+    name: str,
+    shapes: str,
+    dtypes: str,
+    strides: str = "",
+    values: str = "",
+    *,
+    list_dtype: str = "",
+    elementwise: bool = False,
+) -> OpCost | None:
+    """`op_cost` by a formula; ``None`` without one, or if its inputs were not recorded."""
     try:
         call = parse_call(name, shapes, dtypes, strides, values, list_dtype)
         formula = _inductor_kernel if _INDUCTOR.match(name) else _FORMULAS.get(call.name)

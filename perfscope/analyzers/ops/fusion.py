@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from perfscope.analyzers.graph import Flow, base_name, flow_of, trace_flow
 from perfscope.analyzers.ops.eager_cost import elementwise_result
 from perfscope.analyzers.ops.kernels import Operand, input_tensors
+from perfscope.analyzers.ops.op_call import OpCost
 from perfscope.analyzers.ops.recompute import EVALUATE
 from perfscope.analyzers.spans import GRAPH_CALL, named_slices, nearest_ancestor, slice_name
 from perfscope.model.intervals import numbered
@@ -165,7 +166,7 @@ def group_of(graph: OpGraph, flow: Flow, ops: list[int]) -> FusionGroup:
     written: set[int] = set()
     live: set[int] = set()
     for index in ops:
-        eager += region_bytes(graph, flow, flow.reads[index]) + region_bytes(graph, flow, flow.writes[index])
+        eager += flow_bytes(graph, flow, index)
         inside = {tensor for tensor, producer in flow.producers[index] if producer in members}
         external.update(tensor for tensor in flow.reads[index] if tensor not in inside)
         written.update(flow.writes[index])
@@ -183,6 +184,32 @@ def region_bytes(graph: OpGraph, flow: Flow, tensors: tuple[int, ...]) -> int:
     for (storage, _), size in regions.items():
         by_storage[storage] = by_storage.get(storage, 0) + size
     return sum(min(size, flow.storage_bytes[storage]) for storage, size in by_storage.items())
+
+
+def flow_bytes(graph: OpGraph, flow: Flow, index: int) -> int:
+    """Return the bytes that an op reads and writes, or those that its author declared."""
+    declared = graph.ops[index].declared_bytes
+    if declared is not None:
+        return declared
+    return region_bytes(graph, flow, flow.reads[index]) + region_bytes(graph, flow, flow.writes[index])
+
+
+def graph_cost(graph: OpGraph, flow: Flow, index: int) -> OpCost | None:
+    """Return the cost of an op of a graph; ``None`` for an op of another library without a declared cost."""
+    op = graph.ops[index]
+    known = op.flops is not None or op.declared_bytes is not None or op.pointwise or op.reduction
+    if not known and not op.name.startswith(_LIMITED_BY_MEMORY):
+        return None
+    return OpCost(
+        kind="product" if op.flops else "memory",
+        flops=op.flops or 0,
+        bytes=flow_bytes(graph, flow, index),
+        dtype=op.declared_dtype or (graph.tensors[op.inputs[0]].dtype if op.inputs else ""),
+    )
+
+
+_LIMITED_BY_MEMORY = ("aten.", "prims.")
+"""Namespaces whose ops without a formula only move data; an op of another library may compute anything."""
 
 
 def is_elementwise(op: GraphOp) -> bool:

@@ -114,6 +114,15 @@ class Operand(Struct, frozen=True, kw_only=True):
         """Number of elements."""
         return math.prod(self.shape)
 
+    def numel(self) -> int:
+        """Return the number of elements, as a tensor of PyTorch does: for formulas of `perfscope.kernel_cost`."""
+        return self.elements
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements, as of a tensor of PyTorch."""
+        return self.elements * ITEM_SIZES[self.dtype]
+
     @property
     def bytes(self) -> int:
         """Bytes of its elements; elements with one address (stride 0) count once.

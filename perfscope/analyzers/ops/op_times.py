@@ -138,5 +138,7 @@ def _roofline(trace: Trace, graph: OpGraph, step_ns: int | None, matched: float)
 
 
 def op_bytes(graph: OpGraph, op: GraphOp) -> int:
-    """Bytes that an op reads and writes, each tensor counted once."""
+    """Bytes that an op reads and writes, each tensor counted once, or those that its author declared."""
+    if op.declared_bytes is not None:
+        return op.declared_bytes
     return sum(graph.tensors[index].bytes for index in {*op.inputs, *op.outputs, *op.mutated})

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from perfscope.analyzers.graph import trace_flow
-from perfscope.analyzers.ops import graph_time, longest_ns, ops_time, region_bytes
+from perfscope.analyzers.ops import flow_bytes, graph_time, longest_ns, ops_time
 from perfscope.analyzers.plans.time import bytes_ns, plan_works, shortest_ns
 from perfscope.analyzers.spans import WorkTime
 from perfscope.analyzers.time import step_windows, whole_ns
@@ -110,11 +110,7 @@ def step_bytes(trace: Trace) -> int:
     graph, flow = trace.op_graph, trace.fact(trace_flow)
     if graph is None or flow is None:
         return 0
-    return sum(
-        region_bytes(graph, flow, flow.reads[index]) + region_bytes(graph, flow, flow.writes[index])
-        for index, op in enumerate(graph.ops)
-        if not op.view
-    )
+    return sum(flow_bytes(graph, flow, index) for index, op in enumerate(graph.ops) if not op.view)
 
 
 def steps_in(trace: Trace) -> int:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from perfscope.analyzers.devices import Device, Roof, Sizes, Target, kernel_roof, product_sizes, roofline
 from perfscope.analyzers.graph import Flow, flow_of, short_name
-from perfscope.analyzers.ops import op_category, region_bytes
+from perfscope.analyzers.ops import flow_bytes, op_category
 from perfscope.analyzers.plans.collectives import StepExchanges, planned_collectives, step_exchanges
 from perfscope.analyzers.predict import NO_TIME, Category, Factors, Range, between, factors_for, ns_range, usual_range
 from perfscope.analyzers.predict import Work as KernelWork
@@ -84,7 +84,7 @@ def plan_works(trace: Trace) -> tuple[PlanWork, ...]:
 
 def op_bytes(graph: OpGraph, flow: Flow, index: int) -> int:
     """Bytes that an op of a graph reads and writes."""
-    return region_bytes(graph, flow, flow.reads[index]) + region_bytes(graph, flow, flow.writes[index])
+    return flow_bytes(graph, flow, index)
 
 
 def bytes_ns(target: Target, moved: int) -> int:
@@ -222,7 +222,7 @@ def _category(op: GraphOp) -> Category:
 def _sizes(graph: OpGraph, op: GraphOp) -> Sizes | None:
     """Sizes of a product from the shapes of its last two operands, of attention from the first two."""
     shapes = [graph.tensors[index].shape for index in op.inputs]
-    if not op.flops or "conv" in op.name or len(shapes) < 2:
+    if not op.flops or "conv" in op.name or len(shapes) < 2 or not op.name.startswith("aten."):
         return None
     if "attention" in op.name:
         queries, keys = shapes[:2]
@@ -278,6 +278,8 @@ def op_ranges(graph: OpGraph, target: Target, float32_products: str) -> tuple[Ra
 
 def _dtype(graph: OpGraph, op: GraphOp, float32_products: str) -> str:
     """Dtype in which a product is computed; for other ops the dtype of the first operand, as for ops that ran."""
+    if op.declared_dtype:
+        return op.declared_dtype
     if op.flops or not op.inputs:
         return product_dtype(graph, op, float32_products) or ""
     return graph.tensors[op.inputs[0]].dtype

@@ -26,6 +26,7 @@ Table = dict[str, list[Cell]]
 
 _TEXTS = frozenset({
     "name", "phase", "module", "file", "function", "host_read", "checkpoint_file", "loop_file", "dtype", "device",
+    "declared_dtype",
 })  # fmt: skip
 """Columns of texts, which are numbers of ``strings`` in the file."""
 

@@ -244,7 +244,7 @@ def graph_device(trace: Trace) -> Device | None:
 def _op(graph: OpGraph, op: GraphOp, ns: float, basis: Basis, device: Device | None) -> Point:
     moved = op_bytes(graph, op)
     tensor = next((graph.tensors[index] for index in (*op.inputs, *op.outputs)), None)
-    dtype = "" if tensor is None else tensor.dtype.removeprefix("torch.")
+    dtype = op.declared_dtype or ("" if tensor is None else tensor.dtype.removeprefix("torch."))
     least, bound = _least(op.flops, moved, dtype, device)
     namespace, _, rest = base_name(op).partition(".")
     return Point(

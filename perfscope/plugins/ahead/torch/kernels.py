@@ -19,10 +19,12 @@ from perfscope.model.documents.torch_plan import (
     PlannedKernel,
     PlannedRefusal,
 )
+from perfscope.model.kernel_cost import Cost
 from perfscope.model.op_flops import FUSED_ATTENTION, PRODUCTS, flops_of
 from perfscope.plugins.ahead.torch import compat
 from perfscope.plugins.ahead.torch.compiler import ScheduledGraph
 from perfscope.profiler.torch.compile_log import kernels_apart
+from perfscope.profiler.torch.op_graph.declared import declared_call
 from perfscope.profiler.torch.op_graph.frames import Frames
 
 # Pairs of kernels in a planned graph that inductor's scheduler did not fuse, each once with the reason.
@@ -163,6 +165,10 @@ class KernelReader:
         if origin is None:
             origin = next((origin for origin in origins if short in str(origin.target)), None)
         flops, dtype, shape = _node_work(origin)
+        declared = _declared(origin)
+        if declared is not None:
+            flops, dtype, shape = declared.total_flops, declared.dtype or dtype, None
+            read = read if declared.bytes is None else max(0, declared.bytes - written)
         kind: KernelKind = "product" if short in PRODUCTS else "attention" if FUSED_ATTENTION.search(name) else "extern"
         return PlannedKernel(
             name=name,
@@ -283,6 +289,14 @@ def _node_work(origin: Any) -> tuple[int | None, str | None, str | None]:
         return (None if flops is None else int(flops)), dtype, shape
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):  # an op called in another form
         return None, dtype, None
+
+
+def _declared(origin: Any) -> Cost | None:
+    """The cost of an FX node's op as its author declared it."""
+    if origin is None or not callable(origin.target):
+        return None
+    arguments, named = torch.fx.map_arg((origin.args, origin.kwargs), _value)
+    return declared_call(origin.target, arguments, named, origin.meta.get("val"))
 
 
 def _value(argument: Any) -> Any:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfscope.model.errors import PerfscopeError, UsageError
 from perfscope.model.files import json_bytes, write_atomically
+from perfscope.model.kernel_cost import Cost
 from perfscope.model.op_graph import BATCH_COLUMNS, OP_COLUMNS, OP_GRAPH_SCHEMA, TENSOR_COLUMNS, TokenBatch
 from perfscope.profiler.patching import Undo, undo_all, wrap
 from perfscope.profiler.torch import compat
@@ -217,9 +218,13 @@ class OpTable:
         checkpoint: tuple[str, int] | None = None,
         checks: bool = False,
         loop: tuple[str, int] | None = None,
+        declared: Cost | None = None,
         **rest: Any,
     ) -> None:
-        """One op. ``host_read``: reason, type of the device of the value; ``checkpoint``, ``loop``: file, line."""
+        """One op. ``host_read``: reason, type of the device of the value; ``checkpoint``, ``loop``: file, line.
+
+        ``declared``: its cost as its author declared it.
+        """
         if host_read is not None:
             self._reads.append((len(self), *host_read))
         row = dict(
@@ -236,7 +241,11 @@ class OpTable:
             checks=checks,
             loop_file=None if loop is None else self._string(loop[0]),
             loop_line=None if loop is None else loop[1],
+            declared_bytes=None if declared is None else declared.bytes,
+            declared_dtype=self._string(declared.dtype or None) if declared is not None else None,
         )
+        if declared is not None:
+            row["flops"] = declared.total_flops
         for column in OP_COLUMNS:
             self._ops[column].append(row[column])
 

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfscope.model.op_flops import aten, flops_of
 from perfscope.profiler.torch.op_graph.capture import OpTable
+from perfscope.profiler.torch.op_graph.declared import declared_call
 from perfscope.profiler.torch.op_graph.frames import Frames, Site, called_function, decides_branch, reads_step_counter
 from perfscope.profiler.torch.op_graph.token_ids import counted
 
@@ -404,6 +405,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
             reduction=facts.reduction,
             view=view,
             flops=0 if view else flops_of(facts.name, named.get, results),
+            declared=None if view else declared_call(func, args, kwargs, result),
             module=module,
             line=line,
             sequence=sequence,
