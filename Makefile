@@ -27,6 +27,8 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 PLUGIN_WORKERS ?= 1
 SLOW_WORKERS ?= 2
+# Named, not found: pytest rewrites the assertions of every package that has a plug-in, and perfscope has one.
+PYTEST_PLUGINS := --disable-plugin-autoload -p xdist -p _hypothesis_pytestplugin
 FUZZ_INPUTS ?= 2000
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 QUIET := --quiet
@@ -45,18 +47,17 @@ demo: $(VENV)/.installed-demo
 	@echo 'The same training without the defects, in turns with it, without a profiler:'
 	$(BIN)/python -m perfscope.workloads.demo --pairs 6
 
-# The checks of types and layers need one core: they run next to the tests, after the checks of style, which take a second.
 test: style
-	$(MAKE) --jobs=3 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) types test-core test-plugins
+	$(MAKE) --jobs=2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) test-core test-plugins
 
 test-core: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=15 -rs -m "not slow" --ignore=tests/plugins
+	$(BIN)/python -m pytest $(PYTEST_PLUGINS) -n $(WORKERS) --dist worksteal --durations=15 -rs -m "not slow" --ignore=tests/plugins
 
 test-plugins: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -n $(PLUGIN_WORKERS) --dist worksteal --durations=5 -rs -m "not slow" tests/plugins/$(NAME)
+	$(BIN)/python -m pytest $(PYTEST_PLUGINS) -n $(PLUGIN_WORKERS) --dist worksteal --durations=5 -rs -m "not slow" tests/plugins/$(NAME)
 
 test-slow: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -n $(SLOW_WORKERS) --dist worksteal --durations=15 -rs -m slow
+	$(BIN)/python -m pytest $(PYTEST_PLUGINS) -n $(SLOW_WORKERS) --dist worksteal --durations=15 -rs -m slow
 
 fuzz: $(VENV)/.installed-test
 	$(BIN)/python -m tests.fuzz --inputs $(FUZZ_INPUTS)
@@ -109,7 +110,7 @@ test-field-%: $(VENV)/field/%/.installed
 
 $(VENV)/field/%/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)/field/$*
-	$(VENV)/field/$*/bin/python -m pip install --quiet $(FIELD_$*) 'hypothesis>=6.100' 'pytest>=8.3' --editable .
+	$(VENV)/field/$*/bin/python -m pip install --quiet $(FIELD_$*) 'hypothesis>=6.100' 'pytest>=8.4' --editable .
 	@touch $@
 
 bench: $(VENV)/.installed-test
@@ -135,7 +136,7 @@ $(VENV)/.installed-%: pyproject.toml constraints.txt | $(BIN)/python
 $(OLDEST)/.installed: pyproject.toml
 	@test -n '$(OLDEST_JAX)' || { echo >&2 'make: pyproject.toml does not say which jax is the oldest'; exit 1; }
 	$(PYTHON) -m venv $(OLDEST)
-	$(OLDEST)/bin/python -m pip install --quiet 'jax==$(OLDEST_JAX)' 'hypothesis>=6.100' 'jsonschema>=4.23' 'pytest>=8.3' 'pytest-xdist>=3.6' --editable .
+	$(OLDEST)/bin/python -m pip install --quiet 'jax==$(OLDEST_JAX)' 'hypothesis>=6.100' 'jsonschema>=4.23' 'pytest>=8.4' 'pytest-xdist>=3.6' --editable .
 	@touch $@
 
 $(BIN)/python:

@@ -151,7 +151,7 @@ class TestKinds:
 HTA = "kineto/HolisticTraceAnalysis__trace_diff"
 
 PAIRS = [
-    (f"{HTA}_control.json.gz", f"{HTA}_test.json.gz"),
+    pytest.param(f"{HTA}_control.json.gz", f"{HTA}_test.json.gz", marks=pytest.mark.slow),
     ("kineto/TraceLens__h100_qwen1.5-0.5b.json.gz", "kineto/TraceLens__mi300_qwen1.5-0.5b.json.gz"),
     pytest.param(
         "nsys_sqlite/nsys-ai__mfu_2gpu_before.sqlite.gz", "nsys_sqlite/nsys-ai__h100_2gpu_1s.sqlite.gz",

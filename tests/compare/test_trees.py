@@ -159,6 +159,7 @@ def test_the_documents_of_a_comparison_have_both() -> None:
         of(values)
 
 
+@pytest.mark.slow
 @pytest.mark.corpus
 def test_public_traces_of_one_model_eager_and_compiled(corpus: Path) -> None:
     names = ("HolisticTraceAnalysis__trace_diff_control.json.gz", "HolisticTraceAnalysis__trace_diff_test.json.gz")

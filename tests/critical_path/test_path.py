@@ -241,7 +241,7 @@ class TestDrawnPrograms:
 
 
 @pytest.mark.corpus
-@pytest.mark.parametrize("folder", ["kineto", "nsys_sqlite", "xplane"])
+@pytest.mark.parametrize("folder", [pytest.param("kineto", marks=pytest.mark.slow), "nsys_sqlite", "xplane"])
 def test_paths_of_recordings_sum_to_their_steps(folder: str, corpus: Path) -> None:
     walked = 0
     for file in corpus_files(folder):

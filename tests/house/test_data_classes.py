@@ -7,6 +7,8 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import REPOSITORY
 from tests.house.outline import outline
 
@@ -71,6 +73,7 @@ def test_a_data_class_is_found(tmp_path: Path) -> None:
     assert with_data_classes(package) == {"package/bare.py", "package/called.py"}
 
 
+@pytest.mark.slow
 def test_these_modules_work_without_msgspec() -> None:
     modules = [name.removesuffix(".py").replace("/", ".") for name in sorted(STANDARD_LIBRARY_ONLY)]
     for framework in ("torch", "jax"):

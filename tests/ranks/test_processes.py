@@ -225,6 +225,7 @@ def run(folder: Path) -> list[Trace]:
     return list(load_path(profiles).traces)
 
 
+@pytest.mark.slow
 @pytest.mark.jax
 @pytest.mark.skipif(sys.platform != "linux", reason="gloo in jaxlib is Linux's")
 def test_two_real_processes(tmp_path: Path) -> None:

@@ -89,6 +89,7 @@ for _ in range(12):
 """
 
 
+@pytest.mark.slow
 def test_a_program_that_asks_for_torch_before_it_imports_it_is_captured(tmp_path: Path) -> None:
     """As transformers does: `from transformers import ...` before `import torch`."""
     write(tmp_path, ASKS_FIRST)

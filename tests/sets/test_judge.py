@@ -89,6 +89,7 @@ def test_damaged_and_other_files_are_said(megatron_files: Path) -> None:
         judge_paths(sorted(megatron_files.glob("*.gz")), jobs=2)
 
 
+@pytest.mark.slow
 @pytest.mark.corpus
 def test_a_rank_whose_reader_is_killed_is_said(megatron_files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judging, "JudgeTask", KilledAtRankTwo)

@@ -30,7 +30,7 @@ RECORDED = (
     "kineto/torchrec__sst_long_a2a_optimizer_4_44237__rank2.json.gz",
     "kineto/param__linear_kineto.json.gz",
     "kineto/ao__quantize_vit_bfloat16.json.gz",
-    "nsys_jax/JAX-Toolbox__maxtext_fsdp4_test_data.zip",
+    pytest.param("nsys_jax/JAX-Toolbox__maxtext_fsdp4_test_data.zip", marks=pytest.mark.slow),
     "xplane/xprof__tpu_inference_2.xplane.pb.gz",
 )
 """Steps that are recorded, or lie between optimizer steps, repeated ranges, or executions."""

@@ -134,6 +134,7 @@ def check(folder: Path, framework: str, kind: str, *options: str) -> None:
     assert ("train.py", line_of(framework, kind)) in [(one.where.file, one.where.line) for one in findings]
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_tokenizer_in_the_loop_is_flagged_at_its_line(tmp_path: Path) -> None:
     check(tmp_path, "torch", "tokenizer")

@@ -105,6 +105,7 @@ def test_a_script_for_an_h100(project: Path, capfd: pytest.CaptureFixture[str]) 
     assert "compiled for h100" in capfd.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.aot
 @pytest.mark.jax
 def test_only_the_function_asked_for(project: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -159,6 +159,7 @@ def test_a_loop_within_a_layer_is_left_and_told() -> None:
     assert any("left as it is: the checkpoint" in note for note in notes)
 
 
+@pytest.mark.slow
 def test_a_line_names_what_is_no_layer() -> None:
     book = traced(blocked("none"), "full")
     inner = next(one for one in book.left if one.place.kind == "checkpoint")
@@ -463,6 +464,7 @@ def test_only_a_rule_has_loops() -> None:
         named.notes()
 
 
+@pytest.mark.slow
 def test_names_that_a_rule_gives() -> None:
     text, book = changed(rules_in_a_scan, "none", "names:hidden", SMALL)
     assert book is not None
@@ -492,6 +494,7 @@ def a_scan_alone(weights: Any, x: jax.Array) -> jax.Array:
     return (scanned_layers("none", plain)(weights, x) ** 2).mean()
 
 
+@pytest.mark.slow
 def test_gradients_outside_of_jit() -> None:
     one = {"up": jnp.full((RULE_LAYERS, 8, 8), 0.1), "down": jnp.full((RULE_LAYERS, 8, 8), 0.2)}
     x = jnp.linspace(-1, 1, 32).reshape(4, 8)

@@ -81,6 +81,7 @@ def test_tensors_without_data_are_copied_and_what_stands_for_a_class_is_a_class(
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_torch_without_an_interface_is_one_clear_sentence() -> None:
     pytest.importorskip("torch")
     from perfscope.plugins.ahead.torch import compat

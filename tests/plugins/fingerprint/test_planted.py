@@ -61,6 +61,7 @@ def test_another_default_in_a_module(runs: Runs, line_of: LineOf) -> None:
     assert (first.cause, *placed(first)) == ("arguments", "native_layer_norm", line_of("planted.py", "norm"))
 
 
+@pytest.mark.slow
 def test_threads_change_a_sum(runs: Runs, line_of: LineOf) -> None:
     a, b = runs.planted("base"), runs.planted("threads")
     document = compare_runs(a, b)

@@ -71,6 +71,7 @@ def test_on_the_screen(line: list[str], capsys: pytest.CaptureFixture[str]) -> N
     assert err == "", "the second time nothing is new"
 
 
+@pytest.mark.slow
 def test_one_metric_with_its_runs(known: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     out, _ = said(capsys, "step time")
     assert "reads by the host" not in out
@@ -103,6 +104,7 @@ def test_json_and_page(known: list[str], capsys: pytest.CaptureFixture[str]) -> 
     assert page.count('<svg class="ps-plot"') == len(moved) < len(held["series"])
 
 
+@pytest.mark.slow
 def test_several_commits_between_two_runs(line: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     import shutil
 

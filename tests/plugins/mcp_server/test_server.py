@@ -98,6 +98,7 @@ def test_an_agent_gets_each_answer_and_one_line_per_error(folder: Path) -> None:
     assert "\n" not in texts[8] + texts[9]
 
 
+@pytest.mark.slow
 def test_answers_are_bounded_repeatable_and_name_basis_and_check(answers: Answers) -> None:
     makers = {
         "list_runs": lambda: answers.list_runs(),

@@ -49,7 +49,9 @@ def test_today_and_the_plan_to_take_are_always_named() -> None:
         assert sorted(named) == ["recommended", "today"]
 
 
-@pytest.mark.parametrize(("count", "width", "dark"), [(1, 390, False), (2, 1280, True), (24, 390, True)])
+@pytest.mark.parametrize(
+    ("count", "width", "dark"), [(1, 390, False), (2, 1280, True), pytest.param(24, 390, True, marks=pytest.mark.slow)]
+)
 def test_the_page_of_plans_fits(page: Page, tmp_path: Path, count: int, width: int, dark: bool) -> None:
     for number, shown in enumerate((report(step(count)), report(checkpointed(step(count)), count * MIB))):
         file = tmp_path / f"{number}.html"

@@ -77,6 +77,7 @@ def test_overflow_is_named_at_its_op_line_and_step(recorded: Any, donate: bool) 
     assert "float16" in finding.advice
 
 
+@pytest.mark.slow
 def test_the_round_of_a_scan_that_made_it(recorded: Any) -> None:
     from tests.plugins.numerics.planted_jax import divided, line_of, train
 
@@ -135,6 +136,7 @@ def test_gradients_that_a_function_gives(recorded: Any) -> None:
     assert not [item for item in numerics.tensors if item.kind == "parameter"]
 
 
+@pytest.mark.slow
 def test_the_state_of_an_optimizer_is_no_parameter(recorded: Any) -> None:
     import jax.numpy as jnp
 
@@ -168,6 +170,7 @@ def test_a_variance_of_two_means_cancels(recorded: Any, planted: bool) -> None:
     assert lines == ({line_of("cancellation")} if planted else set())
 
 
+@pytest.mark.slow
 def test_a_sum_in_16_bits_is_computed_again(recorded: Any) -> None:
     import jax.numpy as jnp
 

@@ -54,6 +54,7 @@ def test_sides(tmp_path: Path) -> None:
     assert run(tmp_path, "--matrix", f"a@{tmp_path}/gone,b@{tmp_path}") == 2
 
 
+@pytest.mark.slow
 def test_the_side_that_is_wrong_parts_from_all_others(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sides = f"cpu-f32,gpu-bf16@{recorded / 'bf16'},tpu@{recorded / 'jax'}"
     cases = matrix(recorded, f"{MODELS}:in_torch", "--matrix", sides)

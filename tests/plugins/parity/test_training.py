@@ -77,6 +77,7 @@ def test_runs_without_values_are_told_how_to_record_them(tmp_path: Path) -> None
         compare_trainings(tmp_path, tmp_path)
 
 
+@pytest.mark.slow
 def test_command(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     program = tmp_path / "train.py"

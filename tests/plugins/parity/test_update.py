@@ -120,6 +120,7 @@ def test_the_same_step_is_the_same_and_its_settings_are_told() -> None:
     assert {each.name: each.b for each in group.settings}["epsilon"] == "1e-08"
 
 
+@pytest.mark.slow
 def test_a_frozen_weight_and_one_that_is_tied_on_one_side_are_named() -> None:
     frozen = Tied()
     frozen.head.bias.requires_grad_(requires_grad=False)

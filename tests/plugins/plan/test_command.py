@@ -84,6 +84,7 @@ def test_the_page_shows_a_plan_and_names_a_damaged_file(tmp_path: Path) -> None:
     assert page.mark(asked()) != before
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_the_script_that_measures_runs(tmp_path: Path) -> None:
     """On one gloo rank, as a rehearsal: exchanges of groups that do not exist there are left out."""

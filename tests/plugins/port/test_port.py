@@ -122,8 +122,8 @@ WHERE = {"donation": "traces.py"}
 """File with the marked line, if it is not the model's: the call of the compiled step."""
 
 
-COSTLY = {"wider products", "second forward in JAX"}
-"""Both sides are compiled for each of them."""
+COSTLY = {"wider products", "second forward in JAX", "donation"}
+"""Seconds each: both sides are compiled, or a program of several steps."""
 
 
 @pytest.mark.parametrize(
@@ -160,6 +160,7 @@ def test_an_unrolled_loop_is_the_only_difference() -> None:
     assert compared("", "", layers=MANY)[1] == ()
 
 
+@pytest.mark.slow
 def test_layers_of_another_size_are_named_with_the_reason() -> None:
     ledger, _ = compared()
     both = place(of_torch("", 2, False), of_jax("", MANY, False))

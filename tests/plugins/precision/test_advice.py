@@ -99,6 +99,7 @@ def test_layers_go_where_they_keep_their_values(in_torch: Numerics) -> None:
     assert advise(in_torch, "run", None, ("bf16",)).recipe == ""
 
 
+@pytest.mark.slow
 @pytest.mark.jax
 def test_products_of_jax_are_measured_as_those_of_torch(in_torch: Numerics) -> None:
     jax = pytest.importorskip("jax")

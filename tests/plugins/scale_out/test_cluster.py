@@ -88,6 +88,7 @@ def test_a_worker_killed_half_way_loses_nothing(cluster: Any, megatron: Path) ->
     assert render(analysis, "json") == render(judge_paths([megatron], jobs=1).analysis, "json")
 
 
+@pytest.mark.slow
 def test_the_work_is_done_by_the_workers(cluster: Any) -> None:
     done = dict(work_on_cluster(worker_of, range(12), address=cluster.scheduler_address))
     assert {place: result[0] for place, result in done.items() if not isinstance(result, LostTask)} == {

@@ -71,6 +71,7 @@ def test_several_at_once_in_a_program_that_keeps_its_results(tmp_path: Path) -> 
     assert report.peak_rss_bytes > 50 << 20
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_launch_ends_after_its_steps_as_by_sys_exit(tmp_path: Path) -> None:
     program = f"""{LOOP}
@@ -101,6 +102,7 @@ def test_a_rank_of_several_is_never_ended(tmp_path: Path, monkeypatch: pytest.Mo
     assert (launch.problem, launch.steps_seen, launch.reports[0].ended_after) == (None, 12, None)
 
 
+@pytest.mark.slow
 @pytest.mark.jax
 def test_a_launch_of_jax_ends_when_enough_steps_are_timed(tmp_path: Path) -> None:
     program = """

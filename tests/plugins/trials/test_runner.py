@@ -171,6 +171,7 @@ def test_settings_that_were_not_found_are_not_tried(tmp_path: Path, monkeypatch:
         assert "fused-optimizer" in names
 
 
+@pytest.mark.slow
 def test_pairs_grow_until_the_answer_is_clear_or_they_would_not_give_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,7 +26,11 @@ def file_of(corpus: Path, part: str) -> Path:
     return next(path for path in (corpus / "nsys_sqlite").iterdir() if part in path.name)
 
 
-@pytest.fixture(scope="module", params=FILES, ids=lambda path: path.name.split(".")[0])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(path, marks=pytest.mark.slow) if "jacobi" in path.name else path for path in FILES],
+    ids=lambda path: path.name.split(".")[0],
+)
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[list[Trace], sqlite3.Connection]]:

@@ -8,6 +8,7 @@ pytest.importorskip("jax")
 pytestmark = pytest.mark.jax
 
 
+@pytest.mark.slow
 def test_all_caches_write_the_same_tokens() -> None:
     from perfscope.workloads.jax import decode
 
