@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perfscope.analyzers.hlo.module import Computation
-from perfscope.analyzers.hlo.scope import FURTHEST, FrameTable, Scope, is_library, scope_of, scopes_of, served, users_of
+from perfscope.analyzers.hlo.scope import FURTHEST, FrameTable, is_library, scope_of, scopes_of, served, users_of
 from tests.hlo_build import hlo_module
 
 META = 'metadata={op_name="jit(step)/while" source_file="train.py" source_line=9}'
@@ -69,12 +69,32 @@ def test_the_search_is_bounded(steps: int, line: int | None) -> None:
     ],
 )
 def test_names(name: str, path: tuple[str, ...], phase: str, primitive: str) -> None:
-    assert scope_of(name) == Scope(path=path, phase=phase, primitive=primitive)  # type: ignore[arg-type]
+    found = scope_of(name)
+    assert (found.path, found.phase, found.primitive) == (path, phase, primitive)
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("jit(f)/jvp(Net)/Block_12/Dense_0/dot_general", "Net/Block_*/Dense_*"),
+        ("jit(f)/transpose(jvp(layers[3]))/while/body/closed_call/checkpoint/mlp/mul", "layers[*]/mlp"),
+        ("jit(f)/jvp(experts)/ecd,edf->ecf/dot_general", "experts"),
+        ("jit(f)/jvp(attention)/jit(_where)/select_n", "attention"),
+        ("jit(f)/jvp(jit(layer))/mlp/jit(log_softmax)/exp", "layer/mlp"),
+        ("jit(f)/jvp(jit(log_softmax))/exp", ""),
+        ("jit(f)/jvp()/add", ""),
+        ("jit(f)/head2d/add", "head2d"),
+    ],
+)
+def test_the_module_is_that_of_named_scopes(name: str, module: str) -> None:
+    assert scope_of(name).module == module
 
 
 def test_a_combined_collective_has_every_origin_once() -> None:
     found = scopes_of("jit(f)/(jvp(mlp)/reduce_sum:transpose(jvp(mlp))/dot_general:transpose(jvp(mlp))/dot_general)")
     assert [(one.label, one.phase) for one in found] == [("mlp/reduce_sum", "forward"), ("mlp/dot_general", "backward")]
+    equal = scopes_of("jit(f)/jvp(mlp)/add;jit(f)/transpose(jvp(mlp))/add_any")
+    assert [(one.label, one.phase) for one in equal] == [("mlp/add", "forward"), ("mlp/add_any", "backward")]
 
 
 def test_hostile_nesting_and_open_brackets_end() -> None:

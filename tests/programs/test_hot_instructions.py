@@ -58,6 +58,7 @@ def test_measured_rows_sum_to_what_was_measured() -> None:
     assert [(place.name, place.phase) for place in spots.scopes] == [
         ("mlp/dot_general", "forward"), (UNMATCHED, None), ("mlp/neg", "backward"),
     ]  # fmt: skip
+    assert [(place.name, place.time_ns) for place in spots.modules] == [("mlp", 340_000), (UNMATCHED, 60_000)]
 
 
 def test_roof_and_headroom_on_the_device_that_is_recorded() -> None:
@@ -87,6 +88,7 @@ def test_what_has_no_line_and_no_scope_has_a_row() -> None:
     spots = only(recorded_trace(without_line(), ops=[("copy", 0, 10)], runs=[1]))
     assert [place.name for place in spots.lines] == [NO_LINE]
     assert [(place.name, place.mainly) for place in spots.scopes] == [(NO_SCOPE, "copy")]
+    assert spots.modules == (), "no program names a scope"
 
 
 def test_without_a_recording_the_least_time_stands_in() -> None:

@@ -4,6 +4,7 @@
 jit(step)/transpose(jvp(mlp))/while/body/closed_call/checkpoint/rematted_computation/dot_general
 -> path ("mlp",), phase recompute, primitive dot_general
 jit(step)/(jvp()/reduce_sum:transpose(jvp())/dot_general)          a combined collective has several
+jit(step)/jvp()/add;jit(step)/transpose(jvp())/add_any              so has an instruction for two equal ones
 ```
 
 ``transpose(...)`` is the backward pass; ``rematted_computation`` the part of it that ``jax.checkpoint``
@@ -45,6 +46,9 @@ _STRUCTURE = frozenset(
 """Segments that JAX adds for control flow and transformations."""
 _BRANCH = re.compile(r"branch_\d+_fun")
 _CALL = re.compile(r"([A-Za-z_]\w*)\(", re.ASCII)
+_EQUATION = "->"
+"""Part of the scopes that einsum names by its equation."""
+_NUMBER = re.compile(r"(?<=[._\[])\d+(?=/|\]|$)")
 _DEEPEST = 32
 """Maximum number of nested transformations that are removed; programs have three or four."""
 
@@ -66,6 +70,10 @@ class Scope(Struct, frozen=True, kw_only=True):
 
     path: tuple[str, ...]
     """The user's named scopes, module names and inner jitted functions, outermost first."""
+    modules: tuple[str, ...] = ()
+    """Part of ``path`` that names layers: without einsum's equations, and without jitted functions that contain no named
+    scope, which are mostly those of libraries (``log_softmax``).
+    """
     phase: Phase
     primitive: str
     """JAX primitive, such as ``dot_general``; an argument's name for a parameter; ``''`` without a name."""
@@ -74,6 +82,11 @@ class Scope(Struct, frozen=True, kw_only=True):
     def label(self) -> str:
         """``mlp/dot_general``."""
         return "/".join((*self.path, self.primitive))
+
+    @property
+    def module(self) -> str:
+        """Layer, as a name without the numbers of equal layers: ``Block_*/mlp``; ``''`` outside of named scopes."""
+        return _NUMBER.sub("*", "/".join(self.modules))
 
 
 def scope_of(op_name: str) -> Scope:
@@ -88,13 +101,13 @@ def scopes_of(op_name: str) -> tuple[Scope, ...]:
 
 
 def _merged(op_name: str) -> Iterator[str]:
-    """Yield the parts of a merged name, ``prefix/(a:b)``."""
-    *before, last = _split(op_name, "/")
-    if not (last.startswith("(") and last.endswith(")")):
-        yield op_name
-        return
-    for part in _split(last[1:-1], ":"):
-        yield "/".join((*before, part))
+    """Yield the parts of a merged name, ``prefix/(a:b)`` or ``a;b``."""
+    for name in _split(op_name, ";"):
+        *before, last = _split(name, "/")
+        if last.startswith("(") and last.endswith(")"):
+            yield from ("/".join((*before, part)) for part in _split(last[1:-1], ":"))
+        else:
+            yield name
 
 
 def _split(text: str, mark: str) -> list[str]:
@@ -114,6 +127,7 @@ def _split(text: str, mark: str) -> list[str]:
 def _scope(name: str) -> Scope:
     segments = _split(name, "/")
     path: list[str] = []
+    named = 0  # length of the path up to its last named scope
     backward = recompute = False
     before = ""
     primitive = segments[-1]
@@ -130,9 +144,12 @@ def _scope(name: str) -> Scope:
             primitive = peeled
         elif not is_last and not program and not structure and peeled:
             path.extend(_split(peeled, "/"))
+            is_function = wrappers and wrappers[-1] in _FUNCTIONS
+            named = named if is_function or _EQUATION in peeled else len(path)
         before = peeled
     return Scope(
         path=tuple(path),
+        modules=tuple(part for part in path[:named] if _EQUATION not in part),
         phase="recompute" if recompute else "backward" if backward else "forward",
         primitive=primitive,
     )

@@ -245,9 +245,6 @@ _MODELLED_NOTE = (
     "reader and has the size of its shape"
 )
 
-_OF_SCAN = frozenset({"dynamic_index_in_dim", "dynamic_update_index_in_dim"})
-"""Functions with which JAX's scan reads and writes its turns; they are not scopes of the user."""
-
 Made = tuple[Instruction, tuple[int, ...]]
 """An instruction and the part of its tuple."""
 
@@ -438,13 +435,11 @@ def _maker(made: Sequence[Made]) -> Made:
 
 
 def _module(made: Sequence[Made]) -> str:
-    """Return the user's scope; for an argument, the value that it is a part of."""
+    """Return the user's named scopes; for an argument, the value that it is a part of."""
     for instruction, _ in made:
         if instruction.opcode == "parameter" and instruction.op_name and "/" not in instruction.op_name:
-            return instruction.op_name[: max(instruction.op_name.rfind("["), instruction.op_name.rfind("."), 0)]
-        path = (
-            [part for part in scope_of(instruction.op_name).path if part not in _OF_SCAN] if instruction.op_name else []
-        )
-        if path:
-            return "/".join(path)
+            name = instruction.op_name
+            return name[: max(name.rfind("["), name.rfind("."), 0)] or name
+        if instruction.op_name and scope_of(instruction.op_name).module:
+            return scope_of(instruction.op_name).module
     return ""

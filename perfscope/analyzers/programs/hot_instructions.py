@@ -1,4 +1,4 @@
-"""Time of compiled programs by instruction, by the user's source line and by scope.
+"""Time of compiled programs by instruction, by the user's source line, by module and by scope.
 
 Measured if a recording has times of instructions; else modelled by the shortest time of each on the device; else empty.
 Shares refer to the total, so that they sum to one: time without a recorded program, line or scope has a separate row.
@@ -35,6 +35,7 @@ NO_LINE = "no source line"
 ADDED = " (added by XLA)"
 """Suffix of the line served by an instruction that has no line."""
 NO_SCOPE = "added by XLA, no scope"
+NO_MODULE = "no named scope"
 
 
 class HotInstruction(Struct, frozen=True, kw_only=True):
@@ -56,6 +57,10 @@ class HotInstruction(Struct, frozen=True, kw_only=True):
     """Line in that file."""
     serves: str | None = None
     """``file:line`` of the nearest reader of its value; only if the instruction has no line."""
+    module: str = ""
+    """Named scopes without the numbers of equal layers, ``Block_*/mlp``; those of the nearest reader of its value, if the
+    instruction has none; ``''``: unknown.
+    """
     calls: int
     """Pieces of work in the recording; if modelled, runs per run of the program."""
     time_ns: int
@@ -73,12 +78,12 @@ class HotInstruction(Struct, frozen=True, kw_only=True):
 
 
 class HotPlace(Struct, frozen=True, kw_only=True):
-    """All instructions of one source line or one scope. ns."""
+    """All instructions of one source line, module or scope. ns."""
 
     name: str
-    """``train.py:88``, ``mlp/dot_general``, or words for what has none."""
+    """``train.py:88``, ``Block_*/mlp``, ``mlp/dot_general``, or words for what has none."""
     phase: str | None
-    """Phase of a scope; None for a line."""
+    """Phase of a scope; None for a line or a module."""
     time_ns: int
     """Time of all its instructions, ns."""
     instructions: int
@@ -117,6 +122,8 @@ class HotSpots(Struct, frozen=True, kw_only=True):
     """By the user's source line."""
     scopes: tuple[HotPlace, ...]
     """By named scope and primitive, and phase."""
+    modules: tuple[HotPlace, ...] = ()
+    """By module; empty if the programs name no scopes."""
     left: Mapping[str, Left] = field(default_factory=dict)
     """Rows that ``top`` removed, by the list's name."""
 
@@ -124,13 +131,14 @@ class HotSpots(Struct, frozen=True, kw_only=True):
         """Return the first ``most`` rows of each list, and unmatched time; the others as a number and a sum."""
         rows = self.instructions
         kept = tuple(row for index, row in enumerate(rows) if index < most or row.opcode is None)
-        lines, scopes = self.lines[:most], self.scopes[:most]
+        lines, scopes, modules = self.lines[:most], self.scopes[:most], self.modules[:most]
         left = {
             "instructions": Left(count=len(rows) - len(kept), time_ns=self.total_ns - _sum(kept)),
             "lines": Left(count=len(self.lines) - len(lines), time_ns=self.total_ns - _sum(lines)),
             "scopes": Left(count=len(self.scopes) - len(scopes), time_ns=self.total_ns - _sum(scopes)),
+            "modules": Left(count=len(self.modules) - len(modules), time_ns=_sum(self.modules[most:])),
         }
-        return replace(self, instructions=kept, lines=lines, scopes=scopes, left=left)
+        return replace(self, instructions=kept, lines=lines, scopes=scopes, modules=modules, left=left)
 
 
 def _sum(rows: Iterable[HotInstruction | HotPlace]) -> int:
@@ -173,21 +181,20 @@ def _is_leaf(row: InstructionTime) -> bool:
 
 
 class _Lines:
-    """Lines served by instructions that have no line."""
+    """Instructions served by those that have no line."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
         self._users: dict[tuple[int, str], Mapping[str, tuple[Instruction, ...]]] = {}
 
-    def of(self, index: int, computation: str, name: str) -> str | None:
+    def of(self, index: int, computation: str, name: str) -> Instruction | None:
         holder = self._trace.hlo[index].computations[computation]
         instruction = holder.by_name[name]
         if instruction.file is not None:
             return None
         if (index, computation) not in self._users:
             self._users[index, computation] = users_of(holder)
-        reader = served(instruction, self._users[index, computation])
-        return None if reader is None else _place(reader)
+        return served(instruction, self._users[index, computation])
 
 
 def _place(instruction: Instruction | HotInstruction) -> str:
@@ -235,7 +242,7 @@ def _row(
     instruction: Instruction,
     *,
     program: str,
-    serves: str | None,
+    serves: Instruction | None,
     calls: int,
     time_ns: int,
     roof: InstructionRoof | None,
@@ -244,6 +251,9 @@ def _row(
     bytes_: int | None,
 ) -> HotInstruction:
     scope = scope_of(instruction.op_name) if instruction.op_name else None
+    module = "" if scope is None else scope.module
+    if not module and serves is not None and serves.op_name:
+        module = scope_of(serves.op_name).module
     return HotInstruction(
         program=program,
         instruction=instruction.name,
@@ -252,7 +262,8 @@ def _row(
         phase=scope.phase if scope is not None else None,
         file=instruction.file,
         line=instruction.line,
-        serves=serves,
+        serves=None if serves is None else _place(serves),
+        module=module,
         calls=calls,
         time_ns=time_ns,
         bound=None if roof is None else roof.bound,
@@ -298,6 +309,7 @@ def _spots(trace: Trace, program: str | None, rows: list[HotInstruction], unmatc
         instructions=tuple(rows),
         lines=_places(rows, lambda row: (_line(row), None)),
         scopes=_places(rows, lambda row: (_scope(row), row.phase)),
+        modules=_places(rows, lambda row: (_module(row), None)) if any(row.module for row in rows) else (),
     )
 
 
@@ -311,6 +323,10 @@ def _line(row: HotInstruction) -> str:
 
 def _scope(row: HotInstruction) -> str:
     return UNMATCHED if row.opcode is None else row.scope or NO_SCOPE
+
+
+def _module(row: HotInstruction) -> str:
+    return UNMATCHED if row.opcode is None else row.module or NO_MODULE
 
 
 def _places(

@@ -77,6 +77,7 @@ class Block:
         x_BLD = checkpoint_name(x_BLD + self.attention(weights, x_BLD), "middle")
         return x_BLD + self.feed_forward(weights, x_BLD)
 
+    @jax.named_scope("attention")
     def attention(self, weights: Weights, x_BLD: jax.Array) -> jax.Array:
         """The term that attention adds to x_BLD."""
         z_BLD = layer_norm(weights["norm1"], x_BLD)
@@ -84,6 +85,7 @@ class Block:
         o_BHLK = self.attend(q_BHLK, k_BHMK, v_BHMK)
         return jnp.einsum("bhlk,hkd->bld", o_BHLK, weights["out_HKD"])
 
+    @jax.named_scope("feed_forward")
     def feed_forward(self, weights: Weights, x_BLD: jax.Array) -> jax.Array:
         """The term that the hidden layer adds to x_BLD."""
         h_BLF = layer_norm(weights["norm2"], x_BLD) @ weights["up_DF"] + weights["up_F"]

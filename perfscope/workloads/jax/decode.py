@@ -54,6 +54,7 @@ def initial(options: Options) -> Weights:
     return tree
 
 
+@jax.named_scope("attention")
 def attend(weights: Weights, x_BLD: jax.Array, q_BLHK: jax.Array, kv_2BTHK: jax.Array, first: jax.Array) -> jax.Array:
     """Attention of new positions, of which the first is ``first``, over the cache: x_BLD -> x_BLD."""
     places_T, own_L = jnp.arange(kv_2BTHK.shape[2]), first + jnp.arange(x_BLD.shape[1])
@@ -63,6 +64,7 @@ def attend(weights: Weights, x_BLD: jax.Array, q_BLHK: jax.Array, kv_2BTHK: jax.
     return x_BLD + mixed_BLHK.reshape(x_BLD.shape) @ weights["out_DD"]
 
 
+@jax.named_scope("projections")
 def projected(weights: Weights, x_BLD: jax.Array, heads: int) -> jax.Array:
     """Queries, keys and values of new positions: qkv_3BLHK."""
     qkv_BLE = layer_norm(weights["norm"], x_BLD) @ weights["qkv_DE"]
@@ -77,14 +79,16 @@ def in_slices(
     def layer(x_BLD: jax.Array, given: tuple[Weights, jax.Array]) -> tuple[jax.Array, jax.Array]:
         own, kv_2BTHK = given
         qkv_3BLHK = projected(own, x_BLD, heads)
-        if variant == "growing":
-            kv_2BTHK = jnp.concatenate((kv_2BTHK, qkv_3BLHK[1:]), axis=2)  # a new length: a new program
-        else:
-            kv_2BTHK = jax.lax.dynamic_update_slice(kv_2BTHK, qkv_3BLHK[1:], (0, 0, first, 0, 0))
+        with jax.named_scope("cache"):
+            if variant == "growing":
+                kv_2BTHK = jnp.concatenate((kv_2BTHK, qkv_3BLHK[1:]), axis=2)  # a new length: a new program
+            else:
+                kv_2BTHK = jax.lax.dynamic_update_slice(kv_2BTHK, qkv_3BLHK[1:], (0, 0, first, 0, 0))
         return attend(own, x_BLD, qkv_3BLHK[0], kv_2BTHK, first), kv_2BTHK
 
     given = weights["layers"], cache_S2BTHK
-    x_BLD, cache_S2BTHK = jax.lax.scan(layer, x_BLD, given)  # defect: data_movement: copies all of the cache
+    with jax.named_scope("blocks"):
+        x_BLD, cache_S2BTHK = jax.lax.scan(layer, x_BLD, given)  # defect: data_movement: copies all of the cache
     return x_BLD, cache_S2BTHK
 
 
@@ -99,11 +103,13 @@ def in_carry(
         own, number = given
         qkv_3BLHK = projected(own, x_BLD, heads)
         place = (number, 0, 0, first, 0, 0)
-        cache_S2BTHK = jax.lax.dynamic_update_slice(cache_S2BTHK, qkv_3BLHK[None, 1:], place)
+        with jax.named_scope("cache"):
+            cache_S2BTHK = jax.lax.dynamic_update_slice(cache_S2BTHK, qkv_3BLHK[None, 1:], place)
         return (attend(own, x_BLD, qkv_3BLHK[0], cache_S2BTHK[number], first), cache_S2BTHK), None
 
     numbers = jnp.arange(cache_S2BTHK.shape[0])
-    (x_BLD, cache_S2BTHK), _ = jax.lax.scan(layer, (x_BLD, cache_S2BTHK), (weights["layers"], numbers))
+    with jax.named_scope("blocks"):
+        (x_BLD, cache_S2BTHK), _ = jax.lax.scan(layer, (x_BLD, cache_S2BTHK), (weights["layers"], numbers))
     return x_BLD, cache_S2BTHK
 
 
@@ -123,8 +129,11 @@ def decode(options: Options) -> list[int]:
     def token(
         weights: Weights, tokens_BL: jax.Array, cache_S2BTHK: jax.Array, first: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        x_BLD, cache_S2BTHK = layers(weights, weights["embedding_VD"][tokens_BL], cache_S2BTHK, first)
-        return (x_BLD[:, -1] @ weights["head_DV"]).argmax(-1), cache_S2BTHK
+        with jax.named_scope("embedding"):
+            x_BLD = weights["embedding_VD"][tokens_BL]
+        x_BLD, cache_S2BTHK = layers(weights, x_BLD, cache_S2BTHK, first)
+        with jax.named_scope("head"):
+            return (x_BLD[:, -1] @ weights["head_DV"]).argmax(-1), cache_S2BTHK
 
     length = 0 if options.variant == "growing" else size.seq + options.steps
     shape = (size.layers, 2, size.batch, length, size.heads, size.dim // size.heads)

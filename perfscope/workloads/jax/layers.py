@@ -34,6 +34,7 @@ def norm_weights(dim: int) -> Weights:
     return {"scale_D": np.ones(dim, np.float32), "shift_D": np.zeros(dim, np.float32)}
 
 
+@jax.named_scope("norm")
 def layer_norm(weights: Weights, x_D: jax.Array) -> jax.Array:
     """Layer norm over the last axis, computed in float32 whatever the dtype: x_...D -> x_...D."""
     wide_D = x_D.astype(jnp.float32)
@@ -48,6 +49,7 @@ def adapter_weights(generator: np.random.Generator, dim: int) -> Weights:
     return {"down_DR": down_DR.astype(np.float32), "up_RD": up_RD.astype(np.float32)}
 
 
+@jax.named_scope("adapter")
 def adapted(weights: Weights, x_BLD: jax.Array, defective: bool) -> jax.Array:
     """Adds a product of low rank, as fine-tuning does: x_BLD -> x_BLD."""
     if defective:

@@ -106,9 +106,11 @@ class Block:
     def __call__(self, weights: Weights, x_BLD: jax.Array) -> jax.Array:
         """x_BLD."""
         x_TD = layer_norm(weights["norm"], x_BLD).reshape(-1, self.size.dim)
-        logit_TK, expert_TK = jax.lax.top_k(x_TD @ weights["router_DE"], CHOICES)
-        weight_TK = jax.nn.softmax(logit_TK.astype(jnp.float32)).astype(x_BLD.dtype)
-        y_TD = self.dispatch(weights["experts"], x_TD, weight_TK, expert_TK)
+        with jax.named_scope("router"):
+            logit_TK, expert_TK = jax.lax.top_k(x_TD @ weights["router_DE"], CHOICES)
+            weight_TK = jax.nn.softmax(logit_TK.astype(jnp.float32)).astype(x_BLD.dtype)
+        with jax.named_scope("experts"):
+            y_TD = self.dispatch(weights["experts"], x_TD, weight_TK, expert_TK)
         return x_BLD + y_TD.reshape(x_BLD.shape)
 
 

@@ -80,11 +80,14 @@ class Block:
         """x_BLD."""
         z_BLD = layer_norm(weights["norm"], x_BLD)
         shape_BLDN = (*x_BLD.shape, self.size.heads)
-        a_BLDN = jax.nn.sigmoid(z_BLD @ weights["decay_DG"] + weights["decay_G"]).reshape(shape_BLDN)
-        u_BLDN = (z_BLD @ weights["write_DG"] + weights["write_G"]).reshape(shape_BLDN)
-        h_BLDN = self.recur(a_BLDN, u_BLDN)
-        y_BLD = jnp.einsum("bldn,bln->bld", h_BLDN, z_BLD @ weights["read_DN"] + weights["read_N"])
-        return x_BLD + y_BLD @ weights["out_DD"] + weights["out_D"]
+        with jax.named_scope("inputs"):
+            a_BLDN = jax.nn.sigmoid(z_BLD @ weights["decay_DG"] + weights["decay_G"]).reshape(shape_BLDN)
+            u_BLDN = (z_BLD @ weights["write_DG"] + weights["write_G"]).reshape(shape_BLDN)
+        with jax.named_scope("recurrence"):
+            h_BLDN = self.recur(a_BLDN, u_BLDN)
+        with jax.named_scope("output"):
+            y_BLD = jnp.einsum("bldn,bln->bld", h_BLDN, z_BLD @ weights["read_DN"] + weights["read_N"])
+            return x_BLD + y_BLD @ weights["out_DD"] + weights["out_D"]
 
 
 if __name__ == "__main__":

@@ -75,18 +75,23 @@ class LanguageModel:
 
     def __call__(self, weights: Weights, tokens_BL: jax.Array) -> jax.Array:
         """logits_BLV."""
-        x_BLD = weights["embedding_VD"][tokens_BL]
+        with jax.named_scope("embedding"):
+            x_BLD = weights["embedding_VD"][tokens_BL]
         if "checkpoint-nested" in self.defects:
             x_BLD = jax.checkpoint(self._layers)(x_BLD, weights["blocks"])  # defect: excess_remat: and a third forward
         else:
             x_BLD = self._layers(x_BLD, weights["blocks"])
         if self.adapter is not None:
             x_BLD = adapted(weights["adapter"], x_BLD, self.options.kernel_defect is not None)
-        x_BLD = layer_norm(weights["norm"], x_BLD)
+        return self._head(weights, layer_norm(weights["norm"], x_BLD))
+
+    @jax.named_scope("head")
+    def _head(self, weights: Weights, x_BLD: jax.Array) -> jax.Array:
         if "fp32" in self.defects:
             return jnp.matmul(x_BLD, weights["head_DV"], precision="highest")  # defect: full_precision_matmul: no TF32
         return x_BLD @ weights["head_DV"]
 
+    @jax.named_scope("blocks")
     def _layers(self, x_BLD: jax.Array, weights: Weights) -> jax.Array:
         return jax.lax.scan(self._layer, x_BLD, weights)[0]
 
@@ -105,8 +110,9 @@ def loss_of(model: LanguageModel, weights: Weights, tokens_BM: jax.Array) -> jax
 def loss_and_logits(model: LanguageModel, weights: Weights, tokens_BM: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The loss, and the logits_BLV in float32 that it was computed from."""
     logits_BLV = model(weights, tokens_BM[:, :-1]).astype(jnp.float32)
-    log_BLV = jax.nn.log_softmax(logits_BLV)
-    return -jnp.take_along_axis(log_BLV, tokens_BM[:, 1:, None], axis=-1).mean(), logits_BLV
+    with jax.named_scope("loss"):
+        log_BLV = jax.nn.log_softmax(logits_BLV)
+        return -jnp.take_along_axis(log_BLV, tokens_BM[:, 1:, None], axis=-1).mean(), logits_BLV
 
 
 def adamw(weight: jax.Array, gradient: jax.Array, mean: jax.Array, square: jax.Array, count: Any) -> tuple[Any, ...]:
@@ -147,6 +153,7 @@ def slopes_of(model: LanguageModel, state: State, tokens_BM: jax.Array) -> tuple
     return found
 
 
+@jax.named_scope("optimizer")
 def updated(state: State, gradients: Weights, count: int | None = None) -> State:
     """The state after a step of AdamW; ``count``: its number, if it is not counted on the device."""
     taken = state.count + 1 if count is None else count

@@ -42,6 +42,8 @@ RESULT: ResultTable[Instruction] = ResultTable(
         Column("line", str, "code", "line of the program", of=Instruction.line),
         Column("opcode", str | None, "text", "HLO's opcode", of=lambda row: row.found.opcode),
         Column("phase", str | None, "text", "forward, backward or recompute", of=lambda row: row.found.phase),
+        Column("module", str, "code", "its layer: named scopes without the numbers of equal layers",
+               of=lambda row: row.found.module),
         Column("scope", str | None, "code", "the user's scopes and the primitive", of=lambda row: row.found.scope),
         Column("calls", int, "count", "runs", of=lambda row: row.found.calls),
         Column("roof_ns", float | None, "ns", "least time of a run on the device", of=lambda row: row.found.roof_ns,

@@ -226,6 +226,10 @@ def _hot(spots: HotSpots) -> tuple[Block, ...]:
             left=left.get("lines", 0), rest="lines, which take less",
         ),
         table(
+            _place_columns("module", spots), spots.modules, title="by module", detail=True, bar="shares",
+            left=left.get("modules", 0), rest="modules, which take less",
+        ),
+        table(
             _place_columns("scope", spots), spots.scopes, title="by scope", detail=True, bar="shares",
             left=left.get("scopes", 0), rest="scopes, which take less",
         ),
