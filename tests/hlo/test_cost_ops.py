@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfscope.analyzers.hlo.cost.products import MAX_WINDOW_STEPS, WindowDim, valid_positions, window_dims
+from perfscope.analyzers.hlo.cost.types import Product
 from perfscope.analyzers.hlo.module import Instruction, Shape
 from perfscope.analyzers.hlo.products import convolution_axes
 from tests.hlo.modules import ADD_COMPUTATION, cost, op_cost, op_text
@@ -194,6 +195,17 @@ def test_a_pallas_kernel_is_unknown_unless_its_author_states_a_cost():
     estimate = {"custom_call_config": {"cost_estimate": {"flops": "123", "transcendentals": "7"}}}
     stated = op_cost(["f32[8]"] * 2, call("tpu_custom_call", "f32[8]", estimate))
     assert (stated.flops, stated.once.transcendentals) == (123, 7)
+    assert (stated.once.bytes_read, stated.once.bytes_written) == (64, 32), "operands and results"
+
+
+def test_a_pallas_kernel_for_a_gpu_has_its_cost_as_attributes():
+    text = call("__gpu$xla.gpu.triton", "f32[8]", {}, "%p0, %p1|")
+    notes = 'frontend_attributes={perfscope_bytes="100",perfscope_flops="123",perfscope_transcendentals="7"}'
+    row = op_cost(["bf16[8,4]", "s32[100]"], f"{text}, {notes}")
+    assert (row.flops, row.once.transcendentals) == (123, 7)
+    assert (row.once.bytes_read, row.once.bytes_written) == (100 - 32, 32)
+    assert row.once.products == {Product("bf16"): 123}, "the peak of the operands that matrix units take"
+    assert not row.is_product, "its author states no sizes of matrices"
 
 
 @pytest.mark.parametrize("target", ["AllocateBuffer", "Sharding", "AssumeGatherIndicesInBound"])

@@ -22,6 +22,7 @@ COMPAT_FILES = {
     "plugins/ahead/torch/compat.py",
     "profiler/jax/compat.py",
     "profiler/jax/donation_warnings.py",
+    "profiler/jax/pallas_costs.py",
     "plugins/fingerprint/torch/watch.py",
     "plugins/numerics/torch/ops.py",
     "plugins/parity/torch_side.py",

@@ -71,8 +71,8 @@ class Scope(Struct, frozen=True, kw_only=True):
     path: tuple[str, ...]
     """The user's named scopes, module names and inner jitted functions, outermost first."""
     modules: tuple[str, ...] = ()
-    """Part of ``path`` that names layers: without einsum's equations, and without jitted functions that contain no named
-    scope, which are mostly those of libraries (``log_softmax``).
+    """Part of ``path`` that names layers: without einsum's equations, and without jitted functions that contain no
+    named scope, which are mostly those of libraries (``log_softmax``).
     """
     phase: Phase
     primitive: str

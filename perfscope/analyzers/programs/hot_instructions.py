@@ -58,8 +58,8 @@ class HotInstruction(Struct, frozen=True, kw_only=True):
     serves: str | None = None
     """``file:line`` of the nearest reader of its value; only if the instruction has no line."""
     module: str = ""
-    """Named scopes without the numbers of equal layers, ``Block_*/mlp``; those of the nearest reader of its value, if the
-    instruction has none; ``''``: unknown.
+    """Named scopes without the numbers of equal layers, ``Block_*/mlp``; without any, those of the nearest reader of
+    its value; ``''``: unknown.
     """
     calls: int
     """Pieces of work in the recording; if modelled, runs per run of the program."""

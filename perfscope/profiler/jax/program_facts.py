@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from perfscope.model.documents.run import ProgramFact
-from perfscope.profiler.jax import compat
+from perfscope.profiler.jax import compat, pallas_costs
 from perfscope.profiler.jax.eager_loop import EagerLoop
 from perfscope.profiler.jax.record_log import CallSites
 from perfscope.profiler.jax.single_operations import SingleOperations
@@ -20,6 +20,9 @@ SWITCHES = (DISABLE_JIT, "jax_debug_nans", "jax_debug_infs", "jax_check_tracer_l
 
 X64 = "jax_enable_x64"
 """Not a search for errors: numbers are float64 if the program sets this option."""
+
+_GPUS = frozenset({"cuda", "gpu", "rocm"})
+"""Names of jax's backends of GPUs."""
 
 MOST_FACTS = 50
 """Facts that are kept of one process."""
@@ -47,6 +50,9 @@ class JaxFacts:
             self._pallas = undo is not None
             if undo is not None:
                 self._undo.append(undo)
+            costs = pallas_costs.state_costs() if self._pallas and _GPUS & set(compat.backends()) else None
+            if costs is not None:
+                self._undo.append(costs)
 
     def stop(self) -> None:
         """Leave jax as it was."""

@@ -16,7 +16,15 @@ from msgspec import Struct
 
 from perfscope.analyzers.hlo.cost.collectives import COLLECTIVES, group_size, wire_bytes
 from perfscope.analyzers.hlo.cost.fusion import BodyTraffic, arrays_of, body_traffic
-from perfscope.analyzers.hlo.cost.ops import MOVES, NO_WORK, custom_call_work, op_work, without_scratch
+from perfscope.analyzers.hlo.cost.ops import (
+    MOVES,
+    NO_WORK,
+    custom_call_work,
+    is_stated,
+    op_work,
+    stated_traffic,
+    without_scratch,
+)
 from perfscope.analyzers.hlo.cost.products import PRODUCTS
 from perfscope.analyzers.hlo.cost.types import NO_PRODUCTS, NOTHING, Cost, Phase, Traffic, Work, cost_of, phase_of
 from perfscope.analyzers.hlo.module import ITEM_BITS, Computation, HloModule, Instruction, Platform, Shape
@@ -225,6 +233,9 @@ class OnceCosts:
                 return NOTHING
             if target not in MOVES:
                 instruction = msgspec.structs.replace(instruction, shape=without_scratch(instruction))
+            stated = stated_traffic(instruction, memory_bytes(instruction.shape, platform))
+            if stated is not None:
+                return Traffic(read=stated[0], written=stated[1])
         moved = op_traffic(instruction, operands, platform)
         return msgspec.structs.replace(moved, wire=wire) if wire else moved
 
@@ -337,7 +348,8 @@ class InstructionCost(Struct, frozen=True, kw_only=True):
     def is_product(self) -> bool:
         """Whether it runs and is itself a matrix product, or a library call of one; a fusion around one is not."""
         opcode = self.instruction.opcode
-        return bool(self.once.products and self.runs) and (opcode in PRODUCTS or opcode == "custom-call")
+        library = opcode == "custom-call" and not is_stated(self.instruction)
+        return bool(self.once.products and self.runs) and (opcode in PRODUCTS or library)
 
     @property
     def total(self) -> Cost:

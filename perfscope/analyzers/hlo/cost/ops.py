@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from perfscope.analyzers.hlo.cost.fusion import arrays_of
 from perfscope.analyzers.hlo.cost.products import (
     convolution_flops,
     convolution_work,
@@ -20,9 +21,10 @@ from perfscope.analyzers.hlo.cost.products import (
     wider,
     window_dims,
 )
-from perfscope.analyzers.hlo.cost.types import Work, product_work
+from perfscope.analyzers.hlo.cost.types import NO_PRODUCTS, Product, Work, product_work
 from perfscope.analyzers.hlo.module import Instruction, Shape
 from perfscope.analyzers.hlo.views import MOVES_NOTHING
+from perfscope.model.stated_cost import STATED
 
 ARITHMETIC = frozenset(
     {
@@ -226,7 +228,14 @@ def custom_call_work(instruction: Instruction, operands: Sequence[Shape]) -> Wor
     if target in NO_WORK or target in MOVES:
         return Work()
     formula = next((formula for pattern, formula in _TABLE if pattern.fullmatch(target)), None)
-    return None if formula is None else formula(instruction, operands)
+    if formula is not None:
+        return formula(instruction, operands)
+    stated = _stated(instruction)
+    if "flops" not in stated:
+        return None
+    flops, dtype = stated["flops"], _kernel_dtype(instruction, operands)
+    products = {Product(dtype): flops} if flops and dtype else NO_PRODUCTS
+    return Work(flops=flops, transcendentals=stated.get("transcendentals", 0), products=products)
 
 
 def result_of(instruction: Instruction) -> Shape:
@@ -307,14 +316,43 @@ def _top_k_cost_custom_calls(instruction: Instruction, operands: Sequence[Shape]
     return Work(flops=operands[0].elements, exact=False) if operands else None
 
 
-def _stated(instruction: Instruction, operands: Sequence[Shape]) -> Work | None:
-    """Return the work of a Pallas kernel for TPU from the author's ``pl.CostEstimate``, if there is one."""
-    estimate = _mapping(_mapping(instruction.backend_config, "custom_call_config"), "cost_estimate")
-    flops, transcendentals = _number(estimate.get("flops")), _number(estimate.get("transcendentals"))
-    if flops is None:
-        return None
-    return Work(flops=flops, transcendentals=transcendentals or 0)
+def _stated(instruction: Instruction) -> Mapping[str, int]:
+    """Return the fields of the author's ``pl.CostEstimate`` of a Pallas kernel; empty without one.
 
+    The TPU compiler has it in its configuration, programs for GPUs in the attributes that captures write.
+    """
+    estimate = _mapping(_mapping(instruction.backend_config, "custom_call_config"), "cost_estimate")
+    attributes = dict(_ATTRIBUTE.findall(instruction.attributes.get("frontend_attributes", "")))
+    numbers = {name: _number(estimate.get(name, attributes.get(key))) for name, key in STATED.items()}
+    return {name: number for name, number in numbers.items() if number is not None}
+
+
+def is_stated(instruction: Instruction) -> bool:
+    """Whether the author of a kernel states its cost: FLOPs as one number, without sizes of matrices."""
+    return "flops" in _stated(instruction)
+
+
+def _kernel_dtype(instruction: Instruction, operands: Sequence[Shape]) -> str:
+    """Return the dtype of a kernel's largest array that matrix units take, ``""`` without one.
+
+    An estimate does not tell products from other arithmetic; the dtype's peak of products gives the shortest time.
+    """
+    arrays = [array for shape in (*operands, instruction.shape) for array in arrays_of(shape)]
+    known = [array for array in arrays if _MATRIX_DTYPE.fullmatch(array.dtype)]
+    return max(known, key=lambda array: array.elements).dtype if known else ""
+
+
+def stated_traffic(instruction: Instruction, result_bytes: int) -> tuple[int, int] | None:
+    """Return bytes read and written by a kernel whose author states them; ``None`` otherwise.
+
+    An estimate is one number: the result is written once, and the rest is read.
+    """
+    moved = _stated(instruction).get("bytes_accessed")
+    return None if moved is None else (max(0, moved - result_bytes), min(moved, result_bytes))
+
+
+_MATRIX_DTYPE = re.compile(r"f64|f32|f16|bf16|f8\w+|s8|u8")
+_ATTRIBUTE = re.compile(r'(perfscope_\w+)="(\d+)"')
 
 _TABLE: tuple[tuple[re.Pattern[str], Callable[[Instruction, Sequence[Shape]], Work | None]], ...] = (
     (re.compile(r"__cublas\$(gemm|lt\$matmul(\$f8)?)"), _gemm),
@@ -324,7 +362,6 @@ _TABLE: tuple[tuple[re.Pattern[str], Callable[[Instruction, Sequence[Shape]], Wo
     ),
     (re.compile(r"__cudnn\$fmha\w*"), _attention),
     (re.compile(r"(__gpu\$)?TopK"), _top_k_cost_custom_calls),
-    (re.compile(r"tpu_custom_call"), _stated),
 )
 
 

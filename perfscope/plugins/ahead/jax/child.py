@@ -83,6 +83,7 @@ def compile_all(request: Request, send: EventWriter) -> None:
         return
     from perfscope.plugins.ahead.jax.checkpoint.rewrite import checkpointed
     from perfscope.plugins.ahead.jax.discover import RunLimits, discover_programs
+    from perfscope.profiler.jax import pallas_costs
 
     checkpoint = None if request.checkpoint is None else parse_checkpoint(request.checkpoint)
     with checkpointed(checkpoint) as checkpoints:
@@ -103,6 +104,7 @@ def compile_all(request: Request, send: EventWriter) -> None:
         failure=None if seen.failure is None else _failure_event(seen.failure),
     )
     compiler = Compiler(request, here)
+    pallas_costs.state_costs()  # until the end of this process
     for number, program in enumerate(programs):
         if number in request.skipped:
             continue
