@@ -41,6 +41,13 @@ class Cost(NamedTuple):
         return max(self.flops, key=self.flops.__getitem__, default="") if isinstance(self.flops, Mapping) else ""
 
 
+STATED = {
+    "flops": "perfscope_flops",
+    "transcendentals": "perfscope_transcendentals",
+    "bytes_accessed": "perfscope_bytes",
+}
+"""Field of ``pl.CostEstimate`` -> attribute of a custom call in HLO that holds it as a decimal number."""
+
 Formula = Callable[..., Cost | int]
 
 _FORMULAS: dict[str, Formula] = {}

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from perfscope.model import kernel_cost
 from perfscope.profiler.jax.pallas_costs import state_costs
 from tests.hlo.modules import cost
 
@@ -17,16 +18,17 @@ N = 64
 TRITON = "__gpu$xla.gpu.triton"
 
 
+def doubling_kernel(x_ref: Any, o_ref: Any) -> None:
+    o_ref[...] = x_ref[...] * 2
+
+
 def scaled(x: Any, *, stated: bool, interpret: bool = False) -> Any:
     from jax.experimental.pallas import triton
 
-    def kernel(x_ref: Any, o_ref: Any) -> None:
-        o_ref[...] = x_ref[...] * 2
-
     estimate = pl.CostEstimate(flops=N * N, bytes_accessed=7, transcendentals=3) if stated else None
-    rows = pl.BlockSpec((16, N), lambda i: (i, 0))
+    rows, shape = pl.BlockSpec((16, N), lambda i: (i, 0)), jax.ShapeDtypeStruct((N, N), "float32")
     call = pl.pallas_call(
-        kernel, grid=(N // 16,), in_specs=[rows], out_specs=rows, out_shape=jax.ShapeDtypeStruct((N, N), "float32"),
+        doubling_kernel, grid=(N // 16,), in_specs=[rows], out_specs=rows, out_shape=shape,
         cost_estimate=estimate, interpret=interpret,
         compiler_params=None if interpret else triton.CompilerParams(),
     )  # fmt: skip
@@ -47,7 +49,8 @@ def lowered_for_a_gpu(stated: bool) -> str:
     return str(exported.mlir_module())
 
 
-def test_an_estimate_is_written_into_the_program_while_a_capture_runs() -> None:
+def test_a_cost_is_written_into_the_program_while_a_capture_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_cost, "_FORMULAS", {})
     undo = state_costs()
     assert undo is not None
     try:
@@ -55,6 +58,8 @@ def test_an_estimate_is_written_into_the_program_while_a_capture_runs() -> None:
             lowered_for_a_gpu(stated=True)
         )
         assert "perfscope_" not in lowered_for_a_gpu(stated=False)
+        kernel_cost.kernel_cost(doubling_kernel)(lambda x: kernel_cost.Cost(flops=x.numel(), bytes=2 * x.nbytes))
+        assert f'perfscope_bytes = "{8 * N * N}", perfscope_flops = "{N * N}"' in lowered_for_a_gpu(stated=False)
     finally:
         undo()
     assert "perfscope_" not in lowered_for_a_gpu(stated=True)

@@ -21,9 +21,6 @@ SWITCHES = (DISABLE_JIT, "jax_debug_nans", "jax_debug_infs", "jax_check_tracer_l
 X64 = "jax_enable_x64"
 """Not a search for errors: numbers are float64 if the program sets this option."""
 
-_GPUS = frozenset({"cuda", "gpu", "rocm"})
-"""Names of jax's backends of GPUs."""
-
 MOST_FACTS = 50
 """Facts that are kept of one process."""
 
@@ -50,7 +47,7 @@ class JaxFacts:
             self._pallas = undo is not None
             if undo is not None:
                 self._undo.append(undo)
-            costs = pallas_costs.state_costs() if self._pallas and _GPUS & set(compat.backends()) else None
+            costs = pallas_costs.state_costs() if self._pallas and set(compat.backends()) - {"cpu"} else None
             if costs is not None:
                 self._undo.append(costs)
 

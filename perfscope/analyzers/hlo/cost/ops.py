@@ -24,7 +24,7 @@ from perfscope.analyzers.hlo.cost.products import (
 from perfscope.analyzers.hlo.cost.types import NO_PRODUCTS, Product, Work, product_work
 from perfscope.analyzers.hlo.module import Instruction, Shape
 from perfscope.analyzers.hlo.views import MOVES_NOTHING
-from perfscope.model.stated_cost import STATED
+from perfscope.model.kernel_cost import STATED
 
 ARITHMETIC = frozenset(
     {
