@@ -36,6 +36,7 @@ from perfscope.analyzers.readers import (
     is_remote,
     of_ranks,
     read_task,
+    set_aside,
     work_here,
     work_through,
 )
@@ -66,6 +67,8 @@ class JudgeTask(Struct, frozen=True, kw_only=True):
     """Rule -> reason for turning it off."""
     thresholds: Thresholds = field(default_factory=dict)
     selection: Selection = EVERYTHING
+    reports: tuple[str, ...] = ()
+    """Files on kernels of the traces."""
     chosen: dict[frozenset[str], tuple[Rule, ...]] = field(default_factory=dict)
     """Rules by what is recorded, as far as they were needed; empty where the task is sent."""
 
@@ -74,7 +77,7 @@ class JudgeTask(Struct, frozen=True, kw_only=True):
         if is_remote(task.path if isinstance(task, RunPart) else task):
             task_result: TaskResult = _scale_out().work_on_copy(task, self.judged)
             return task_result
-        return self.judged(read_task(task))
+        return self.judged(read_task(task, self.reports))
 
     def judged(self, read: TaskResult) -> TaskResult:
         """Return the traces of a task, analyzed and reduced.
@@ -160,12 +163,13 @@ def judge_paths(
     """
     off = configuration.off if rules is None else {}
     chosen = chosen_rules(rules, off, recorded=frozenset())
-    inputs = [of_ranks(item, selection.ranks) for item in _inputs(paths)]
+    inputs, reports = set_aside([of_ranks(item, selection.ranks) for item in _inputs(paths)])
     tasks = [task for item in inputs for task in item.tasks()]
     whole = _keeps_tables(chosen, tasks, anywhere=scheduler is not None)
     work = JudgeTask(
         rules=tuple(rule.id for rule in chosen), device=device, topology=topology, whole=whole, off=dict(off),
         graphs=len(tasks) <= MOST_RANKS, thresholds=configuration.thresholds, selection=selection,
+        reports=reports if scheduler is None else tuple(str(Path(report).absolute()) for report in reports),
     )  # fmt: skip
     if executor is None and not whole:
         executor = (

@@ -94,9 +94,12 @@ class Plugin(NamedTuple):
     rules: Mapping[str, RuleHome] = _NOTHING
     """Id -> rule."""
     readers: Mapping[str, str] = _NOTHING
-    """Format -> module with ``sniff(path, head)`` and ``read(path)``."""
+    """Format -> module with ``sniff(path, head)`` and ``read(path)``; of files that report on kernels of another
+    recording also ``JOINS``, their endings, and ``attach(trace, path)``."""
     format_words: Mapping[str, str] = _NOTHING
     """Format -> its name in errors, in the plural; without one the format itself."""
+    kernel_notes: str = ""
+    """Function of a trace with documents: name of a kernel -> what limits it, which tables of kernels show."""
     interventions: Mapping[str, str] = _NOTHING
     """Name -> ``Intervention`` (`perfscope try`)."""
     exports: Mapping[str, str] = _NOTHING

@@ -17,6 +17,7 @@ from typing import Any
 
 from perfscope.analyzers.readers.load import load_all
 from tests.fuzz import mutate
+from tests.plugins.kernel_reports.ncu_files import details, launches
 from tests.ranks.flight_dumps import dump, entry
 from tests.readers import test_hlo, test_jax_memory, test_kineto
 from tests.readers.memory_snapshots import Allocator
@@ -72,6 +73,7 @@ FORMATS: dict[str, Format] = {
         mutate.protobuf, "prof", lambda: test_jax_memory.profile().SerializeToString(), ("jax_memprof",)
     ),
     "kineto": Format(mutate.json_text, "json", lambda: test_kineto.text(test_kineto.events()).encode(), ("kineto",)),
+    "ncu": Format(mutate.lines, "csv", lambda: details(launches()).encode()),
     "nsys": Format(mutate.sqlite, "sqlite", _nsys, ("nsys_sqlite",)),
     "perfetto": Format(mutate.protobuf, "pftrace", _perfetto, ("perfetto",)),
     "torch_memory": Format(

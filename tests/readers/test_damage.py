@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from perfscope.__main__ import run
 from perfscope.analyzers.readers.load import load_all
 from perfscope.model.errors import DataError
+from tests.plugins.kernel_reports.ncu_files import launches, raw
 from tests.readers import test_hlo, test_jax_memory, test_kineto
 from tests.readers.memory_snapshots import Allocator
 from tests.readers.torch_log.test_torch_trace import TEXT as LOG
 from tests.readers.xspace.test_damage import space
 
 FORMATS: dict[str, Callable[[], bytes]] = {
+    "csv": lambda: raw(launches()).encode(),
     "hlo.pb": lambda: test_hlo.WHOLE,
     "hlo.txt": test_hlo.TEXT.encode,
     "json": lambda: test_kineto.text(test_kineto.events()).encode(),
@@ -61,7 +63,7 @@ def changed_bytes(suffix: str, data: st.DataObject) -> None:
             trace.check()
 
 
-@pytest.mark.parametrize("suffix", sorted({*FORMATS} - {"log"}))  # a log that is cut is a shorter log
+@pytest.mark.parametrize("suffix", sorted({*FORMATS} - {"csv", "log"}))  # one that is cut is a shorter one
 def test_the_command_refuses_in_one_line(suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / f"cut.{suffix}"
     path.write_bytes(intact(suffix)[:-9])

@@ -148,7 +148,7 @@ def test_every_format_has_words() -> None:
 @pytest.mark.parametrize(
     ("content", "what", "instead"),
     [
-        (b"NVR\x00\x02\x00", "a report of Nsight Compute", "perfscope run --capture nsys"),
+        (b"NVR\x00\x02\x00", "a report of Nsight Compute", "perfscope analyze TRACE ncu.csv"),
         (b'{"rocprofiler-sdk-tool": [{}]}', "JSON of rocprofv3", "--output-format pftrace"),
         (
             b'{\n  "schema": "1.0.1", "pid": 7,\n  "nodes": []}',

@@ -29,6 +29,7 @@ from perfscope.analyzers.ops.kernel_names import short_kernel_name
 from perfscope.analyzers.spans import op_times
 from perfscope.analyzers.time import MOST_SITES, UNKNOWN_SITE, CallSite, call_site, device_doubts, warm_windows
 from perfscope.model.intervals import Int64, Intervals, covered, numbered, union
+from perfscope.model.plugins import load, plugins
 from perfscope.model.trace import MISSING, Trace
 
 MOST_ROWS = 50
@@ -50,6 +51,8 @@ class WorkRow(Struct, frozen=True, kw_only=True):
     """Op that launched most of it."""
     achieved: Achieved = NOTHING
     """Achieved rates of the part with known cost."""
+    limit: str = ""
+    """Limit of the kernel by a report of another tool: ``memory: DRAM 91%``."""
 
 
 class TopWork(Struct, frozen=True, kw_only=True):
@@ -171,11 +174,13 @@ def _of_ops(trace: Trace, work: _Work, kernels: Sequence[str], kernel: Int64) ->
     site[placed] = np.arange(1, len(placed) + 1)
     places = dict(zip(of_op.op[placed].tolist(), sites, strict=True))
     lines = [NOT_KNOWN, *(_line(place) or NOT_KNOWN for place in sites)]
+    limits = _limits(trace)
+    by_kernel = _rows(trace, work, kernels, kernel, places) if kernels else ()
     return TopWork(
         total_ns=int(of_op.total.sum()),
         steps=len(trace.fact(warm_windows).numbers),
         on_host=not kernels,
-        kernels=_rows(trace, work, kernels, kernel, places) if kernels else (),
+        kernels=tuple(replace(row, limit=limits[row.name]) if row.name in limits else row for row in by_kernel),
         ops=_rows(trace, of_op, [*texts, NOT_KNOWN], np.where(of_op.op == MISSING, len(texts), op_name), places),
         modules=_rows(trace, of_op, [NOT_KNOWN, *map(module_label, sites)], site, places),
         lines=_rows(trace, of_op, lines, site, places),
@@ -255,6 +260,13 @@ def _rows(
     )
 
 
+def _limits(trace: Trace) -> dict[str, str]:
+    """Return what limits kernels by their short names, from plug-ins that read reports on kernels."""
+    homes = [plugin.kernel_notes for plugin in plugins() if plugin.kernel_notes] if trace.documents else []
+    notes = (load(home)(trace) for home in homes)
+    return {short_kernel_name(name): text for found in notes for name, text in reversed(found.items())}
+
+
 def _merged(parts: Iterable[tuple[WorkRow, ...]]) -> tuple[WorkRow, ...]:
     rows: dict[str, list[WorkRow]] = defaultdict(list)
     for part in parts:
@@ -264,11 +276,11 @@ def _merged(parts: Iterable[tuple[WorkRow, ...]]) -> tuple[WorkRow, ...]:
 
 
 def _sums(rows: dict[str, list[WorkRow]]) -> Iterator[WorkRow]:
-    for name, members in rows.items():
+    for members in rows.values():
         best = max(members, key=lambda row: row.total_ns)
         total, calls = sum(row.total_ns for row in members), sum(row.calls for row in members)
         achieved = sum((row.achieved for row in members), NOTHING)
-        yield WorkRow(name=name, total_ns=total, calls=calls, line=best.line, op=best.op, achieved=achieved)
+        yield replace(best, total_ns=total, calls=calls, achieved=achieved)
 
 
 def _op_name(trace: Trace, op: int) -> str:

@@ -92,6 +92,7 @@ if TYPE_CHECKING:
     from perfscope.analyzers.readers.load import of_ranks as of_ranks
     from perfscope.analyzers.readers.load import read_task as read_task
     from perfscope.analyzers.readers.load import reader_of as reader_of
+    from perfscope.analyzers.readers.load import set_aside as set_aside
     from perfscope.analyzers.readers.paths import resolve as resolve
     from perfscope.analyzers.readers.run.parts import DividedRun as DividedRun
     from perfscope.analyzers.readers.run.parts import RunPart as RunPart
@@ -116,7 +117,7 @@ else:
             "kineto.categories": "STEP_NAMES call_kind copy_kind host_memory",
             "load": (
                 "Input Loaded MOST_FILES ReadTrace Skipped Task TaskResult Unit assemble different discover "
-                "is_remote load_all load_one load_path load_paths of_ranks read_task reader_of "
+                "is_remote load_all load_one load_path load_paths of_ranks read_task reader_of set_aside "
                 "MOST_NAMED left_out_sentence"
             ),
             "paths": "resolve",

@@ -62,8 +62,8 @@ _MAGIC_NAMES = (
 _OTHER_TOOLS = (
     (
         re.compile(rb"NVR\x00"),
-        "a report of Nsight Compute, which has no time line; `ncu --import FILE --page raw --csv` shows it, and "
-        "`perfscope run --capture nsys` or torch.profiler record what perfscope reads",
+        "a report of Nsight Compute; `ncu --import FILE --page raw --csv > ncu.csv` writes what perfscope reads, alone "
+        "or with a trace: `perfscope analyze TRACE ncu.csv`",
     ),
     (
         re.compile(rb'\s*\{\s*"rocprofiler-sdk-tool"'),

@@ -145,8 +145,8 @@ def load_paths(paths: Sequence[str | Path], ranks: frozenset[int] | None = None)
 
     ``ranks``: only these, as in ``of_ranks``.
     """
-    inputs = [of_ranks(discover(path), ranks) for path in paths]
-    return assemble(inputs, [read_task(task) for one in inputs for task in one.tasks()])
+    inputs, reports = set_aside([of_ranks(discover(path), ranks) for path in paths])
+    return assemble(inputs, [read_task(task, reports) for one in inputs for task in one.tasks()])
 
 
 # Discovery: the content of a path, and its division into tasks.
@@ -197,6 +197,51 @@ def _readers() -> Iterator[ModuleType]:
 def known_formats() -> tuple[str, ...]:
     """Return the names of all readable formats, sorted."""
     return tuple(sorted({*READERS, *named("readers")}))
+
+
+def set_aside(inputs: Sequence[Input]) -> tuple[list[Input], tuple[str, ...]]:
+    """Return the inputs without reports on kernels of the other inputs, and the paths of these reports.
+
+    Their reader has ``JOINS``, the endings of such files, and ``attach(trace, path)``. Reports alone, and files of a
+    folder that cannot be read, stay inputs. ``DataError`` for a report that was named and cannot be read.
+    """
+    endings = tuple({ending for reader in _report_readers() for ending in reader.JOINS})
+    aside: list[str] = []
+    kept = []
+    for one in inputs:
+        found = [unit for unit in one.units if isinstance(unit, str) and _is_report(unit, endings, folder=one.folder)]
+        aside += found
+        units = tuple(unit for unit in one.units if unit not in found)
+        kept += [replace(one, units=units)] if units else []
+    if not aside or not any(isinstance(unit, DividedRun | str) for one in kept for unit in one.units):
+        return list(inputs), ()
+    return kept, tuple(aside)
+
+
+def _report_readers() -> Iterator[ModuleType]:
+    return (reader for reader in map(importlib.import_module, _report_homes()) if hasattr(reader, "JOINS"))
+
+
+def _report_homes() -> tuple[str, ...]:
+    """Modules of readers that plug-ins added; the core's own read recordings."""
+    return tuple(sorted(set(named("readers").values())))
+
+
+def _is_report(unit: str, endings: tuple[str, ...], *, folder: bool) -> bool:
+    """Whether a file is a report on kernels of other recordings; those of a folder only if they can be read."""
+    if is_remote(unit) or (folder and not unit.endswith(endings)):
+        return False
+    with _as_data_error(unit):
+        reader = reader_of(Path(unit))
+        if reader is None or not hasattr(reader, "JOINS"):
+            return False
+        try:
+            reader.read(Path(unit))
+        except DataError:
+            if folder:
+                return False
+            raise
+    return True
 
 
 def of_ranks(given: Input, ranks: frozenset[int] | None) -> Input:
@@ -290,8 +335,8 @@ def _tasks_of(unit: Unit) -> tuple[Task, ...]:
 # Reading of one task. Errors of a reader on corrupt data become one line.
 
 
-def read_task(task: Task) -> TaskResult:
-    """Return the traces of a task on this machine, with all tables."""
+def read_task(task: Task, reports: Sequence[str] = ()) -> TaskResult:
+    """Return the traces of a task on this machine, with all tables. ``reports``: files on kernels of the traces."""
     path = f"{task.path}/{task.name()}" if isinstance(task, RunPart) else task
     try:
         with _as_data_error(path):
@@ -303,6 +348,9 @@ def read_task(task: Task) -> TaskResult:
         return TaskResult(skipped=Skipped(path=path, reason=reason, broken=True))
     if traces is None:
         return TaskResult(skipped=Skipped(path=path, reason=describe_file(Path(path)), broken=False))
+    for report in reports:
+        reader: Any = reader_of(Path(report))
+        traces = [reader.attach(trace, Path(report)) if len(trace.rows["kernels"]) else trace for trace in traces]
     return TaskResult(traces=tuple(ReadTrace(trace=trace) for trace in traces))
 
 

@@ -117,6 +117,7 @@ def _columns(kind: str, top: TopWork, *, rated: bool) -> Iterator[Column[WorkRow
         yield Column("GB/s", lambda row: _rate(row, row.achieved.bytes_per_s, GIGA), "count", drop=3)
         yield Column("roofline", lambda row: row.achieved.roofline_share if _stands(row) else NOT_COSTED, "share")
     if kind == "kernels":
+        yield Column("limited by", lambda row: row.limit)
         yield Column("line", lambda row: row.line, "place")
         yield Column("launched by", lambda row: "" if row.op == NOT_KNOWN else row.op, "code", drop=5, limit=OP_LIMIT)
 

@@ -1,0 +1,88 @@
+"""Reports joined with the kernels of a trace: by name, then by shape of the launch, else by order."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+from perfscope.analyzers.time import warm_windows
+from perfscope.model.intervals import Int64, covered, union
+from perfscope.model.trace import Trace
+from perfscope.plugins.kernel_reports.record import KernelReport, base_name, plain_name, reports_of
+
+Key = tuple[str, str, int | None, int | None]
+"""Tool, name as the tool wrote it, blocks, and threads of a block."""
+
+
+class Joined(Struct, frozen=True, kw_only=True):
+    """Reports of one tool on launches of one kernel with one shape, and their kernels in the trace."""
+
+    reports: tuple[KernelReport, ...]
+    rows: Int64
+    """Rows of ``kernels`` with time in the steps; empty if the trace has none."""
+    time_ns: int
+    """Their time in the steps."""
+    all_shapes: bool = False
+    """The rows are of all shapes of the name: the trace has no shapes, and their numbers of launches differ."""
+
+
+def joined(trace: Trace) -> tuple[Joined, ...]:
+    """Return the reports by kernel and shape, those with most time in the trace first, then by the tool's time."""
+    groups: dict[Key, list[KernelReport]] = defaultdict(list)
+    for report in reports_of(trace):
+        groups[report.tool, report.name, report.blocks, report.threads_per_block].append(report)
+    kernels = trace.rows["kernels"]
+    windows = trace.fact(warm_windows)
+    inside = covered(union(windows.starts, windows.ends), kernels["start_ns"], kernels["end_ns"])
+    codes = matched(trace, {name for _, name, _, _ in groups})
+    found = []
+    for key, reports in groups.items():
+        rows, all_shapes = _rows(trace, key, groups, codes)
+        rows = rows[inside[rows] > 0]
+        found.append(Joined(reports=tuple(reports), rows=rows, time_ns=int(inside[rows].sum()), all_shapes=all_shapes))
+    return tuple(sorted(found, key=lambda one: (-one.time_ns, -sum(r.duration_ns or 0.0 for r in one.reports))))
+
+
+def matched(trace: Trace, names: set[str]) -> Mapping[str, npt.NDArray[np.int64]]:
+    """Return the codes of the trace's kernels by name of a report: equal apart from spelling.
+
+    A report without template arguments (``--kernel-name-base function``) is of the only kernel with that function.
+    """
+    by_plain, by_base = defaultdict[str, list[int]](list), defaultdict[str, set[str]](set)
+    for code in np.unique(trace.rows["kernels"]["name"]).tolist():
+        plain = plain_name(trace.text(code))
+        by_plain[plain].append(code)
+        by_base[base_name(plain)].add(plain)
+    result = {}
+    for name in names:
+        plain, base = plain_name(name), by_base.get(base_name(name), set())
+        only = next(iter(base)) if len(base) == 1 and "<" not in plain else ""
+        result[name] = np.array(by_plain.get(plain) or by_plain.get(only, []), np.int64)
+    return result
+
+
+def _rows(
+    trace: Trace, key: Key, groups: Mapping[Key, Sequence[KernelReport]], codes: Mapping[str, npt.NDArray[np.int64]]
+) -> tuple[Int64, bool]:
+    """Return the kernels of a group, and whether they are of all its shapes."""
+    tool, name, blocks, threads = key
+    kernels = trace.rows["kernels"]
+    rows = np.flatnonzero(np.isin(kernels["name"], codes[name]))
+    mine = [other for other in groups if other[:2] == (tool, name)]
+    if len(rows) and blocks is not None and (kernels["blocks"][rows] > 0).all():
+        same = kernels["blocks"][rows] == blocks
+        if threads is not None:
+            same &= kernels["threads_per_block"][rows] == threads
+        return rows[same], False
+    if len(mine) == 1:
+        return rows, False
+    launches = [report for report in reports_of(trace) if (report.tool, report.name) == (tool, name)]
+    if len(launches) != len(rows):
+        return rows, bool(len(rows))
+    order = np.argsort(kernels["start_ns"][rows], kind="stable")
+    wanted = [(report.blocks, report.threads_per_block) == (blocks, threads) for report in launches]
+    return np.sort(rows[order][np.array(wanted, bool)]), False
