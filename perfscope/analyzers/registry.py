@@ -24,6 +24,7 @@ _log = logging.getLogger(__name__)
 
 RULES: dict[str, str] = {
     "blocking_collective": "perfscope.analyzers.programs.rules.blocking_collective",
+    "checkpoint_stall": "perfscope.analyzers.time.rules.checkpoint_stall",
     "compile_time": "perfscope.analyzers.torch_compile.rules.compile_time",
     "constant_work": "perfscope.analyzers.ops.rules.constant_work",
     "data_movement": "perfscope.analyzers.ops.rules.data_movement",
@@ -33,6 +34,7 @@ RULES: dict[str, str] = {
     "double_precision": "perfscope.analyzers.ops.rules.double_precision",
     "dynamic_shape_churn": "perfscope.analyzers.torch_compile.rules.dynamic_shape_churn",
     "eager_fallback": "perfscope.analyzers.torch_compile.rules.eager_fallback",
+    "eval_stall": "perfscope.analyzers.time.rules.eval_stall",
     "expert_imbalance": "perfscope.analyzers.ranks.rules.expert_imbalance",
     "exposed_communication": "perfscope.analyzers.ranks.rules.exposed_communication",
     "exposed_copy": "perfscope.analyzers.time.rules.exposed_copy",

@@ -21,8 +21,8 @@ shown.
 """
 
 
-SLOW_STEPS = "slow_steps"
-"""Rule that finds the steps that the program itself makes slow."""
+SLOW_STEPS = frozenset({"checkpoint_stall", "eval_stall", "slow_steps"})
+"""Rules that find the steps that the program itself makes slow."""
 
 OTHER_STEP = 1.1
 """Savings of ranks whose step differs from the job's by more than this factor are shares of that rank's step."""
@@ -38,7 +38,7 @@ shortens a step.
 
 def rank_step_times(analysis: Analysis) -> dict[int | None, StepTime]:
     """Return the step time of each rank; the mean if the program itself makes some steps slow."""
-    uneven = any(rule == SLOW_STEPS for rule, _ in analysis.findings())
+    uneven = any(rule in SLOW_STEPS for rule, _ in analysis.findings())
     windows = {window.rank: (window.duration_ns, window.steps) for window in reversed(analysis.windows)}
     ranks = dict.fromkeys([*(step.rank for step in analysis.steps), *windows])
     times = {

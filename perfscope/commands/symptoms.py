@@ -55,9 +55,9 @@ SYMPTOMS = (
     ),
     Symptom(
         question="Some steps are much slower than others",
-        look="`slow_steps` names the call that the slow steps have and the others have not: saving, evaluation, a "
-        "new epoch.",
-        rules=("slow_steps", "recompilation", "dynamic_shape_churn"),
+        look="`checkpoint_stall` and `eval_stall` have the time and the lines of saves and evaluations; `slow_steps` "
+        "names another call that the slow steps have and the others have not, such as a new epoch.",
+        rules=("checkpoint_stall", "eval_stall", "slow_steps", "recompilation", "dynamic_shape_churn"),
         command="perfscope run train.py",
         fix="Keep workers (`persistent_workers=True`), save in another thread, pad inputs to a few sizes.",
     ),

@@ -28,7 +28,7 @@ def train(options: Options, host: HostWork) -> list[float]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, fused=True)
 
     def save(path: Path) -> None:
-        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)  # defect: host_bound
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)  # defect: checkpoint_stall
 
     host.save = save
     losses = []

@@ -147,7 +147,7 @@ JAX: tuple[AdviceCase, ...] = (
         "parameters written with numpy",
         "jax_saves_npz",
         "p-doom/jasmine 55, maxtext 871",
-        rules=("host_bound", "slow_steps"),
+        rules=("checkpoint_stall",),
         line=("np.savez(",),
         fix=("thread|async|background|AsyncCheckpointer|less often",),
     ),

@@ -217,7 +217,7 @@ TORCH: tuple[AdviceCase, ...] = (
         "a checkpoint in each third step",
         "save_often",
         "goodfire-ai/spd 540 (2026), NVIDIA-NeMo/Automodel 616",
-        rules=("slow_steps", "host_bound"),
+        rules=("checkpoint_stall",),
         line=("torch.save(",),
         fix=("async|less often|background",),
     ),

@@ -92,7 +92,7 @@ SUBJECTS = {
     "tokenizer": "host work",
     "logging": "saving and logging",
     "sleep": "sleeping",
-    "checkpoint": "saving and logging",
+    "checkpoint": "saves",
     "garbage": "garbage collection",
     "lock": "waiting for the interpreter's lock",
 }
@@ -116,7 +116,7 @@ def analysis_of(folder: Path, framework: str, kind: str, twin: str, *options: st
 
 
 def host_findings(analysis: Analysis) -> list[Finding]:
-    return [finding for rule, finding in analysis.findings() if rule == "host_bound"]
+    return [finding for rule, finding in analysis.findings() if rule in ("host_bound", "checkpoint_stall")]
 
 
 def line_of(framework: str, kind: str) -> int:

@@ -17,6 +17,7 @@ from msgspec import Struct
 from perfscope.analyzers.time.host_activity import HostActivity, main_thread, sample_activities
 from perfscope.analyzers.time.host_lines import step_functions
 from perfscope.analyzers.time.samples import device_waits, free_samples, sampled_site, shown_kinds, stacks
+from perfscope.analyzers.time.side_work import side_samples
 from perfscope.analyzers.time.whole_run.cores import waits_of_steps
 from perfscope.model.frames import Owner, owner_of
 from perfscope.model.frames.kinds import ENGINES, FrameKind
@@ -45,8 +46,6 @@ LEAST_SAMPLES = 2
 
 _OTHERS_JUDGE = (HostActivity.SYNC, HostActivity.COMPILATION)
 """Activities of other rules: a wait for a device is the time of its queue, and compilation has separate rules."""
-
-_SAVES = (FrameKind.LOGGING, FrameKind.CHECKPOINT)
 
 LOADERS = (FrameKind.LOADER, FrameKind.WORKER_START)
 
@@ -78,7 +77,7 @@ class SlowSteps(Struct, frozen=True, kw_only=True):
     calls: tuple[OwnCall, ...]
     """Most time first."""
     of_host: bool
-    """Whether the times are those of a host that runs ahead of its work: then only saving and logging are reported."""
+    """Whether the times are those of a host that runs ahead of its work: then only logging is reported."""
     whole_ns: int
     """Sum over all steps without a profiler."""
     steps: int
@@ -102,7 +101,7 @@ def slow_steps(trace: Trace) -> SlowSteps | None:
     waits = trace.fact(waits_of_steps)
     waited = np.array([waits.get(number, 0) for number in samples["step"][rows].tolist()], np.int64)
     slow = samples["step_ns"][rows] - waited >= SLOW * _usual_ns(trace, times)
-    own = _own_frames(trace, rows, slow, saves=host)
+    own = _own_frames(trace, rows, slow, logs=host)
     mine = own != MISSING
     numbers, first = np.unique(samples["step"][rows[mine]], return_index=True)
     lasting = samples["step_ns"][rows[mine]][first]
@@ -146,17 +145,17 @@ def _distance(numbers: list[int]) -> int | None:
     return gap if often >= 2 and 2 * often > sum(gaps.values()) else None
 
 
-def _own_frames(trace: Trace, rows: Int64, slow: np.ndarray, *, saves: bool) -> Int64:
+def _own_frames(trace: Trace, rows: Int64, slow: np.ndarray, *, logs: bool) -> Int64:
     """Return, per row of ``rows`` (``samples``), the outermost frame with ``ONLY_THERE`` times its share elsewhere.
 
-    ``saves``: consider only samples of saving or logging.
+    ``logs``: consider only samples of logging. Saves and evaluations belong to other rules (`side_samples`).
     """
     samples, parents = trace.rows["samples"], trace.rows["frames"]["parent"]
     lasts, frames = samples["lasts_ns"][rows], samples["frame"][rows]
     judged = (frames != MISSING) & ~np.isin(trace.fact(sample_activities)[rows], _OTHERS_JUDGE)
-    judged &= ~trace.fact(device_waits)[rows]
-    if saves:
-        judged &= np.isin(shown_kinds(trace, rows), _SAVES)
+    judged &= ~trace.fact(device_waits)[rows] & (trace.fact(side_samples)[rows] == 0)
+    if logs:
+        judged &= shown_kinds(trace, rows) == FrameKind.LOGGING
     inside = _inclusive(parents, frames[judged & slow], lasts[judged & slow])
     elsewhere = _inclusive(parents, frames[judged & ~slow], lasts[judged & ~slow])
     often = _inclusive(parents, frames[judged & slow], np.ones(int((judged & slow).sum()))) >= LEAST_SAMPLES

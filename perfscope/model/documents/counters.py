@@ -46,6 +46,28 @@ class HeldName:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SideWork:
+    """A save, a wait for one, or an evaluation."""
+
+    kind: str
+    """``save``, ``restore``, ``wait`` (for an asynchronous save) or ``evaluation``."""
+    call: str
+    """Function that was called, such as ``save``."""
+    file: str
+    """File of the line; empty without a line of the program."""
+    line: int | None
+    function: str
+    begin_ns: int
+    end_ns: int
+    stored_ns: int = -1
+    """When a save was stored: later than the end of an asynchronous one; -1: not known."""
+    bytes: int = -1
+    """Bytes that the process wrote from its begin until it was stored."""
+    of_steps: bool = True
+    """Whether it ran on the main thread of the program."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepCounters:
     """Everything of one process. Columns of one group have one length."""
 
@@ -98,6 +120,18 @@ class StepCounters:
 
     held: tuple[HeldName, ...] = field(default=())
 
+    side_work: tuple[SideWork, ...] | None = None
+    """In the order of their ends; ``None`` in older files."""
+
+    storage_step: tuple[int, ...] = ()
+    """Number of the step after which the counters of storage were read."""
+    storage_ns: tuple[int, ...] = ()
+    """When they were read."""
+    storage_read_bytes: tuple[int, ...] = ()
+    """By system calls that read, of the process and its workers."""
+    storage_fetched_bytes: tuple[int, ...] = ()
+    """The part of them, and of mapped files, that came from storage and not from the page cache."""
+
 
 def dump_counters(counters: StepCounters) -> bytes:
     """As gzipped JSON."""
@@ -121,10 +155,17 @@ def load_counters(path: Path) -> StepCounters:
         ),
         (found.machine_ns, found.busy_ns, found.own_busy_ns, found.throttled_ns),
         (found.memory_step, found.rss_bytes, found.device_bytes),
+        (found.storage_step, found.storage_ns, found.storage_read_bytes, found.storage_fetched_bytes),
         *((held.step, held.size, held.bytes or held.step) for held in found.held),
     )
     sound = all(len({len(column) for column in group}) == 1 for group in groups) and all(
         abs(value) < 1 << 62 for group in groups for column in group for value in column
+    )
+    events = found.side_work or ()
+    sound = sound and all(
+        abs(value) < 1 << 62
+        for event in events
+        for value in (event.begin_ns, event.end_ns, event.stored_ns, event.bytes, event.line or 0)
     )
     if not sound:
         raise DataError(f"{path}: step counters of different length, or out of range")

@@ -5,7 +5,7 @@ A run may have been timed in several ways. In this order, the first that there i
 1. *window*: consecutive steps without a profiler, with a wait for the devices before the first and after the last;
    their mean. It counts if the host runs ahead of the devices, so that the host's own steps end before their work does.
 2. *unprofiled*: the host's steps without a profiler; their median, because the system holds up single steps. The mean
-   if slow steps are the program's own work (rule ``slow_steps``), which a median hides.
+   if slow steps are the program's own work (``slow_steps``, ``checkpoint_stall``, ``eval_stall``).
 3. *profiled*: the recorded steps, without those that compiled; their mean, which the causes of the account sum to.
 
 The number of a job is that of the median rank. All values are kept under separate names (``known_ns``).

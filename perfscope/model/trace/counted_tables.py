@@ -94,3 +94,44 @@ HELD_NAMES = Table(
         Column(name="graphs", dtype="bool", unit="flag", doc="what it holds last has an autograd graph"),
     ),
 )
+
+SIDE_WORK = Table(
+    name="side_work",
+    doc="One row per save of a checkpoint, wait for such a save, or evaluation of the run (`perfscope run`), in order "
+    "of time.",
+    columns=(
+        *_from_until("the call, or the evaluation,"),
+        text_column("kind", "`save`, `restore`, `wait` (until an asynchronous save is stored) or `evaluation`"),
+        text_column("call", "function that was called; of an evaluation `eval`"),
+        text_column("file", "file of the program's line", nullable=True),
+        Column(name="line", dtype="int64", unit="line", doc="line of the program", nullable=True),
+        text_column("function", "function of the line", nullable=True),
+        Column(
+            name="stored_ns",
+            dtype="int64",
+            unit="ns",
+            doc="when a save was stored, on the trace's clock: after `until_ns` if it is asynchronous",
+            nullable=True,
+        ),
+        Column(
+            name="bytes",
+            dtype="int64",
+            unit="B",
+            doc="bytes that the process wrote from the begin until it was stored",
+            nullable=True,
+        ),
+        Column(name="of_steps", dtype="bool", unit="flag", doc="it ran on the main thread of the program"),
+    ),
+)
+
+STORAGE = Table(
+    name="storage",
+    doc="One row per reading of the system's counters of storage after a step (`perfscope run` on Linux), in order; "
+    "sums since the begin of the processes, of the program and its living workers.",
+    columns=(
+        Column(name="step", dtype="int64", unit="count", doc="number of the step"),
+        Column(name="at_ns", dtype="int64", unit="ns", doc="when, on the trace's clock"),
+        Column(name="read_bytes", dtype="int64", unit="B", doc="by system calls that read, from the page cache too"),
+        Column(name="fetched_bytes", dtype="int64", unit="B", doc="from storage, also for memory mapped to files"),
+    ),
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 from perfscope.model.trace.columns import Column, Table, end_column, id_column, row_column, start_column, text_column
-from perfscope.model.trace.counted_tables import CORES, HELD_NAMES, RUN_MEMORY, RUN_STEPS
+from perfscope.model.trace.counted_tables import CORES, HELD_NAMES, RUN_MEMORY, RUN_STEPS, SIDE_WORK, STORAGE
 
 # The tables of memory: events of an allocator, its memory at one moment, and the memory of the program by its own data.
 
@@ -536,8 +536,10 @@ TABLES: dict[str, Table] = {
         RUN_STEPS,
         SAMPLES,
         SEGMENTS,
+        SIDE_WORK,
         SLICES,
         STEPS,
+        STORAGE,
         SYNC_RECORDS,
         TENSORS,
         THREADS,

@@ -51,6 +51,8 @@ RECORDED: dict[str, str] = {
     "steps": "step boundaries",
     "core_waits": "time in which the host waited for a core (`perfscope run` on Linux)",
     "run_steps": "all steps of the run, with and without a profiler (`perfscope run`)",
+    "side_work": "saves and evaluations of the run (`perfscope run`)",
+    "storage": "bytes read from files after each step (`perfscope run` on Linux)",
     "run_memory": "memory of the process after later steps (`perfscope run`)",
     "hlo": "the compiled XLA programs",
     "compile_events": "compilations and retraces of jax (`perfscope run`)",

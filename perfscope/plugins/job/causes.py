@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import Literal, get_args
 
@@ -10,6 +9,7 @@ from msgspec import Struct
 
 from perfscope.model.frames import Owner, owner_of
 from perfscope.model.frames.kinds import FrameKind, frame_kind, kind_below
+from perfscope.model.frames.side_work import evaluates, restores
 from perfscope.plugins.job.document import ProcessLedger, text_at
 from perfscope.plugins.job.recorder import SET_UP, WARM_UP
 
@@ -40,10 +40,6 @@ CAUSES: tuple[Cause, ...] = get_args(Cause)
 KEPT: frozenset[Cause] = frozenset({"training steps"})
 """Causes in which the job trains what it keeps."""
 
-_EVALUATES = re.compile(r"(?:^|[._])(?:eval|evaluate|evaluation|validate|validation|val|test|estimate_loss)(?=$|_|\.)")
-"""In the name of a function; in the name of a file it would be a test suite."""
-_RESTORES = re.compile(r"load|restore|read|deserialize|unpickle|get_tensor", re.IGNORECASE)
-"""In the functions of a stack whose kind is ``CHECKPOINT``."""
 _IMPORTS = "<frozen importlib"
 
 K = FrameKind
@@ -121,12 +117,11 @@ def _below(outer: _Above, file: str, line: int, function: str) -> _Above:
     text = f"{file}({line}): {function.rpartition('.')[2]}" if file else function
     own = frame_kind(text)
     owner = int(owner_of(file)) if file else int(Owner.FRAMEWORK)
-    may_evaluate = owner < int(Owner.FRAMEWORK) and not file.rpartition("/")[2].startswith("test_")
     nearer = bool(file) and owner <= outer.owner
     return _Above(
         kind=kind_below(outer.kind, own, is_python=bool(file)),
-        evaluates=outer.evaluates or (may_evaluate and bool(_EVALUATES.search(function.lower()))),
-        restores=outer.restores or bool(_RESTORES.search(function)),
+        evaluates=outer.evaluates or evaluates(file, function),
+        restores=outer.restores or restores(function),
         imports=outer.imports or file.startswith(_IMPORTS),
         line=f"{file}:{line}" if nearer else outer.line,
         owner=min(owner, outer.owner),
@@ -135,8 +130,8 @@ def _below(outer: _Above, file: str, line: int, function: str) -> _Above:
 
 def _called(stack: _Above, callee: str) -> _Above:
     kind = kind_below(stack.kind, frame_kind(callee), is_python=False)
-    restores = stack.restores or bool(_RESTORES.search(callee))
-    return _Above(kind, stack.evaluates, restores, stack.imports, stack.line, stack.owner)
+    reads = stack.restores or restores(callee)
+    return _Above(kind, stack.evaluates, reads, stack.imports, stack.line, stack.owner)
 
 
 def _place(stack: _Above) -> Place:

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.plugins.job.causes import CAUSES, Cause, Place, cause_in, places
-from perfscope.plugins.job.checkpoints import RESTORE, SAVE
 from perfscope.plugins.job.document import ProcessLedger, Triple
+from perfscope.profiler.session.checkpoints import RESTORE, SAVE
 
 TRAINS: frozenset[Cause] = frozenset({"training steps", "warm-up steps"})
 COLUMN: dict[Cause, int] = {cause: column for column, cause in enumerate(CAUSES)}

@@ -23,12 +23,12 @@ from typing import Any
 
 from perfscope.model.capture import Message
 from perfscope.model.files import write_atomically
-from perfscope.plugins.job.checkpoints import Checkpoint, CheckpointLog
 from perfscope.plugins.job.machine import CoreTime, Gpu, age_ns, restarts
 from perfscope.plugins.job.progress import told
 from perfscope.plugins.job.watch import Values, Watch
 from perfscope.profiler.sampling.stack_tree import StackReader, StackTree
 from perfscope.profiler.sampling.switch_interval import OTHERS_SHARE, SwitchInterval, ThreadClock
+from perfscope.profiler.session.checkpoints import Checkpoint, CheckpointLog
 from perfscope.profiler.session.process_state import known_rank
 from perfscope.profiler.session.ranks import rank_from_environment
 from perfscope.profiler.session.recorders import Progress

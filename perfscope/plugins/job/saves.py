@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple
 from msgspec import Struct
 
 from perfscope.plugins.job.charge import COLUMN, Charged
-from perfscope.plugins.job.checkpoints import SAVE
 from perfscope.plugins.job.steps import OF_STEPS
+from perfscope.profiler.session.checkpoints import SAVE
 
 SLOWER = 1.1
 """Step time while a save is stored over the usual one: less is noise."""

@@ -197,6 +197,7 @@ class Session:
                 self._watchers = load_watchers(self.message, self._progress)
                 for watcher in self._watchers:
                     watcher.start()
+            self._counting.watch()
             for recorder in self._recorders:
                 recorder.start(framework)
             if self._finder.source is not None:

@@ -19,6 +19,8 @@ from perfscope.model.documents.counters import COUNTERS_FILE, StepCounters, dump
 from perfscope.model.documents.run import Capture
 from perfscope.model.files import write_atomically
 from perfscope.profiler.session.held_names import HeldNames
+from perfscope.profiler.session.side_work import SideWorkLog
+from perfscope.profiler.session.storage import storage_with_workers
 
 PASS, TOOL = "counters", "step_counters"
 
@@ -28,6 +30,8 @@ NAMES_BUDGET = 0.002
 """Largest share of the time for looks at variables."""
 MEMORY_BUDGET = 0.0005
 """Largest share of the time for readings of memory."""
+STORAGE_BUDGET = 0.001
+"""Largest share of the time for readings of storage."""
 MACHINE_EVERY_NS = 500_000_000
 """Between two looks at the machine's processor time and the cgroup; each costs about 30 us."""
 MACHINE_EVERY_TRACED_NS = 50_000_000
@@ -247,6 +251,15 @@ class StepCounting:
         self._memory_due = 0
         self._resident = ResidentMemory()
         self._written = 0
+        self._side = SideWorkLog()
+        self._storage: list[tuple[int, int, int, int]] = []
+        self._storage_ns = self._storage_cost_ns = 0
+        """Spent on all readings of storage, and on the last one."""
+
+    def watch(self) -> None:
+        """A framework was imported: note saves and evaluations from here on."""
+        if self._wanted:
+            self._side.watch()
 
     def begin(self, *, traced: bool) -> None:
         """A step begins."""
@@ -264,6 +277,8 @@ class StepCounting:
         self.cores.at_boundary(needed=traced)
         if traced or number % self._every == 0:
             self._steps.append((number, begin_ns, end_ns, free))
+        self._side.step_ended(number)
+        self._read_storage(number, needed=traced)
         if len(self._steps) > MOST_STEPS:
             self._every *= 2
             self._steps = [step for step in self._steps if not step[3] or step[0] % self._every == 0]
@@ -276,16 +291,19 @@ class StepCounting:
         self._memory.clear()
         self._memory_due = 0
         self._names.clear()
+        self._storage.clear()
 
     def stop(self) -> None:
         """Count no more."""
         self._wanted = False
+        self._side.stop()
         self.cores.stop()
         self._resident.close()
 
     def abandon_in_fork(self) -> None:
         """In a forked child: everything is the parent's."""
         self._wanted = False
+        self._side.stop()
         self.cores.abandon_in_fork()
         self._resident.close()
 
@@ -308,6 +326,20 @@ class StepCounting:
             self._last_ns = thread_time_ns() - before
             self._memory_ns += self._last_ns
 
+    def _read_storage(self, number: int, *, needed: bool) -> None:
+        """Read the counters of storage after a step. ``needed``: whatever it costs."""
+        elapsed = perf_counter_ns() - self._began_ns
+        if not needed and self._storage_ns + self._storage_cost_ns > STORAGE_BUDGET * elapsed:
+            return
+        before = thread_time_ns()
+        counted = storage_with_workers()
+        if counted is not None:
+            self._storage.append((number, perf_counter_ns(), counted.read, counted.fetched))
+        if len(self._storage) > MOST_READINGS:
+            del self._storage[1::2]
+        self._storage_cost_ns = thread_time_ns() - before
+        self._storage_ns += self._storage_cost_ns
+
     def save(self, directory: Path, run: Path, *, last: bool) -> list[Capture]:
         """Write the counts, if they are twice as many as last time or it is the ``last`` time; return the captures."""
         path = directory / COUNTERS_FILE
@@ -329,6 +361,7 @@ class StepCounting:
         reads = list(zip(*self.cores.rows, strict=True)) or [()] * 6
         machine = list(zip(*self.cores.machine, strict=True)) or [()] * 4
         memory = list(zip(*self._memory, strict=True)) or [()] * 3
+        storage = list(zip(*self._storage, strict=True)) or [()] * 4
         return StepCounters(
             supported=self.cores.unsupported,
             cores=_cores(),
@@ -340,7 +373,9 @@ class StepCounting:
             switches=reads[5],
             machine_ns=machine[0], busy_ns=machine[1], own_busy_ns=machine[2], throttled_ns=machine[3],
             memory_step=memory[0], rss_bytes=memory[1], device_bytes=memory[2],
-            held=self._names.grown(),
+            held=self._names.grown(), side_work=self._side.events(),
+            storage_step=storage[0], storage_ns=storage[1], storage_read_bytes=storage[2],
+            storage_fetched_bytes=storage[3],
         )  # fmt: skip
 
 

@@ -72,7 +72,7 @@ def train(options: Options, host: HostWork, shapes: str | None, callback: str | 
     state = jax.device_put(start(model), device)
 
     def save(path: Path) -> None:
-        np.savez(path, *jax.tree.leaves(jax.device_get(state)))  # defect: host_bound: the next step waits for the disk
+        np.savez(path, *jax.tree.leaves(jax.device_get(state)))  # defect: checkpoint_stall: the next step waits
 
     host.save = save
     losses, norms = [], []

@@ -17,7 +17,7 @@ _SLACK_NS = 1_000_000
 
 
 def attach_counters(builder: TraceBuilder, counters: StepCounters) -> None:
-    """Add ``cores``, ``run_steps``, ``run_memory`` and ``held_names`` to a trace.
+    """Add ``cores``, ``run_steps``, ``run_memory``, ``held_names``, ``side_work`` and ``storage`` to a trace.
 
     Without a common step, the times stay on the counters' own clock, and ``cores`` is left out.
     """
@@ -26,6 +26,8 @@ def attach_counters(builder: TraceBuilder, counters: StepCounters) -> None:
     offset = clock_offset_ns(builder.rows["steps"], steps)
     if steps:
         _steps(builder, counters, offset or 0)
+        _side_work(builder, counters, offset or 0)
+        _storage(builder, counters, offset or 0)
     if counters.memory_step:
         builder.table(
             "run_memory",
@@ -113,6 +115,45 @@ def _within(counters: StepCounters, total: tuple[int, ...], begin: Int64, end: I
     grown = np.interp(end, read, values) - np.interp(begin, read, values)
     inside = (begin >= read[0] - _SLACK_NS) & (end <= read[-1] + _SLACK_NS)
     return np.where(inside, np.clip(np.round(grown), 0, end - begin), MISSING).astype(np.int64)
+
+
+def _side_work(builder: TraceBuilder, counters: StepCounters, offset: int) -> None:
+    if counters.side_work is None:
+        return
+    events = sorted(counters.side_work, key=lambda event: event.begin_ns)
+    builder.table(
+        "side_work",
+        {
+            "from_ns": [event.begin_ns + offset for event in events],
+            "until_ns": [max(event.end_ns, event.begin_ns) + offset for event in events],
+            "kind": builder.codes([event.kind for event in events]),
+            "call": builder.codes([event.call for event in events]),
+            "file": builder.codes([event.file or None for event in events]),
+            "line": [MISSING if event.line is None else event.line for event in events],
+            "function": builder.codes([event.function or None for event in events]),
+            "stored_ns": [event.stored_ns + offset if event.stored_ns >= 0 else MISSING for event in events],
+            "bytes": [max(event.bytes, MISSING) for event in events],
+            "of_steps": [event.of_steps for event in events],
+        },
+    )
+    builder.record("side_work")
+
+
+def _storage(builder: TraceBuilder, counters: StepCounters, offset: int) -> None:
+    if not counters.storage_step:
+        return
+    columns = (counters.storage_read_bytes, counters.storage_fetched_bytes)
+    read, fetched = (np.maximum.accumulate(np.array(column, np.int64)) for column in columns)
+    builder.table(
+        "storage",
+        {
+            "step": counters.storage_step,
+            "at_ns": np.array(counters.storage_ns, np.int64) + offset,
+            "read_bytes": read,
+            "fetched_bytes": fetched,
+        },
+    )
+    builder.record("storage")
 
 
 def _held(builder: TraceBuilder, counters: StepCounters) -> None:

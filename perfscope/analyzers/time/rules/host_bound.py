@@ -23,8 +23,8 @@ sampled stacks (`perfscope run`); if the timed steps have neither, to lines samp
 the detail pass. In JAX programs most of it may be the framework's work for each call of a compiled function, which is
 reported as such. Processor time distinguishes a thread that sleeps or waits. A thread that waits for the interpreter's
 lock is a separate finding, which names the thread that works in Python meanwhile, and its line. Work of only some steps
-belongs to `slow_steps`; if that rule reports nothing, saving in some of the traced steps is judged here, because its
-frames are unambiguous.
+belongs to `slow_steps`, saving checkpoints to `checkpoint_stall`; if those rules report nothing, logging in some of the
+traced steps is judged here, because its frames are unambiguous, and so is saving in recordings of other tools.
 
 Without an accelerator in the recording, the main thread's time outside every op and data loader is judged, if most
 steps have such time: on an accelerator it would be idle time unless the device is still busy. Waiting for a core
@@ -57,6 +57,7 @@ from perfscope.analyzers.time.fixes import does, move, situation
 from perfscope.analyzers.time.host_activity import NOT_RECORDED, main_thread
 from perfscope.analyzers.time.host_lines import HALF, HostLine, HostLines, host_lines
 from perfscope.analyzers.time.samples import lock_wait, sampled_site, stacks
+from perfscope.analyzers.time.side_work import side_work
 from perfscope.analyzers.time.slow_steps import LEAST_SHARE as SLOW_SHARE
 from perfscope.analyzers.time.slow_steps import slow_steps
 from perfscope.analyzers.time.small_calls import small_call
@@ -125,6 +126,8 @@ def check(trace: Trace) -> Iterable[Finding]:
         often = total.get(cause, 0) >= max(1, PART_SHARE * account.whole_ns) and not rare
         if often or (cause == "saving" and _saves_at_times(trace, account)):
             work = _work(trace, account, cause)
+            if work.kind is FrameKind.CHECKPOINT and trace.fact(side_work) is not None:
+                continue  # `checkpoint_stall` has it
             if dispatches and work.kind in (*ENGINES, FrameKind.UNKNOWN):
                 continue  # `unjitted_step` or `launch_bound` has it, with the function
             if cause == "other_host" and work.kind is FrameKind.UNKNOWN and not work.named and account.lacked_core:

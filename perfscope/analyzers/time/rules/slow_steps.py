@@ -4,14 +4,14 @@ Example:
     Before::
 
         if number % 100 == 0:
-            torch.save(model.state_dict(), path)
+            plot(model, "weights.png")
 
     After::
 
         if number % 100 == 0:
-            saved = torch.distributed.checkpoint.async_save(model.state_dict(), checkpoint_id=path)
+            plotting.submit(plot, copy.deepcopy(model), "weights.png")
 
-Why it costs: an evaluation, a checkpoint, collecting new data or logging every N steps takes its time from training.
+Why it costs: drawing samples, collecting new data or logging every N steps takes its time from training.
 The median step does not include it, and the traced steps rarely do, so it is easily overlooked.
 
 How it is found: a step without a profiler is slow if it takes at least twice the median, without its time waiting for a
@@ -19,12 +19,11 @@ core. A call in its sampled stacks (`perfscope run`) counts if its share of the 
 other steps, so a step that other programs delayed does not count. Waiting for a device and compiling
 belong to other rules. The cost is the sampled time of these calls, divided by all steps, if it is at least a tenth of
 the step and at least two steps contain it. The device's work meanwhile is unknown, so the saving is an upper bound. In
-JAX programs that do not read a result in their steps, only saving and logging are judged: the host runs ahead, and its
-steps end before their work does.
+JAX programs that do not read a result in their steps, only logging is judged: the host runs ahead, and its steps end
+before their work does. Checkpoints belong to `checkpoint_stall`, evaluations to `eval_stall`.
 
-Fix: do it less often, move it to another process or thread, or make it faster. Save checkpoints asynchronously
-(`torch.distributed.checkpoint.async_save`, `ocp.AsyncCheckpointer`), evaluate on fewer batches, step environments in
-worker processes. To see the work of such a step, trace it: `perfscope run --steps A:B` with its number. If only
+Fix: do it less often, move it to another process or thread, or make it faster: step environments in worker processes,
+log in another thread. To see the work of such a step, trace it: `perfscope run --steps A:B` with its number. If only
 functions of a framework are known, the finding has no fix.
 """
 

@@ -221,7 +221,12 @@ def waits_of_steps(trace: Trace) -> dict[int, int]:
     return dict(zip(rows["number"].tolist(), longest.tolist(), strict=True))
 
 
-HOST_RULES = frozenset({"graph_break", "host_bound", "input_stall", "launch_bound", "slow_steps", "step_growth"})
+HOST_RULES = frozenset(
+    {
+        "checkpoint_stall", "eval_stall", "graph_break", "host_bound", "input_stall", "launch_bound", "slow_steps",
+        "step_growth",
+    }
+)  # fmt: skip
 """Rules whose costs are host time."""
 
 STARVED = 0.5

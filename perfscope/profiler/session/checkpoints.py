@@ -1,6 +1,7 @@
 """Notes each checkpoint that the program saves or restores: when, for how long, from which line.
 
-The functions of PyTorch, Orbax, Flax and safetensors that save and load are wrapped once their modules are imported.
+The functions of libraries that save and load (`CALLS`) are wrapped once their modules are imported. A program that
+imported a function by name before that is not seen here; its sampled stacks show it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -22,9 +23,13 @@ from perfscope.profiler.source_files import SourceFiles
 MOST_PENDING = 1_000
 """Events kept until the next row; a program that loads more small files than that in ten seconds loads data."""
 
-SAVE, RESTORE = "save", "restore"
+SAVE, RESTORE, WAIT = "save", "restore", "wait"
+"""``WAIT``: for an asynchronous save to be stored."""
 
-CALLS = (
+Call = tuple[str, str, str, str]
+"""(Module, class, function, what it does)."""
+
+CALLS: tuple[Call, ...] = (
     ("torch.serialization", "", "save", SAVE),
     ("torch.serialization", "", "load", RESTORE),
     ("torch.distributed.checkpoint.state_dict_saver", "", "save", SAVE),
@@ -32,18 +37,36 @@ CALLS = (
     ("torch.distributed.checkpoint.state_dict_loader", "", "load", RESTORE),
     ("safetensors.torch", "", "save_file", SAVE),
     ("safetensors.torch", "", "load_file", RESTORE),
+    ("safetensors.numpy", "", "save_file", SAVE),
+    ("safetensors.flax", "", "save_file", SAVE),
+    ("flax.training.checkpoints", "", "save_checkpoint", SAVE),
+    ("equinox._serialisation", "", "tree_serialise_leaves", SAVE),
+    ("jax.experimental.array_serialization.serialization", "GlobalAsyncCheckpointManager", "serialize", SAVE),
+    ("keras.src.models.model", "Model", "save", SAVE),
+    ("keras.src.models.model", "Model", "save_weights", SAVE),
     ("orbax.checkpoint.checkpoint_manager", "CheckpointManager", "save", SAVE),
     ("orbax.checkpoint.checkpoint_manager", "CheckpointManager", "restore", RESTORE),
     ("orbax.checkpoint._src.checkpointers.checkpointer", "Checkpointer", "save", SAVE),
     ("orbax.checkpoint._src.checkpointers.async_checkpointer", "AsyncCheckpointer", "save", SAVE),
     ("orbax.checkpoint._src.checkpointers.checkpointer", "Checkpointer", "restore", RESTORE),
 )
-"""(Module, class, function, what it does). A call inside another one of these is not a second event."""
+"""A call inside another one of these is not a second event."""
+
+IN_STEPS: tuple[Call, ...] = (
+    *CALLS,
+    ("numpy", "", "save", SAVE),
+    ("numpy", "", "savez", SAVE),
+    ("numpy", "", "savez_compressed", SAVE),
+    ("orbax.checkpoint.checkpoint_manager", "CheckpointManager", "wait_until_finished", WAIT),
+    ("orbax.checkpoint._src.checkpointers.async_checkpointer", "AsyncCheckpointer", "wait_until_finished", WAIT),
+)
+"""Further calls in the steps of a training that write arrays, or wait until they are written."""
 
 ALIASES = {
     "torch.serialization": ("torch",),
     "torch.distributed.checkpoint.state_dict_saver": ("torch.distributed.checkpoint",),
     "torch.distributed.checkpoint.state_dict_loader": ("torch.distributed.checkpoint",),
+    "equinox._serialisation": ("equinox",),
 }
 """Modules that hold the same function under the same name."""
 
@@ -63,6 +86,10 @@ class Checkpoint(NamedTuple):
     """Digest of the path that was written or read, so that a restore finds its save; empty for other objects."""
     storing: Storing | None = None
     """The program while an asynchronous save was stored."""
+    wrote: int = -1
+    """Bytes that the process wrote meanwhile; -1: not counted."""
+    of_steps: bool = True
+    """Whether it ran on the program's main thread."""
 
 
 class Storing:
@@ -94,8 +121,9 @@ class Storing:
 class CheckpointLog:
     """The checkpoints since the last look."""
 
-    def __init__(self) -> None:
-        """Nothing is wrapped yet."""
+    def __init__(self, calls: Iterable[Call] = CALLS) -> None:
+        """Nothing is wrapped yet. ``calls``: those that are noted."""
+        self._calls = tuple(calls)
         self._files = SourceFiles(Path.cwd(), ())
         self._events: list[Checkpoint] = []
         self._undos: list[Undo] = []
@@ -117,7 +145,7 @@ class CheckpointLog:
 
     def watch(self) -> None:
         """Wrap the functions of all modules that are imported by now."""
-        for module, holder, function, kind in CALLS:
+        for module, holder, function, kind in self._calls:
             if (module, holder, function) in self._wrapped or module not in sys.modules:
                 continue
             with suppress(AttributeError, KeyError, TypeError):
@@ -125,11 +153,16 @@ class CheckpointLog:
                 owner = getattr(loaded, holder) if holder else loaded
                 original = vars(owner)[function]
                 self._wrapped.add((module, holder, function))
-                self._undos.append(wrap(owner, function, self._noting(kind, function)))
+                name = self._call_name(holder, function)
+                self._undos.append(wrap(owner, function, self._noting(kind, name)))
                 for alias in ALIASES.get(module, ()):
                     other: Any = sys.modules.get(alias)
                     if other is not None and vars(other).get(function) is original:
-                        self._undos.append(wrap(other, function, self._noting(kind, function)))
+                        self._undos.append(wrap(other, function, self._noting(kind, name)))
+
+    def _call_name(self, holder: str, function: str) -> str:
+        """Name of a call in its event."""
+        return function
 
     def stop(self) -> None:
         """Leave the libraries as they were."""
@@ -151,6 +184,7 @@ class CheckpointLog:
                 if getattr(self._inside, "depth", 0):
                     return original(*arguments, **named)
                 self._inside.depth = 1
+                wrote = self._written()
                 begin, ok, result = time.perf_counter_ns(), False, None
                 try:
                     result = original(*arguments, **named)
@@ -159,22 +193,34 @@ class CheckpointLog:
                 finally:
                     self._inside.depth = 0
                     with suppress(Exception):
-                        self._note(kind, name, begin, ok=ok, result=result, place=_place((*arguments, *named.values())))
+                        event = Checkpoint(
+                            kind, name, begin, time.perf_counter_ns(), "", ok, 0, _place((*arguments, *named.values()))
+                        )
+                        self._note(event, wrote, result, arguments[0] if arguments else None)
 
             return call
 
         return make
 
-    def _note(self, kind: str, name: str, begin: int, *, ok: bool, result: Any, place: str) -> None:
-        now = time.perf_counter_ns()
-        line = self._line(sys._getframe(2))
-        if not line and threading.current_thread() is not threading.main_thread():
+    def _written(self) -> int:
+        """Bytes that the process has written so far; -1: not counted."""
+        return -1
+
+    def _note(self, event: Checkpoint, wrote: int, result: Any, subject: Any) -> None:
+        """Keep an event. ``wrote``: bytes before it; ``subject``: first argument of the call."""
+        main = threading.current_thread() is threading.main_thread()
+        event = event._replace(
+            done_ns=event.end_ns if event.ok else 0,
+            line=self._line(sys._getframe(2)),
+            wrote=self._written() - wrote if wrote >= 0 else -1,
+            of_steps=main,
+        )
+        if not event.line and not main and not self._on_its_own(event):
             return  # an asynchronous save stores by the same functions on its own thread
-        event = Checkpoint(kind, name, begin, now, line, ok, now if ok else 0, place)
         upload = getattr(result, "upload_completion", result)  # of an AsyncSaveResponse of torch, or a future
         if not callable(getattr(upload, "add_done_callback", None)):
             if len(self._events) < MOST_PENDING:
-                self._events.append(event)
+                self._keep(event, wrote, subject)
             return
 
         storing = Storing()
@@ -184,9 +230,18 @@ class CheckpointLog:
             self._storing.remove(storing)
             failed = future.cancelled() or future.exception() is not None
             done = 0 if failed else time.perf_counter_ns()
-            self._events.append(event._replace(ok=not failed, done_ns=done, storing=storing))
+            written = self._written() - wrote if wrote >= 0 else -1
+            self._events.append(event._replace(ok=not failed, done_ns=done, storing=storing, wrote=written))
 
         upload.add_done_callback(stored)
+
+    def _on_its_own(self, event: Checkpoint) -> bool:
+        """Whether a call without a line of the program, on another thread, is an event."""
+        return False
+
+    def _keep(self, event: Checkpoint, wrote: int, subject: Any) -> None:
+        """Add an event that is over, or whose end is not known."""
+        self._events.append(event)
 
     def _line(self, frame: FrameType | None) -> str:
         """``train.py:88``: the innermost line of the program; empty if the stack has no such line."""

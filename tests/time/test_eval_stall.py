@@ -1,0 +1,89 @@
+"""Evaluations in the loop of a training."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfscope.model.documents.stacks import SampledLoader
+from perfscope.model.finding import Finding
+from tests.build import EVERYTHING, TraceBuilder
+from tests.rules import judged_by
+
+judge = judged_by("eval_stall")
+
+TRAIN = "train.py(30): main > train.py(12): forward > site-packages/torch/optim/adam.py(9): step"
+EVALUATE = "train.py(33): main > train.py(50): evaluate > train.py(52): accuracy > f"
+STEP_US, STEPS, FIRST_US = 10_000.0, 40, 1_000_000.0
+
+
+def training(rare: str, *, rare_us: float = 40_000, exact: bool = False, every: int = 8) -> TraceBuilder:
+    """A traced step, and 40 of 10 ms; each ``every``-th evaluates. Stacks are sampled every 5 ms."""
+    b = TraceBuilder(recorded=EVERYTHING | {"python_samples", "run_steps"} | ({"side_work"} if exact else set()))
+    b.step(0, 0, STEP_US)
+    b.op("aten::relu", 0, STEP_US)
+    b.run_step(0, 0, STEP_US, free=False)
+    at, times = FIRST_US, []
+    for number in range(1, STEPS + 1):
+        own = rare_us if number % every == 0 else 0.0
+        times.append(STEP_US + own)
+        for piece in range(int(times[-1] // 5_000)):
+            b.sample(TRAIN if piece < 2 else rare, at + piece * 5_000, lasts=5_000, step=number, step_us=times[-1])
+        if own and exact:
+            b.row(
+                "side_work", kind=b.code("evaluation"), call=b.code("eval"), file=b.code("train.py"), line=51,
+                function=b.code("evaluate"), from_ns=round((at + STEP_US) * 1000),
+                until_ns=round((at + STEP_US + own) * 1000), stored_ns=-1, bytes=-1, of_steps=True,
+            )  # fmt: skip
+        b.run_step(number, at, at + times[-1])
+        at += times[-1]
+    b.step_times_us = tuple(times)
+    return b
+
+
+def only(b: TraceBuilder) -> Finding:
+    (finding,) = judge(b).findings
+    return finding
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_the_line_of_the_loop_is_named_and_the_function_with_most_of_the_time(exact: bool) -> None:
+    finding = only(training(EVALUATE, exact=exact))
+    assert (finding.where.file, finding.where.line) == ("train.py", 33)
+    assert finding.cost_ns == 5 * 40_000_000
+    assert finding.cost_ns_per_step == finding.untraced_ns_per_step == 5_000_000
+    assert "accuracy" in finding.title
+    assert finding.evidence[0]["site"] == "train.py:52"
+
+
+@pytest.mark.parametrize(("rare_us", "status"), [(9_000, "flagged"), (8_500, "clean")])
+def test_below_a_tenth_of_the_time_it_is_clean(rare_us: float, status: str) -> None:
+    assert judge(training(EVALUATE, rare_us=rare_us, exact=True)).status == status
+
+
+def test_a_function_that_each_step_calls_is_no_evaluation() -> None:
+    assert judge(training("train.py(33): main > train.py(50): validate_inputs > f", every=1)).status == "clean"
+
+
+def test_what_only_the_name_of_a_file_says_is_no_evaluation() -> None:
+    assert judge(training("eval.py(33): main > eval.py(50): draw > f")).status == "clean"
+
+
+def test_batches_of_one_sample_and_reads_are_named() -> None:
+    b = training("train.py(33): main > train.py(50): evaluate > loss.item", exact=True)
+    b.loaders = (
+        SampledLoader(dataset="D", batch_size=64, workers=0),
+        SampledLoader(dataset="D", batch_size=1, workers=0),
+    )
+    finding = only(b)
+    assert "one sample" in finding.detail
+    assert "larger batches" in finding.advice
+    assert "read them once" in finding.advice
+    assert "larger batches" not in only(training(EVALUATE)).advice
+
+
+def test_without_samples_and_times_it_abstains() -> None:
+    b = training(EVALUATE)
+    b.recorded = EVERYTHING | {"run_steps"}
+    outcome = judge(b)
+    assert outcome.status == "abstained"
+    assert outcome.missing == ("side_work",)
