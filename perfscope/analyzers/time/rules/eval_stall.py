@@ -17,8 +17,8 @@ Example:
         model.train()
 
 Why it costs: no training step runs during an evaluation. Its loop is often the slowest part of the program: batches
-smaller than memory allows, a value read from the device for each sample, an autograd graph without a backward pass, samples
-decoded again in each evaluation.
+smaller than memory allows, a value read from the device for each sample, an autograd graph without a backward pass,
+samples decoded again in each evaluation.
 
 How it is found: `perfscope run` notes the time from `model.eval()` to `model.train()`, if no step ends in between, and
 the stacks that it samples show the lines. In programs without these calls, an evaluation is a function of the program
