@@ -33,7 +33,7 @@ def log() -> Iterator[SideWorkLog]:
 def test_a_save_has_its_line_and_its_bytes(log: SideWorkLog, tmp_path: Path) -> None:
     torch.save(torch.zeros(1000), tmp_path / "weights.pt")
     (event,) = log.events()
-    assert (event.kind, event.call, event.of_steps) == ("save", "save", True)
+    assert (event.activity, event.call, event.of_steps) == ("save", "save", True)
     assert Path(event.file).name == Path(__file__).name
     assert event.function.endswith("test_a_save_has_its_line_and_its_bytes")
     assert event.begin_ns < event.end_ns <= event.stored_ns
@@ -97,7 +97,7 @@ def test_an_evaluation_lasts_until_the_model_trains_again(log: SideWorkLog) -> N
     model.eval()
     model.train()
     (event,) = log.events()
-    assert (event.kind, event.call) == ("evaluation", "eval")
+    assert (event.activity, event.call) == ("evaluation", "eval")
     assert Path(event.file).name == Path(__file__).name
 
 
@@ -125,7 +125,7 @@ def test_bytes_from_storage_and_of_system_calls_are_counted(tmp_path: Path) -> N
 
 
 def test_the_document_becomes_rows_on_the_clock_of_the_trace(tmp_path: Path) -> None:
-    event = SideWork(kind="save", call="save", file="train.py", line=3, function="main", begin_ns=40, end_ns=60)
+    event = SideWork(activity="save", call="save", file="train.py", line=3, function="main", begin_ns=40, end_ns=60)
     counters = StepCounters(
         step_number=(1, 2), step_begin_ns=(0, 50), step_end_ns=(50, 100), step_free=(True, True), side_work=(event,),
         storage_step=(1, 2), storage_ns=(50, 100), storage_read_bytes=(10, 30), storage_fetched_bytes=(5, 4),

@@ -49,7 +49,7 @@ class HeldName:
 class SideWork:
     """A save, a wait for one, or an evaluation."""
 
-    kind: str
+    activity: str
     """``save``, ``restore``, ``wait`` (for an asynchronous save) or ``evaluation``."""
     call: str
     """Function that was called, such as ``save``."""

@@ -131,7 +131,7 @@ def _event(event: Checkpoint) -> SideWork:
     file, _, rest = event.line.partition(":") if event.line else ("", "", "")
     line, _, function = rest.partition(":")
     return SideWork(
-        kind=event.kind,
+        activity=event.kind,
         call=event.call,
         file=file,
         line=int(line) if line.isdigit() else None,

@@ -126,7 +126,7 @@ def _side_work(builder: TraceBuilder, counters: StepCounters, offset: int) -> No
         {
             "from_ns": [event.begin_ns + offset for event in events],
             "until_ns": [max(event.end_ns, event.begin_ns) + offset for event in events],
-            "kind": builder.codes([event.kind for event in events]),
+            "kind": builder.codes([event.activity for event in events]),
             "call": builder.codes([event.call for event in events]),
             "file": builder.codes([event.file or None for event in events]),
             "line": [MISSING if event.line is None else event.line for event in events],
