@@ -69,7 +69,11 @@ KERNEL_REPORTS: ResultTable[ReportedKernel] = ResultTable(
         Column("registers", int | None, "count", "registers of a thread", of=lambda row: row.mean.registers),
         Column("shared_bytes", int | None, "bytes", "shared memory of a block", of=lambda row: row.mean.shared_bytes),
         Column(
-            "spills", float | None, "quantity", "requests or instructions that move spilled registers, mean of a launch"
+            "spills",
+            float | None,
+            "quantity",
+            "requests or instructions that move spilled registers, per launch",
+            of=lambda row: row.mean.spills,
         ),
         Column("waves", float | None, "count", "waves of blocks over all SMs", of=lambda row: row.mean.waves),
         Column("op", str, "code", "op that launched it"),

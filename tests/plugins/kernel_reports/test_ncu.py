@@ -121,7 +121,10 @@ def test_the_table_of_kernels_says_what_limits_them(tmp_path: Path, capsys: pyte
     assert run(["analyze", str(trace), str(report), "-o", str(tmp_path / "report.json")]) == 0
     written = (tmp_path / "report.json").read_text()
     assert "secret" not in written
-    (row,) = json.loads(written)["top_work"]["kernels"]
+    document = json.loads(written)
+    first = document["tables"]["kernel_reports"]["rows"][0]
+    assert (first["name"], first["calls"], first["bound"], first["spills"]) == (SPELLED, 8, "memory", 0)
+    (row,) = document["top_work"]["kernels"]
     assert row["limit"] == "memory: DRAM 91%, occupancy 22% (registers)"
     capsys.readouterr()
     assert run(["analyze", str(tmp_path)]) == 0
