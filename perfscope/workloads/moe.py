@@ -54,17 +54,27 @@ def loop(experts: Experts, x_TD: torch.Tensor, weight_TK: torch.Tensor, expert_T
 
 def index_add(experts: Experts, x_TD: torch.Tensor, weight_TK: torch.Tensor, expert_TK: torch.Tensor) -> torch.Tensor:
     """All experts at once on room of fixed size: no shape depends on the data, so the host never waits: y_TD."""
-    count, (tokens, choices) = len(experts.up_EDG), expert_TK.shape
-    capacity = -(-int(CAPACITY * tokens * choices) // count)
-    expert_R = expert_TK.flatten()
+    count = len(experts.up_EDG)
+    capacity = -(-int(CAPACITY * expert_TK.numel()) // count)
+    room_SD, slot_R = into_room(x_TD, expert_TK, count, capacity)
+    h_ECF = F.glu(room_SD.unflatten(0, (count, capacity)) @ experts.up_EDG)
+    return out_of_room((h_ECF @ experts.down_EFD).flatten(0, 1), slot_R, weight_TK)
+
+
+def into_room(x_TD: torch.Tensor, expert_TK: torch.Tensor, count: int, capacity: int) -> tuple[torch.Tensor, ...]:
+    """The rows in the room of their experts, E * C of them, and the slot of each: room_SD, slot_R."""
+    choices, expert_R = expert_TK.shape[1], expert_TK.flatten()
     place_R = F.one_hot(expert_R, count).cumsum(0).gather(1, expert_R.unsqueeze(1)).squeeze(1) - 1
     # Row E * C takes what overflows, and is dropped.
     slot_R = torch.where(place_R < capacity, expert_R * capacity + place_R, count * capacity)
-    x_RD = x_TD.repeat_interleave(choices, dim=0, output_size=tokens * choices)
-    room = x_TD.new_zeros(count * capacity + 1, x_TD.shape[1]).index_add(0, slot_R, x_RD)
-    h_ECF = F.glu(room[:-1].unflatten(0, (count, capacity)) @ experts.up_EDG)
-    y_SD = F.pad((h_ECF @ experts.down_EFD).flatten(0, 1), (0, 0, 0, 1))
-    y_TKD = y_SD[slot_R].unflatten(0, (tokens, choices))
+    x_RD = x_TD.repeat_interleave(choices, dim=0, output_size=len(x_TD) * choices)
+    room_SD = x_TD.new_zeros(count * capacity + 1, x_TD.shape[1]).index_add(0, slot_R, x_RD)
+    return room_SD[:-1], slot_R
+
+
+def out_of_room(y_SD: torch.Tensor, slot_R: torch.Tensor, weight_TK: torch.Tensor) -> torch.Tensor:
+    """The rows of each token, weighted and added up: y_TD."""
+    y_TKD = F.pad(y_SD, (0, 0, 0, 1))[slot_R].unflatten(0, weight_TK.shape)
     return (weight_TK.unsqueeze(1) @ y_TKD).squeeze(1)
 
 

@@ -38,6 +38,33 @@ def test_it_runs_as_a_module_and_as_a_script(name: str) -> None:
         assert [line.split()[:3] for line in done.stdout.splitlines()] == [["step", "0", "loss"], ["step", "1", "loss"]]
 
 
+@pytest.mark.slow
+def test_experts_in_four_processes_have_the_numbers_of_one() -> None:
+    """``--capacity 4`` drops nothing."""
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "4"]
+    room = ["perfscope.workloads.experts", "--variant", "room", "--expert", "4", "--capacity", "4"]
+    one, *several = (
+        printed_losses(["-m", "perfscope.workloads.moe", "--variant", "loop", "--heads", "8", "--batch", "4"]),
+        printed_losses([*launcher, "-m", *room]),
+        printed_losses([*launcher, "-m", "perfscope.workloads.experts", "--variant", "exact", "--expert", "2"]),
+    )
+    assert len(one) == 3
+    for losses in several:
+        assert losses == pytest.approx(one, abs=2e-4)  # four digits are printed
+
+
+def printed_losses(words: list[str]) -> list[float]:
+    done = subprocess.run(
+        [sys.executable, *words, "--size", "tiny", "--steps", "3"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "PATH": ""},
+    )
+    assert done.returncode == 0, done.stderr
+    return [float(line.split()[-1]) for line in done.stdout.splitlines()]
+
+
 def test_they_import_nothing_of_perfscope_but_each_other() -> None:
     imported = {
         (path.name, found)

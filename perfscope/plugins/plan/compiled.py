@@ -246,6 +246,8 @@ def compiled_exchanges(trace: Trace, target: Target) -> list[PlannedExchange]:
     counted: Counter[tuple[str, int, int]] = Counter()
     first: dict[tuple[str, int, int], CollectiveRange] = {}
     for kind, size, times, once in found:
+        if once.devices < 2:  # a copy
+            continue
         counted[kind, size, once.devices] += times
         first.setdefault((kind, size, once.devices), once)
     rows = []

@@ -142,7 +142,7 @@ def _meshes(plan: Plan) -> Table:
         Column("schedule", _schedule, drop=4),
         Column(
             "weights gathered",
-            lambda one: GATHERED[one.candidate.regather] if one.candidate.mesh.shards > 1 else None,
+            _gathered,
             drop=3,
         ),
         Column(
@@ -162,6 +162,12 @@ def _badge(plan: Plan, one: PlannedCandidate) -> Badge | None:
     if one is plan.candidates[0]:
         return Badge("first", "better")
     return Badge("equal", "open") if one.equal_to_best else None
+
+
+def _gathered(one: PlannedCandidate) -> str | None:
+    """When weights are gathered; a compiled program decides it itself."""
+    modelled = one.basis == "modelled" and one.candidate.mesh.shards > 1
+    return GATHERED[one.candidate.regather] if modelled else None
 
 
 def _schedule(one: PlannedCandidate) -> str | None:

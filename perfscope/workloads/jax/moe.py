@@ -58,16 +58,29 @@ def ragged(experts: Weights, x_TD: jax.Array, weight_TK: jax.Array, expert_TK: j
 
 def scatter(experts: Weights, x_TD: jax.Array, weight_TK: jax.Array, expert_TK: jax.Array) -> jax.Array:
     """Rows moved as rows, into room of fixed size, in which all experts compute at once: y_TD."""
-    count, capacity = len(experts["up_EDG"]), _capacity(experts, expert_TK)
+    capacity = _capacity(experts, expert_TK)
+    room_ECD, slot_R = into_room(x_TD, expert_TK, len(experts["up_EDG"]), capacity)
+    return out_of_room(computed(experts, room_ECD), slot_R, weight_TK)
+
+
+def into_room(x_TD: jax.Array, expert_TK: jax.Array, count: int, capacity: int) -> tuple[jax.Array, jax.Array]:
+    """The rows in the room of their experts, and the slot of each: room_ECD, slot_R (E * C: it did not fit)."""
     place_R, expert_R = _places(expert_TK, count), expert_TK.ravel()
-    # Slot E * C takes what overflows, and is dropped.
     slot_R = jnp.where(place_R < capacity, expert_R * capacity + place_R, count * capacity)
     x_RD = jnp.repeat(x_TD, expert_TK.shape[1], axis=0)
     room_SD = jnp.zeros((count * capacity + 1, x_TD.shape[1]), x_TD.dtype).at[slot_R].add(x_RD)
-    h_ECF = jax.nn.glu(room_SD[:-1].reshape(count, capacity, -1) @ experts["up_EDG"])
-    y_SD = (h_ECF @ experts["down_EFD"]).reshape(count * capacity, -1)
-    y_SD = jnp.pad(y_SD, ((0, 1), (0, 0)))
-    return jnp.einsum("tk,tkd->td", weight_TK, y_SD[slot_R].reshape(*expert_TK.shape, -1))
+    return room_SD[:-1].reshape(count, capacity, -1), slot_R
+
+
+def computed(experts: Weights, x_ECD: jax.Array) -> jax.Array:
+    """All experts at once, each on its room: y_ECD."""
+    return jax.nn.glu(x_ECD @ experts["up_EDG"]) @ experts["down_EFD"]
+
+
+def out_of_room(y_ECD: jax.Array, slot_R: jax.Array, weight_TK: jax.Array) -> jax.Array:
+    """The rows of each token, weighted and added up: y_TD."""
+    y_SD = jnp.pad(y_ECD.reshape(-1, y_ECD.shape[2]), ((0, 1), (0, 0)))
+    return jnp.einsum("tk,tkd->td", weight_TK, y_SD[slot_R].reshape(*weight_TK.shape, -1))
 
 
 def _capacity(experts: Weights, expert_TK: jax.Array) -> int:

@@ -1,11 +1,13 @@
 """Collectives of compiled programs, kind, bytes, number and group, by closed formulas.
 
-The JAX transformer on eight devices, and blocks in PyTorch on four, which also run on four gloo ranks.
+The JAX transformer and mixture of experts on eight devices, of which the latter also runs on eight of the CPU; blocks
+and experts in PyTorch on four, which also run on four gloo ranks.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import subprocess
@@ -16,6 +18,8 @@ from pathlib import Path
 import pytest
 
 from perfscope.__main__ import run
+from perfscope.analyzers.hlo import collectives_of
+from perfscope.analyzers.readers import load_all, load_one
 from perfscope.plugins.plan.candidate import Mesh
 from perfscope.plugins.plan.document import PlannedCandidate, load
 from tests.plugins.ahead.compilers import require
@@ -72,6 +76,80 @@ def test_transformer_on_eight_devices(tmp_path: Path) -> None:
         small = 2 * VOCAB * DIM * FLOAT + 4 * (2 * LAYERS + 16) * DIM * FLOAT
         assert all(kind == "all-reduce" and size <= small for kind, size, _ in rest), (mesh.words, rest)
         assert len(rest) <= 1
+
+
+EXPERTS, CHOICES, ROOM = 8, 2, 2
+"""Of the mixture of experts at ``--size cpu``: experts, experts of a token, room of an expert over its fair share."""
+
+
+def expected_experts(mesh: Mesh) -> dict[tuple[str, int, int], int]:
+    """As `expected`, all collectives of a step.
+
+    Each device sends the whole room that it filled, to the experts and back, forward and backward. A layer has 6 D^2
+    weights for each expert, with as many experts on a device as ``expert`` leaves: their gradients are summed over the
+    devices that hold the same experts. All else is whole on every device but for fsdp, and summed over all in one.
+    """
+    tokens = BATCH * LENGTH // 8
+    weights = 6 * DIM * DIM * EXPERTS // mesh.expert * FLOAT
+    holders = mesh.data * mesh.fsdp
+    found: dict[tuple[str, int, int], int] = {}
+    if mesh.expert > 1:
+        capacity = ROOM * tokens * CHOICES // EXPERTS
+        found["all-to-all", EXPERTS * capacity * DIM * FLOAT, mesh.expert] = 4 * LAYERS
+    if mesh.fsdp > 1:
+        found["all-gather", weights, mesh.fsdp] = LAYERS
+        found["all-gather", 2 * VOCAB * DIM * FLOAT, mesh.fsdp] = 1
+    if holders > 1:
+        found["all-reduce" if mesh.data > 1 else "reduce-scatter", weights, holders] = LAYERS
+    norms_and_router = LAYERS * (2 * DIM + DIM * EXPERTS) + 2 * DIM
+    found["all-reduce", (2 * VOCAB * DIM + norms_and_router + 1) * FLOAT, 8] = 1  # with the loss
+    return found
+
+
+def run_on_the_cpu(folder: Path, mesh: Mesh) -> dict[tuple[str, int], int]:
+    """(kind, devices) -> bytes of one step on a device, of a run whose recorded exchanges are those of its program."""
+    words = ["-m", "perfscope.workloads.jax.experts", "--size", "cpu", "--steps", "8", "--data", str(mesh.data)]
+    axes = ["--fsdp", str(mesh.fsdp), "--expert", str(mesh.expert)]
+    command = [sys.executable, "-m", "perfscope", "run", "-q", "--no-report", "--no-stacks", "-o", str(folder)]
+    assert subprocess.run([*command, *words, *axes], check=False).returncode == 0
+    trace = load_one(next(folder.iterdir()).resolve())
+    (module,) = trace.hlo
+    sizes: Counter[tuple[str, int]] = Counter()
+    arrays: Counter[tuple[str, int]] = Counter()
+    for one in collectives_of(module):
+        key = one.kind, one.group_size
+        sizes[key] += one.bytes * one.runs.times
+        arrays[key] += one.runs.times * (1 if one.kind == "all-to-all" else len(one.op.operands))
+    recorded: Counter[tuple[str, int]] = Counter()
+    for row in trace.collectives.itertuples():
+        recorded[row.name.replace("_", "-"), row.group_size] += 1
+    assert recorded == {key: 8 * len(trace.steps) * count for key, count in arrays.items()}
+    return dict(sizes)
+
+
+@pytest.mark.slow
+@pytest.mark.jax
+def test_experts_on_eight_devices(tmp_path: Path) -> None:
+    require("gpu-nvidia")
+    words = ["plan", "-q", "--target", "h100x8", "--mesh-flag", "--data {data} --fsdp {fsdp} --expert {expert}", "-o",
+             str(tmp_path / "runs"), "--json", str(tmp_path / "plan.json"), "-m",
+             "perfscope.workloads.jax.experts", "--device", "gpu", "--size", "cpu"]  # fmt: skip
+    assert run(words) == 0
+    rows = load(tmp_path).candidates
+    assert len(rows) == 10
+    for row in rows:
+        assert compiled(row) == expected_experts(row.candidate.mesh), row.candidate.mesh.words
+        (program,) = json.loads((Path(row.folder) / "compile.json").read_text())["programs"]
+        allocated = program["argument_bytes"] + program["output_bytes"] - program["alias_bytes"]
+        # Live bytes at the peak, in an allocation that the compiler may not fill.
+        assert allocated < row.memory_low <= allocated + program["temporary_bytes"]
+    by_mesh = {row.candidate.mesh: compiled(row) for row in rows}
+    for mesh in (Mesh(fsdp=2, expert=4), Mesh(data=2, fsdp=2, expert=2)):
+        planned: Counter[tuple[str, int]] = Counter()
+        for (kind, size, devices), times in by_mesh[mesh].items():
+            # XLA for CPUs has no reduce-scatter and makes it an all-reduce.
+            planned["all-reduce" if kind == "reduce-scatter" else kind, devices] += size * times
+        assert run_on_the_cpu(tmp_path / mesh.words, mesh) == planned
 
 
 WIDTH, FEATURES, BLOCKS, ROWS = 256, 1024, 3, 32
@@ -190,3 +268,54 @@ def test_blocks_on_four_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         for (kind, _, _), times in compiled(row).items():
             kinds[kind] += times
         assert on_gloo(script, mesh) == dict(kinds), mesh.words
+
+
+def expected_torch_experts(mesh: Mesh) -> dict[tuple[str, int, int], int]:
+    """As `expected_experts` for four sequences on four ranks; the loss is not exchanged."""
+    batch, processes = 4, 4
+    weights = 6 * DIM * DIM * EXPERTS // mesh.expert * FLOAT
+    whole = 2 * VOCAB * DIM + LAYERS * (2 * DIM + DIM * EXPERTS) + 2 * DIM
+    found = {("all-reduce", whole * FLOAT, processes): 1}
+    if mesh.expert > 1:
+        room = ROOM * (batch * LENGTH // processes) * CHOICES
+        found["all-to-all", room * DIM * FLOAT, mesh.expert] = 4 * LAYERS
+    if mesh.data > 1:
+        found["all-reduce", weights, mesh.data] = 1
+    return found
+
+
+def recorded_on_gloo(folder: Path, mesh: Mesh) -> dict[tuple[str, int], int]:
+    """(kind, bytes) -> number of the step that ``perfscope run`` recorded with shapes on rank 0 of four."""
+    command = [sys.executable, "-m", "perfscope", "run", "-q", "--no-report", "--no-stacks", "-o", str(folder), "--"]
+    program = ["torchrun", "--nproc-per-node", "4", "-m", "perfscope.workloads.experts", "--steps", "10"]
+    axes = ["--data", str(mesh.data), "--expert", str(mesh.expert)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    assert subprocess.run([*command, *program, *axes], env=environment, check=False).returncode == 0
+    first = min(load_all(next(folder.iterdir()).resolve()), key=lambda trace: trace.source.rank or 0)
+    assert first.detail is not None
+    assert len(first.detail.steps) == 1
+    found: Counter[tuple[str, int]] = Counter()
+    for row in first.detail.slices.itertuples():
+        if str(row.name).startswith("gloo:"):
+            ((*shape,),) = json.loads(row.shapes)
+            found[row.name.removeprefix("gloo:").replace("_", "-"), math.prod(shape) * FLOAT] += 1
+    return dict(found)
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_experts_on_four_ranks(tmp_path: Path) -> None:
+    require("torch")
+    words = ["plan", "-q", "--target", "h100x4", "--mesh-flag", "--data {data} --expert {expert}", "-o",
+             str(tmp_path / "runs"), "--json", str(tmp_path / "plan.json"), "-m", "perfscope.workloads.experts",
+             "--device", "cuda", "--size", "cpu"]  # fmt: skip
+    assert run(words) == 0
+    rows = {row.candidate.mesh: row for row in load(tmp_path).candidates}
+    assert set(rows) == {Mesh(data=4), Mesh(data=2, expert=2), Mesh(expert=4)}
+    for mesh, row in rows.items():
+        assert compiled(row) == expected_torch_experts(mesh), mesh.words
+    for mesh in (Mesh(data=2, expert=2), Mesh(expert=4)):
+        planned: Counter[tuple[str, int]] = Counter()
+        for (kind, size, _), times in compiled(rows[mesh]).items():
+            planned[kind, size] += times
+        assert recorded_on_gloo(tmp_path / mesh.words, mesh) == planned

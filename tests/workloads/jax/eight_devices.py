@@ -12,7 +12,7 @@ from pathlib import Path
 
 import jax
 
-from perfscope.workloads.jax import transformer
+from perfscope.workloads.jax import experts, moe, training, transformer
 from perfscope.workloads.jax.data import batches
 from perfscope.workloads.jax.training import loop
 from perfscope.workloads.options import Options
@@ -27,6 +27,12 @@ MESHES = {
 }
 """Name -> devices along data, fsdp and tensor; variant; defect."""
 
+EXPERTS = {"experts": (1, 1, 8), "experts and all": (2, 2, 2)}
+"""Name -> devices along data, fsdp and expert."""
+
+ROOM = 4.0
+"""Capacity with which no token is dropped: all of a device's tokens fit into any of the eight experts' room."""
+
 
 def main(folder: Path) -> dict[str, list[float]]:
     """The losses of two steps on each mesh; ``folder/NAME.hlo.txt`` is the step as compiled."""
@@ -38,6 +44,17 @@ def main(folder: Path) -> dict[str, list[float]]:
         update, state, batch = transformer.sharded_step(options, transformer.mesh_of(shape, "cpu"))
         tokens_BM = jax.device_put(next(batches(options)), batch)
         (folder / f"{name}.hlo.txt").write_text(update.lower(state, tokens_BM).compile().as_text())
+        losses[name] = loop(update, state, options, batch)
+    return losses | routed()
+
+
+def routed() -> dict[str, list[float]]:
+    """The losses of two steps of the mixture of experts: on one device, and divided among eight."""
+    options = Options(variant="scatter", size=experts.SIZES["tiny"], steps=2)
+    moe.CAPACITY = ROOM
+    losses = {"one of experts": training.train(moe.Block, options)}
+    for name, shape in EXPERTS.items():
+        update, state, batch = experts.sharded_step(options, experts.mesh_of(shape, "cpu"), capacity=ROOM)
         losses[name] = loop(update, state, options, batch)
     return losses
 
