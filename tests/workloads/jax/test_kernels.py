@@ -1,0 +1,50 @@
+"""Pallas kernels of the JAX workloads: numbers and gradients of their plain versions, at sizes that fit no block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.workloads.jax.numbers import workload
+
+jax = pytest.importorskip("jax")
+pytestmark = [pytest.mark.jax, pytest.mark.slow]
+
+
+def normal(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+def assert_equal_with_gradients(
+    kernel: Callable[..., Any], plain: Callable[..., Any], arguments: tuple[Any, ...], allowed: float
+) -> None:
+    """Results and gradients of every argument, by a random cotangent; ``allowed``: relative to their largest value."""
+    found = []
+    for function in (kernel, plain):
+        result, gradients_of = jax.vjp(jax.jit(function), *arguments)
+        seeds = jax.tree.map(lambda array: normal(9, *array.shape).astype(array.dtype), result)
+        found.append(jax.device_get((result, gradients_of(seeds))))
+    for ours, theirs in zip(*map(jax.tree.leaves, found), strict=True):
+        assert np.abs(ours - theirs).max() <= allowed * max(1.0, np.abs(theirs).max())
+
+
+@pytest.mark.parametrize(
+    ("length", "heads", "groups", "window"), [(100, 2, 2, None), (1, 1, 1, None), (130, 4, 2, 40), (70, 2, 1, 1)]
+)
+def test_attention_with_windows_and_shared_heads(length: int, heads: int, groups: int, window: int | None) -> None:
+    attention = workload("attention")
+    q = normal(0, 2, heads, length, 8)
+    k, v = normal(1, 2, groups, length, 8), normal(2, 2, groups, length, 8)
+
+    def plain(q: Any, k: Any, v: Any) -> Any:
+        repeats = heads // groups
+        return attention.naive_attention(q, jax.numpy.repeat(k, repeats, 1), jax.numpy.repeat(v, repeats, 1), window)
+
+    def kernel(q: Any, k: Any, v: Any) -> Any:
+        return attention.pallas_attention(q, k, v, window)
+
+    # Sums of 130 float32 terms in another order: sqrt(130) * 6e-8 is 7e-7; a gradient is three of them.
+    assert_equal_with_gradients(kernel, plain, (q, k, v), 5e-6)
