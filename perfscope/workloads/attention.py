@@ -1,5 +1,6 @@
-"""A transformer. Variants of attention: ``naive`` (scores in memory), ``sdpa`` (fused), ``flex`` (compiled mask).
+"""A transformer. Variants of attention: ``naive``, with scores in memory, or ``sdpa``, ``flex``, ``triton``: fused.
 
+``sdpa`` calls PyTorch's kernel, ``flex`` compiles a mask into a template, ``triton`` is FlashAttention in `kernels/`.
 Shapes: B batch, L query position, M key position, D model features, H heads, K features of a head, F hidden.
 
     python -m perfscope.workloads.attention --variant naive
@@ -18,10 +19,11 @@ from torch import nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from perfscope.workloads.data import batches
+from perfscope.workloads.kernels.flash import flash_attention
 from perfscope.workloads.options import Options, Size, parse
 from perfscope.workloads.training import build, loss_of, report, train
 
-VARIANTS = ("naive", "sdpa", "flex")
+VARIANTS = ("naive", "sdpa", "flex", "triton")
 SIZES = {
     "tiny": Size(batch=4, seq=32, dim=64, heads=2, layers=2, vocab=64),
     "cpu": Size(batch=4, seq=256, dim=128, heads=4, layers=2),
@@ -50,12 +52,17 @@ def flex(q_BHLK: torch.Tensor, k_BHMK: torch.Tensor, v_BHMK: torch.Tensor) -> to
     return _compiled_flex(q_BHLK, k_BHMK, v_BHMK, block_mask=mask)
 
 
+def triton_attention(q_BHLK: torch.Tensor, k_BHMK: torch.Tensor, v_BHMK: torch.Tensor) -> torch.Tensor:
+    """The same in a Triton kernel, forward and backward: o_BHLK."""
+    return flash_attention(q_BHLK, k_BHMK, v_BHMK)[0]
+
+
 def _sees(batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     return query >= key
 
 
 _compiled_flex = torch.compile(flex_attention)
-ATTENTION = {"naive": naive_attention, "sdpa": sdpa_attention, "flex": flex}
+ATTENTION = {"naive": naive_attention, "sdpa": sdpa_attention, "flex": flex, "triton": triton_attention}
 
 
 class Attention(nn.Module):

@@ -133,6 +133,6 @@ def test_ops_that_run_are_recorded_with_their_declared_cost(tmp_path: Any) -> No
     ops = [op for op in read_op_graph(tmp_path / "graph.json").ops if op.name.startswith("perfscope_tests")]
     assert [(op.flops, op.declared_bytes, op.declared_dtype) for op in ops] == [
         (64, 128, "float64"),
-        (96, None, None),
+        (96, None, "float32"),
         (None, None, None),
     ]

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.torch
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 5e-2}
 TWINS = [
     ("attention", "naive", "sdpa"),
+    ("attention", "naive", "triton"),
     ("moe", "loop", "index_add"),
     ("ssm", "scan", "parallel"),
 ]

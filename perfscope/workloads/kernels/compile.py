@@ -1,0 +1,87 @@
+"""Compile every Triton kernel of the workloads for a GPU that is absent, with Triton's own compiler.
+
+    python -m perfscope.workloads.kernels.compile h100 mi300x
+
+Prints, for each kernel, the bytes of shared memory of a block and the size of its machine code.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from perfscope.workloads.kernels import flash, launch
+
+TARGETS = {"h100": ("cuda", 90, 32), "b200": ("cuda", 100, 32), "mi300x": ("hip", "gfx942", 64)}
+"""Backend, architecture and threads of a warp, as Triton names them."""
+
+
+class AbsentDevice:
+    """The part of a driver that Triton needs to compile a kernel without launching it."""
+
+    def __init__(self, target: Any, number: int) -> None:
+        self._target, self._number = target, number
+
+    def get_current_target(self) -> Any:
+        """The GPU to compile for."""
+        return self._target
+
+    def get_current_device(self) -> int:
+        """The number of the device, by which Triton keeps compiled kernels."""
+        return self._number
+
+    def get_current_stream(self, device: int) -> int:
+        """No stream is used."""
+        return 0
+
+
+@contextmanager
+def compiling(name: str) -> Iterator[list[Any]]:
+    """Kernels launched inside are compiled for the target, and collected."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    triton.runtime.driver.set_active(AbsentDevice(GPUTarget(*TARGETS[name]), list(TARGETS).index(name)))
+    launch.compiled = []
+    try:
+        yield launch.compiled
+    finally:
+        launch.compiled = None
+
+
+def attention() -> None:
+    """Forward and backward: causal, and with a window over shared keys."""
+    for groups, window in ((16, 0), (4, 512)):
+        q = torch.empty(2, 16, 2048, 128, dtype=torch.bfloat16, device="meta")
+        k, v = q.new_empty(2, 2, groups, 2048, 128)
+        o, lse = flash.run(q, k, v, True, window)
+        flash.run_backward(torch.empty_like(q), q, k, v, o, lse, True, window)
+
+
+PROGRAMS: dict[str, Callable[[], None]] = {"attention": attention}
+
+
+def compile_kernels(name: str) -> list[tuple[str, int, int]]:
+    """Compile all kernels for a target: (name, bytes of shared memory, bytes of machine code)."""
+    binary = "hsaco" if TARGETS[name][0] == "hip" else "cubin"
+    with compiling(name) as compiled:
+        for program in PROGRAMS.values():
+            program()
+    return [(kernel.metadata.name, int(kernel.metadata.shared), len(kernel.asm[binary])) for kernel in compiled]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Compile for the targets of the command line and print a row per kernel."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target", nargs="+", choices=TARGETS)
+    for name in parser.parse_args(argv).target:
+        for kernel, shared, code in compile_kernels(name):
+            print(f"{name:8} {kernel:28} {shared:8,} B shared {code:9,} B code")
+
+
+if __name__ == "__main__":
+    main()
