@@ -19,7 +19,7 @@ from perfscope.analyzers.readers.load import load_all
 from tests.fuzz import mutate
 from tests.plugins.kernel_reports.ncu_files import details, launches
 from tests.ranks.flight_dumps import dump, entry
-from tests.readers import test_hlo, test_jax_memory, test_kineto
+from tests.readers import rocprof_files, test_hlo, test_jax_memory, test_kineto
 from tests.readers.memory_snapshots import Allocator
 from tests.readers.nsys import exports
 from tests.readers.torch_log.test_torch_trace import TEXT as LOG
@@ -76,6 +76,8 @@ FORMATS: dict[str, Format] = {
     "ncu": Format(mutate.lines, "csv", lambda: details(launches()).encode()),
     "nsys": Format(mutate.sqlite, "sqlite", _nsys, ("nsys_sqlite",)),
     "perfetto": Format(mutate.protobuf, "pftrace", _perfetto, ("perfetto",)),
+    "rocprofv3": Format(mutate.json_text, "json", lambda: _json(rocprof_files.document())),
+    "rocprofv3_table": Format(mutate.lines, "csv", lambda: rocprof_files.tables()["kernel_trace"].encode()),
     "torch_memory": Format(
         mutate.pickled, "pickle", lambda: pickle.dumps(Allocator(seed=3).run(40).snapshot()), ("torch_mem",)
     ),
@@ -89,7 +91,8 @@ FORMATS: dict[str, Format] = {
     ),
     "xplane": Format(mutate.protobuf, "xplane.pb", lambda: space().bytes(), ("xplane",)),
 }
-"""By reader. Readers of folders (a run, a compiled program, nsys-jax) read the files of these."""
+"""By reader (`rocprofv3_table`: its other form). Readers of folders (a run, a compiled program, nsys-jax) read these
+files."""
 
 
 @cache

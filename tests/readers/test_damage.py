@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import tempfile
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from perfscope.__main__ import run
 from perfscope.analyzers.readers.load import load_all
 from perfscope.model.errors import DataError
 from tests.plugins.kernel_reports.ncu_files import launches, raw
-from tests.readers import test_hlo, test_jax_memory, test_kineto
+from tests.readers import rocprof_files, test_hlo, test_jax_memory, test_kineto
 from tests.readers.memory_snapshots import Allocator
 from tests.readers.torch_log.test_torch_trace import TEXT as LOG
 from tests.readers.xspace.test_damage import space
@@ -28,6 +29,7 @@ FORMATS: dict[str, Callable[[], bytes]] = {
     "json": lambda: test_kineto.text(test_kineto.events()).encode(),
     "log": lambda: bytes(LOG),
     "pickle": lambda: pickle.dumps(Allocator(seed=3).run(40).snapshot()),
+    "rocprof.json": lambda: json.dumps(rocprof_files.document()).encode(),
     "prof": lambda: test_jax_memory.profile().SerializeToString(),
     "xplane.pb": lambda: space().bytes(),
 }

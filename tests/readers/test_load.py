@@ -149,7 +149,6 @@ def test_every_format_has_words() -> None:
     ("content", "what", "instead"),
     [
         (b"NVR\x00\x02\x00", "a report of Nsight Compute", "perfscope analyze TRACE ncu.csv"),
-        (b'{"rocprofiler-sdk-tool": [{}]}', "JSON of rocprofv3", "--output-format pftrace"),
         (
             b'{\n  "schema": "1.0.1", "pid": 7,\n  "nodes": []}',
             "an execution trace of PyTorch (Chakra)",

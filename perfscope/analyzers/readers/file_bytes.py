@@ -66,10 +66,6 @@ _OTHER_TOOLS = (
         "or with a trace: `perfscope analyze TRACE ncu.csv`",
     ),
     (
-        re.compile(rb'\s*\{\s*"rocprofiler-sdk-tool"'),
-        "JSON of rocprofv3; `rocprofv3 --output-format pftrace` writes the same recording as a trace that is read",
-    ),
-    (
         re.compile(rb'\s*\{\s*"schema":\s*"\d[^"]*",\s*"pid"[^\[]{0,400}"nodes":'),
         "an execution trace of PyTorch (Chakra): ops without times; give the trace of torch.profiler from the same run",
     ),

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from perfscope.analyzers.readers import FORMAT_WORDS, READERS
 from perfscope.analyzers.readers.file_bytes import describe_file, named_rank, read_head
 from perfscope.analyzers.readers.paths import error_text, resolve
+from perfscope.analyzers.readers.rocprof.tables import belongs_to_other
 from perfscope.analyzers.readers.run.parts import DividedRun, RunPart, divide_run, trace_order, why_nothing_captured
 from perfscope.model.documents import run_folders
 from perfscope.model.documents.run import Run, dump, list_numbers, missing_ranks
@@ -30,6 +31,9 @@ from perfscope.model.errors import DataError, UsageError, see
 from perfscope.model.plugins import named
 from perfscope.model.trace import Trace
 from perfscope.model.untrusted_text import sanitize
+
+_SEVERAL_FILES = ("_trace.csv", "_agent_info.csv")
+"""Endings of names of sources that are several files, of which one is enough to read all."""
 
 COMMONEST = "kineto"
 """Format that is tried first, because its traces need no other reader."""
@@ -319,7 +323,8 @@ def _candidates(folder: Path) -> Iterator[Path]:
             count += 1
             if count > MOST_FILES:
                 raise DataError(f"{folder}: more than {MOST_FILES:,} files below it; name a narrower folder")
-            yield Path(root, name)
+            if not (name.endswith(_SEVERAL_FILES) and belongs_to_other(Path(root, name))):
+                yield Path(root, name)
 
 
 def _is_source(folder: Path) -> bool:
