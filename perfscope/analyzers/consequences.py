@@ -1,6 +1,7 @@
 """Order of findings if one is a consequence of another: the fix of the cause removes both.
 
-A model that computes its whole prefix again, or one row per call, has more and longer calls than necessary. Ops of a
+A model that computes its whole prefix again, one row per call, or rows without work, has more or longer calls than
+necessary. Ops of a
 function that torch.compile leaves in eager mode are unfused, and the host dispatches each of them. A loop runs its
 ops once per round. The cost of the framework, of small kernels or of waiting ranks is listed after such a cause, even
 if it is higher. So is communication that is exposed mostly because its links are slow, shared or unevenly loaded, or
@@ -28,6 +29,7 @@ _OF_TRANSFERS = frozenset({"exposed_communication"})
 CONSEQUENCES: dict[str, frozenset[str]] = {
     "recomputed_prefix": _OF_CALLS,
     "single_requests": _OF_CALLS,
+    "batch_bubble": _OF_CALLS,
     "python_loop": _OF_LOOPS,
     "repeated_reductions": _OF_REDUCTIONS,
     "eager_fallback": _OF_EAGER_MODE,
@@ -39,7 +41,7 @@ CONSEQUENCES: dict[str, frozenset[str]] = {
 """Rule of a cause -> rules of its consequences."""
 
 OF_THE_HOST = frozenset(
-    {"recomputed_prefix", "single_requests", "python_loop", "repeated_reductions", "eager_fallback"}
+    {"batch_bubble", "recomputed_prefix", "single_requests", "python_loop", "repeated_reductions", "eager_fallback"}
 )
 """Causes that add to the framework's own work between ops."""
 

@@ -184,7 +184,7 @@ SYMPTOMS = (
     Symptom(
         question="Generation is slow: few tokens per second",
         look="The time per token: launches, reads of values, the cache. `recomputed_prefix`: no cache at all.",
-        rules=("launch_bound", "recomputed_prefix", "data_movement", "single_requests"),
+        rules=("launch_bound", "recomputed_prefix", "data_movement", "single_requests", "batch_bubble"),
         command="perfscope run generate.py",
         fix="A static cache with a compiled step or CUDA graphs; no `.item()` per token; requests in batches.",
     ),

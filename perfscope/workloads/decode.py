@@ -4,8 +4,9 @@
     python -m perfscope.workloads.decode --variant growing --size gpu
 
 Variants of the cache: ``static`` (full length, written in place), ``growing`` (joined with each part), ``masked``
-(written through a mask), ``beams`` (rows picked for each token). All write the same tokens. ``--steps`` is the number
-of tokens, ``--seq`` the length of the prompts.
+(written through a mask), ``beams`` (rows picked for each token), ``paged`` (pages of ``PAGE`` positions, joined for
+each token, as a program without a paged kernel does). All write the same tokens. ``--steps`` is the number of tokens,
+``--seq`` the length of the prompts.
 
 Shapes: B batch, L new positions, T positions of the cache, D model features, H heads, K features of a head, V
 vocabulary.
@@ -22,7 +23,9 @@ from torch import nn
 from perfscope.workloads.data import batches
 from perfscope.workloads.options import Options, Size, options_of, parser_of
 
-VARIANTS = ("static", "growing", "masked", "beams")
+VARIANTS = ("static", "growing", "masked", "beams", "paged")
+PAGE = 16
+"""Positions of a page."""
 SIZES = {
     "tiny": Size(batch=8, seq=64, dim=64, heads=4, layers=2, vocab=64),
     "cpu": Size(batch=16, seq=256, dim=256, heads=8, layers=2),
@@ -36,13 +39,17 @@ class Cache(nn.Module):
     def __init__(self, size: Size, variant: str, length: int) -> None:
         super().__init__()
         self.variant, self.filled, self.length = variant, 0, length
-        shape = (2, size.batch, size.heads, 0 if variant == "growing" else length, size.dim // size.heads)
+        shape = (2, size.batch, size.heads, 0 if variant in ("growing", "paged") else length, size.dim // size.heads)
         self.kv_2BHTK: torch.Tensor
         self.register_buffer("kv_2BHTK", torch.zeros(shape))
+        if variant == "paged":
+            self.pages = Pages(size, length)
 
     def extended(self, new_2BHLK: torch.Tensor) -> torch.Tensor:
         """Takes in new positions and returns all that are filled: kv_2BHTK."""
         first, self.filled = self.filled, self.filled + new_2BHLK.shape[3]
+        if self.variant == "paged":
+            return self.pages.extended(first, new_2BHLK)
         if self.variant == "growing":
             self.kv_2BHTK = torch.cat((self.kv_2BHTK, new_2BHLK), dim=3)  # defect: data_movement: copies all positions
         elif self.variant == "masked" and new_2BHLK.shape[3] == 1:
@@ -55,6 +62,29 @@ class Cache(nn.Module):
     def pick(self, rows_B: torch.Tensor) -> None:
         """Goes on with these rows, as beam search does."""
         self.kv_2BHTK = self.kv_2BHTK.index_select(1, rows_B)  # defect: data_movement: copies the rows as a whole
+
+
+class Pages(nn.Module):
+    """Keys and values in pages, and the numbers of each row's pages in a table."""
+
+    def __init__(self, size: Size, length: int) -> None:
+        super().__init__()
+        blocks = -(-length // PAGE)
+        self.pages_2NPHK: torch.Tensor
+        self.table_BM: torch.Tensor
+        shape = (2, size.batch * blocks, PAGE, size.heads, size.dim // size.heads)
+        self.register_buffer("pages_2NPHK", torch.zeros(shape))
+        self.register_buffer("table_BM", torch.arange(size.batch * blocks).flip(0).view(size.batch, blocks))
+
+    def extended(self, first: int, new_2BHLK: torch.Tensor) -> torch.Tensor:
+        """Takes in new positions, the first at ``first``, and returns all that are filled: kv_2BHTK."""
+        filled = first + new_2BHLK.shape[3]
+        place_L = torch.arange(first, filled, device=new_2BHLK.device)
+        page_BL, within_L = self.table_BM[:, place_L // PAGE], place_L % PAGE
+        self.pages_2NPHK[:, page_BL, within_L] = new_2BHLK.transpose(2, 3)
+        used_BM = self.table_BM[:, : -(-filled // PAGE)]
+        kv_2BTHK = self.pages_2NPHK[:, used_BM].flatten(2, 3)  # defect: data_movement: copies all pages
+        return kv_2BTHK[:, :, :filled].transpose(2, 3)
 
 
 class Block(nn.Module):

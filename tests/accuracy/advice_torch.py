@@ -377,6 +377,15 @@ TORCH: tuple[AdviceCase, ...] = (
     ),
     _case(
         "inference",
+        "batches that end with their longest answer",
+        "static_batches",
+        "continuous batching of huggingface/text-generation-inference and vllm-project/vllm",
+        rules=("batch_bubble",),
+        line=("token = torch.where(ended",),
+        fix=("continuous batching",),
+    ),
+    _case(
+        "inference",
         "a cache that grows by torch.cat",
         "generate_concat",
         "RVC-Boss/GPT-SoVITS 2836 (2026)",
@@ -525,4 +534,5 @@ TORCH: tuple[AdviceCase, ...] = (
     ),
     _case("control", "adapters over frozen weights", "control_lora", "own", true_too=("unfused_ops",)),
     _case("control", "decoding into a fixed cache", "control_static_cache", "own"),
+    _case("control", "batches of similar lengths", "control_sorted_lengths", "own", true_too=("peak_owner",)),
 )

@@ -4,13 +4,37 @@ from __future__ import annotations
 
 from tests.accuracy.case import Case, jax_program, torch_program
 
-_CACHES = {"growing": "torch.cat((", "masked": "torch.where(here_T", "beams": "index_select(1"}
+_CACHES = {
+    "growing": "torch.cat((",
+    "masked": "torch.where(here_T",
+    "beams": "index_select(1",
+    "paged": "self.pages_2NPHK[:, used_BM]",
+}
 _ADAPTERS = (
     ("adapter, merged in each call", ("--variant", "merged"), {"constant_work": "SCALE * self.up_GR @ self.down_RD"}),
     ("adapter, trained base", ("--defect", "trained-base"), {"frozen_gradients": "base_BLG = self.base("}),
 )
 
+_PROGRAMS = (
+    ("batches that wait for their longest text", "serve", ("--variant", "static"), ("--variant", "continuous"), 8,
+     {"batch_bubble": "torch.where(busy_B"}),
+    ("sampling row by row", "sample", ("--defect", "rows"), (), 60, {"host_sync": "order_V[place_1].item()"}),
+    ("drafts compared on the host", "speculate", ("--defect", "accept"), (), 30,
+     {"host_sync": "drafted_G[count].item()"}),
+)  # fmt: skip
+
 INFERENCE: tuple[Case, ...] = (
+    *(
+        Case(
+            name=name,
+            framework="torch",
+            mode="eager",
+            source=torch_program(f"inference.{program}", *defect, size="cpu", steps=steps),
+            twin=torch_program(f"inference.{program}", *twin, size="cpu", steps=steps),
+            expects=expects,
+        )
+        for name, program, defect, twin, steps, expects in _PROGRAMS
+    ),
     *(
         Case(
             name=f"cache, {name}",

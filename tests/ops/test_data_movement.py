@@ -134,6 +134,30 @@ def test_a_cache_that_is_written_again_as_a_whole(op: str, kept: bool, read_agai
         assert finding.cost_ns_per_step == 150_000
 
 
+@pytest.mark.parametrize(
+    ("written", "us", "status"), [(True, 150, "flagged"), (True, 99, "clean"), (False, 150, "clean")]
+)
+def test_pages_of_a_cache_that_are_joined_for_attention(written: bool, us: float, status: str):
+    g = GraphBuilder()
+    pages, table, new = g.input((16, 4, 64, 32)), g.input((8, 2), "int64"), g.input((8, 4, 1, 32))
+    if written:  # otherwise it is a table of data
+        g.op("index_put_", [pages, table, new])
+    joined = g.op("index", [pages, table], (8, 2, 4, 64, 32), function="decode", file="train.py", line=12)
+    g.op("_scaled_dot_product_attention", [new, joined], (8, 4, 1, 32), function="decode", file="train.py")
+    graph = g.graph(live=[pages])
+    made = {graph.tensors[index].storage: op.index for op in graph.ops for index in op.outputs if not op.mutated}
+    storages = tuple(GraphStorage(bytes=8, born=made.get(number), died=None) for number in range(6))
+    t = steps_of([("aten::index_put_", 10), ("aten::index", us), ("aten::_scaled_dot_product_attention", 200)])
+    t.op_graph = replace(graph, storages=storages)
+    if not written:
+        t = steps_of([("aten::index", us), ("aten::_scaled_dot_product_attention", 200)])
+        t.op_graph = replace(graph, storages=storages)
+    found = outcome(t.build())
+    assert (found.status, [finding.subject for finding in found.findings]) == (
+        status, ["page gather"] if status == "flagged" else [],
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(("us", "status"), [(99, "clean"), (101, "flagged")])
 def test_just_below_the_threshold_is_clean(us: float, status: str):
     t = steps_of([("aten::repeat_interleave > aten::copy_", us), ("aten::mm", 500)])

@@ -73,6 +73,19 @@ def test_calls_of_the_outermost_module_are_steps(found: tuple[Recorder, Hooks]) 
     assert recorder.begun == list(range(WARMUP, 11))
 
 
+def test_a_round_of_drafts_and_their_check_is_one_step(found: tuple[Recorder, Hooks]) -> None:
+    recorder, hooks = found
+    small, large = net(), torch.nn.Sequential(net())
+    with torch.no_grad():
+        for drafts in (1, *[4] * 7):  # both read the prompt first
+            for _ in range(drafts):
+                small(torch.ones(2, 4))
+            large(torch.ones(2, 4))
+    assert hooks._modules is not None
+    assert hooks._modules.model.__repr__() == repr(large)
+    assert recorder.begun == list(range(WARMUP, 9))
+
+
 def test_a_loop_that_bound_the_call_before_is_seen(found: tuple[Recorder, Hooks]) -> None:
     recorder, _ = found
     model = net()

@@ -19,6 +19,40 @@ def test_all_caches_write_the_same_tokens() -> None:
     assert len(set(written["static"])) > 1, "tokens that differ show a wrong cache"
 
 
+def test_a_batch_writes_the_same_texts_however_its_rows_are_used() -> None:
+    from perfscope.workloads.inference import serve
+
+    small = ["--size", "tiny", "--steps", "3"]
+    written = [serve.serve(serve.parsed([*small, "--variant", variant])) for variant in serve.VARIANTS]
+    assert written[0] == written[1]
+    assert len({len(text) for text in written[0]}) > 1
+
+
+def test_samplers_draw_the_same_tokens() -> None:
+    from perfscope.workloads.inference import sample
+
+    small = ["--size", "tiny", "--steps", "9"]
+    assert sample.sample(sample.parsed([*small, "--defect", "rows"])) == sample.sample(sample.parsed(small))
+
+
+def test_speculation_writes_what_the_large_model_writes_alone() -> None:
+    from perfscope.workloads.data import batches
+    from perfscope.workloads.inference import speculate
+    from perfscope.workloads.inference.model import build
+
+    options = speculate.parsed(["--size", "tiny", "--steps", "6"])
+    text = speculate.speculate(options)
+    assert speculate.speculate(speculate.parsed(["--size", "tiny", "--steps", "6", "--defect", "accept"])) == text
+    assert len(text) > 7, "some drafts are accepted"
+    large = build(options, options.size.seq + 7 * (speculate.DRAFTED + 1), batch=1)
+    tokens_1L, first_1 = next(iter(batches(options)))[:1, :-1], torch.zeros(1, dtype=torch.int64)
+    with torch.inference_mode():
+        for token in text:
+            (best,) = speculate.likeliest(large, tokens_1L, first_1)[-1:]
+            assert best.item() == token
+            first_1, tokens_1L = first_1 + tokens_1L.shape[1], best[None, None]
+
+
 def test_adapters_train_the_same() -> None:
     from perfscope.workloads import lora
 

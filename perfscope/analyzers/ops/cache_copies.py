@@ -2,12 +2,14 @@
 
 A cache of keys and values exists before the step, attention reads it or its copy, and the copy of the same size is kept
 for the next step: by a mask (``torch.where``), by an op out of place (``index_copy``, ``scatter``), by ``clone`` before
-a write, or by an index of its rows (beam search). Known from the op graph.
+a write, or by an index of its rows (beam search). A paged cache is copied if its pages are joined before attention
+reads them. Known from the op graph.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -45,6 +47,8 @@ class CacheCopies(Struct, frozen=True, kw_only=True):
     copies: frozenset[int]
     picks: frozenset[int]
     """The ops among them that pick rows."""
+    gathers: frozenset[int] = frozenset()
+    """Ops that join pages of a cache for attention, which drops the result."""
 
 
 def attention_functions(trace: Trace) -> frozenset[tuple[str | None, str | None]]:
@@ -91,7 +95,18 @@ def cache_copies(trace: Trace) -> CacheCopies:
         if out in graph.live_out and members[out] & attended and (not arithmetic or len(paths[out]) > 1):
             found.update(paths[out])
     picks = frozenset(index for index in found if short_name(graph.ops[index]) in ROW_PICKS)
-    return CacheCopies(copies=frozenset(found), picks=picks)
+    return CacheCopies(copies=frozenset(found), picks=picks, gathers=frozenset(_gathers(graph, attended)))
+
+
+def _gathers(graph: OpGraph, attended: set[int]) -> Iterator[int]:
+    """Yield the ops that pick parts of a tensor which is kept and which the step writes into, for attention alone."""
+    written = {graph.tensors[index].storage for op in graph.ops for index in op.mutated}
+    for op in graph.ops:
+        if short_name(op) not in ROW_PICKS or not op.outputs:
+            continue
+        cache, out = (graph.tensors[index].storage for index in (op.inputs[0], op.outputs[0]))
+        if cache in written & graph.live_out and out in attended - graph.live_out:
+            yield op.index
 
 
 def _copied(graph: OpGraph, op: GraphOp, paths: dict[int, tuple[int, ...]]) -> int | None:

@@ -43,6 +43,7 @@ MovementKind = Literal[
     "cache_join",
     "cache_copy",
     "row_pick",
+    "page_gather",
     "kept_join",
     "join",
     "head_repeat",
@@ -60,7 +61,8 @@ MovementKind = Literal[
 ]
 """``kept_join``: a value kept before the step and a new one are joined and kept for the next step; ``cache_join``:
 attention also reads the result. ``cache_copy``: a cache is written again as a whole; ``row_pick``: by an index of its
-rows. ``head_repeat``: keys and values are copied for each query head.
+rows; ``page_gather``: its pages are joined for attention. ``head_repeat``: keys and values are copied for each query
+head.
 """
 
 MOST_SITES = 1_000
@@ -172,7 +174,7 @@ def movements(trace: Trace) -> tuple[Movement, ...]:
     causes = _causes(trace, rows)
     causes[np.isin(rows, trace.fact(_products_of_one_hot))] = "one_hot"
     copies = trace.fact(cache_copies)
-    for kind, ops in (("cache_copy", copies.copies), ("row_pick", copies.picks)):
+    for kind, ops in (("cache_copy", copies.copies), ("row_pick", copies.picks), ("page_gather", copies.gathers)):
         causes[np.isin(rows, _rows_of(trace, ops))] = kind
     found: list[Movement] = []
     for kind in dict.fromkeys(causes.tolist()):

@@ -521,7 +521,8 @@ def _manifest(run: Run) -> dict[str, Any]:
     """Return a run's manifest for a report, without the step times, which the traces hold."""
     manifest: dict[str, Any] = json.loads(dump(run))
     for process in manifest["processes"]:
-        del process["untraced_step_ns"], process["untraced_step_tokens"]
+        for steps in ("untraced_step_ns", "untraced_step_tokens", "untraced_step_idle_rows"):
+            process.pop(steps, None)
     return manifest
 
 

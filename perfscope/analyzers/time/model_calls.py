@@ -48,11 +48,13 @@ class ModelCall(Struct, frozen=True, kw_only=True):
     """Batch size; ``None`` if unknown."""
     length: int | None
     """Tokens of each sequence in this call."""
+    idle: int = 0
+    """Sequences that have ended and only fill the batch, as far as known."""
 
     @property
     def tokens(self) -> int:
-        """Tokens of all sequences; 0 if unknown."""
-        return (self.sequences or 0) * (self.length or 0)
+        """Tokens of all sequences that have not ended; 0 if unknown."""
+        return max(0, (self.sequences or 0) - self.idle) * (self.length or 0)
 
 
 class Generation(Struct, frozen=True, kw_only=True):
@@ -163,9 +165,11 @@ def _free_calls(trace: Trace) -> tuple[ModelCall, ...]:
         return ()
     ends = np.cumsum(trace.step_times_ns, dtype=np.int64).tolist()
     calls = []
-    for end, duration, tokens in zip(ends, trace.step_times_ns, trace.step_tokens, strict=True):
+    idle = trace.step_idle_rows if len(trace.step_idle_rows) == len(ends) else (None,) * len(ends)
+    for end, duration, tokens, rows in zip(ends, trace.step_times_ns, trace.step_tokens, idle, strict=True):
         sequences, length = tokens or (None, None)
-        calls.append(ModelCall(start_ns=end - duration, end_ns=end, sequences=sequences, length=length))
+        begin = end - duration
+        calls.append(ModelCall(start_ns=begin, end_ns=end, sequences=sequences, length=length, idle=rows or 0))
     return tuple(calls)
 
 

@@ -260,7 +260,7 @@ SHAPES: Shapes = {
             "decodes_left": _decodes_left,
         },
     ),
-    ModelCall: Shape(left_out=("end_ns",), added={"duration_ns": _duration_ns}),
+    ModelCall: Shape(left_out=("end_ns", "idle"), added={"duration_ns": _duration_ns}),
     WhatIf: Shape(added=_properties("saved_ns")),
     TopWork: Shape(added=_properties("costed_share") | {"achieved": _achieved}),
     Achieved: Shape(added=_properties("flops_per_s", "bytes_per_s", "roofline_share")),

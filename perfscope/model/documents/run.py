@@ -103,6 +103,8 @@ class Process:
     """Durations of steps that ran without any profiler, after the warm-up, in order."""
     untraced_step_tokens: tuple[tuple[int, int] | None, ...] = ()
     """(Sequences, tokens per sequence) of the model's input in the same steps; empty if unknown."""
+    untraced_step_idle_rows: tuple[int | None, ...] = ()
+    """Sequences of the same steps that have ended and only fill the batch; empty if unknown."""
     window_ns: int | None = None
     """Duration of ``window_steps`` consecutive steps without a profiler, with a wait for the devices before the first
     and after the last: their time at the program's own overlap, pauses between them included. ``None``: unmeasured."""

@@ -178,6 +178,8 @@ class Trace(Struct, frozen=True, kw_only=True, eq=False):
     """Steps timed with no profiler on."""
     step_tokens: tuple[tuple[int, int] | None, ...] = ()
     """(Sequences, tokens per sequence) of the model's input in the same steps; empty if unknown."""
+    step_idle_rows: tuple[int | None, ...] = ()
+    """Sequences of the same steps that have ended and only fill the batch; empty if unknown."""
     window_ns: int | None = None
     """Duration of ``window_steps`` steps without a profiler, with a wait for the devices before and after them."""
     window_steps: int = 0

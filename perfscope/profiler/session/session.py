@@ -283,6 +283,7 @@ class Session:
             self._marks.start_over()
         self._times.clear()
         self._tokens.clear()
+        self._hooks.forget_idle_rows()
         self._stacks.start_over()
         self._counting.start_over()
         self._windows = self._new_windows()
@@ -510,6 +511,7 @@ class Session:
             warmup=self.options.warmup,
             untraced_step_ns=tuple(self._times),
             untraced_step_tokens=tuple(self._tokens) if any(self._tokens) else (),
+            untraced_step_idle_rows=self._hooks.idle_rows() if last and any(self._tokens) else (),
             window_ns=self._windows.ns,
             window_steps=self._windows.steps,
             window_compilations=self._windows.compiled,

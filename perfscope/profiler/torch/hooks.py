@@ -9,13 +9,16 @@ import threading
 import weakref
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfscope.profiler.patching import Undo, replace, undo_all, wrap
 from perfscope.profiler.session.steps import Source, StepFinder
 from perfscope.profiler.torch import compat
 from perfscope.profiler.torch.backward_calls import BackwardCalls
 from perfscope.profiler.torch.module_calls import ModuleCalls
+
+if TYPE_CHECKING:
+    from perfscope.profiler.torch.idle_rows import IdleRows
 
 # Keeps torch's profilers apart: a range that opened under one recording must not close under another.
 #
@@ -79,6 +82,7 @@ class Hooks:
         self._always: list[Undo] = []
         self._guard = RangeGuard()
         self._modules: ModuleCalls | None = None
+        self._idle: IdleRows | None = None
         self._first_optimizer: Callable[[], Any] = lambda: None
         self._optimizer_made = False
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -87,8 +91,27 @@ class Hooks:
         """Profilers of the program's own that record, or are about to."""
 
     def tokens(self) -> tuple[int, int] | None:
-        """(Sequences, tokens of each) of the last call of the model whose calls are the steps."""
-        return None if self._modules is None else self._modules.tokens
+        """(Sequences, tokens of each) of the last call of the model whose calls are the steps.
+
+        Its ids are kept for `idle_rows`, so this is called once per kept step.
+        """
+        modules = self._modules
+        if self._idle is not None:
+            self._idle.note(*((None,) if modules is None else (modules.ids, modules.model)))
+        if modules is None:
+            return None
+        modules.ids = None
+        return modules.tokens
+
+    def idle_rows(self) -> tuple[int | None, ...]:
+        """Rows without work in the calls of the kept steps, in order; empty if unknown. Waits for the device."""
+        counts = () if self._idle is None else self._idle.counts()
+        return () if all(count is None for count in counts) else counts
+
+    def forget_idle_rows(self) -> None:
+        """Forget the ids of all steps."""
+        if self._idle is not None:
+            self._idle.clear()
 
     def install(
         self,
@@ -103,7 +126,9 @@ class Hooks:
         ``ours()``: whether the profiler that starts is our own; ``make_way()``: called before one of
         the program's own starts; ``called``: gets module, output and frame of calls of models.
         """
-        self._modules = ModuleCalls(finder, called)
+        from perfscope.profiler.torch.idle_rows import IdleRows
+
+        self._modules, self._idle = ModuleCalls(finder, called), IdleRows()
         # Before the others: these stay when the hooks of the step sources, which depend on them, are removed.
         self._always = [*self._guard.install(), self._hook_profilers(ours, make_way), self._hook_compile(finder)]
         self._undo = {

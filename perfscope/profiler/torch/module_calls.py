@@ -1,10 +1,14 @@
 """Steps of a program without an optimizer: from the end of one call of its model to the end of the next.
 
 A generation loop calls its model once per token, an evaluation loop once per batch. Every module is watched until one
-has been called often enough from outside all others; from then on only calls of that module. The hooks of all modules
-are public in torch. They must be absent while torch.compile traces a module: a graph made with them would be compiled
-again without them. So they are removed before the first call of a compiled function or module, and each result of
-``torch.compile`` is watched. Hooks of one module are saved and copied with it, so its calls are wrapped instead.
+has been called often enough from outside all others; from then on only calls of that module. If another model was
+called in between, less often, its calls are awaited: a round of speculative decoding has several drafts.
+
+The hooks of all modules are public in torch. They must be absent while torch.compile traces a module: a graph made with
+them would be compiled again without them. So they are removed before the first call of a compiled function or module,
+and each result of ``torch.compile`` is watched. Hooks of one module are saved and copied with it, so its calls are
+wrapped instead.
+
 A call of a compiled function is a step as a model's call is; in a call of a model, the model is watched instead.
 
 The steps are those of one thread. When it has ended, another thread's calls become the steps.
@@ -37,6 +41,14 @@ MOST_MOVES = 3
 """Times that the steps move to another thread: each time their recording begins anew."""
 
 
+class _Called:
+    """A module or compiled function that was called from outside all modules."""
+
+    def __init__(self, module: Any, first: int) -> None:
+        self.module = weakref.ref(module)
+        self.calls, self.first, self.last = 0, first, first
+
+
 class ModuleCalls:
     """Finds the module whose calls are the steps and reports them as ``Source.MODULE``."""
 
@@ -45,7 +57,9 @@ class ModuleCalls:
         self._finder = finder
         self._report = called
         self._inside = threading.local()
-        self._calls: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._calls: dict[int, _Called] = {}
+        self._order = 0
+        """Number of calls from outside all modules so far."""
         self._all: list[Any] = []
         self._single: list[Undo] = []
         self._single_ids: set[int] = set()
@@ -63,6 +77,10 @@ class ModuleCalls:
         self._watching = False
         self.tokens: tuple[int, int] | None = None
         """(Sequences, tokens of each) of the followed module's last call; ``None`` if no argument shows them."""
+        self.ids: Any = None
+        """The token ids of that call."""
+        self.model: Any = None
+        """The followed module; ``None``: a function, or none yet."""
 
     def install(self) -> Undo:
         """Watch all modules. Returns what takes every hook out."""
@@ -152,7 +170,7 @@ class ModuleCalls:
         """An outermost call ended: count it, or the calls of the model around it from now on."""
         frame = sys._getframe(2)
         if self._function is called:
-            self.tokens = _tokens_of(named.get("input_ids"), *arguments[:1])
+            self._note_ids(named.get("input_ids"), *arguments[:1])
             self._called_again()
         elif (model := _outermost_model(frame)) is None:
             if self._report is not None and output is not None and not isinstance(called, FunctionType):
@@ -166,12 +184,20 @@ class ModuleCalls:
         """A model or a compiled function was called from outside. ``trains``: a backward pass may follow."""
         if not self._watching or _loads_data(frame):
             return
-        known, calls = self._calls.get(id(module), (None, 0))
-        calls = 1 if known is None or known() is not module else calls + 1
-        self._calls[id(module)] = (weakref.ref(module), calls)
+        known = self._calls.get(id(module))
+        if known is None or known.module() is not module:
+            known = self._calls[id(module)] = _Called(module, self._order)
+        known.calls, known.last, self._order = known.calls + 1, self._order, self._order + 1
         least = self._finder.warmup + (TRAINING_CALLS if trains else 0)
-        if calls >= least:
-            self._follow(module, calls - 1)
+        if known.calls >= least and not self._is_part(known, least):
+            self._follow(module, known.calls - 1)
+
+    def _is_part(self, mine: _Called, least: int) -> bool:
+        """Whether several calls of this module may belong to one of another model, as drafts to their check."""
+        if mine.calls >= least + TRAINING_CALLS:
+            return False
+        later = (other for other in self._calls.values() if other.last > mine.first and other.calls < least)
+        return any(other.calls < mine.calls and _has_weights(other.module()) for other in later)
 
     def _follow(self, module: Any, before: int) -> None:
         """The calls of ``module`` are the steps: one ended now, and ``before`` earlier."""
@@ -181,6 +207,7 @@ class ModuleCalls:
             self._function = module
         else:
             self._single = [watch_calls(module, self._again)]
+            self.model = weakref.proxy(module)
         self._owner, self._name = weakref.ref(threading.current_thread()), _name_of(module)
         self._finder.called(Source.MODULE, self._name, before)
 
@@ -190,10 +217,20 @@ class ModuleCalls:
                 return original(module, *arguments, **named)
             finally:
                 if not compat.is_compiling():
-                    self.tokens = _tokens_of(named.get("input_ids"), *arguments[:1])
+                    self._note_ids(named.get("input_ids"), *arguments[:1])
                     self._called_again()
 
         return call
+
+    def _note_ids(self, *given: Any) -> None:
+        """Note the first tensor that holds token ids: whole numbers, sequences x tokens. No value is read."""
+        import torch
+
+        self.tokens = self.ids = None
+        for value in given:
+            if isinstance(value, torch.Tensor) and value.dim() == 2 and value.dtype in (torch.int64, torch.int32):
+                self.tokens, self.ids = (int(value.shape[0]), int(value.shape[1])), value
+                return
 
     def _called_again(self) -> None:
         owner, thread, local = self._owner(), threading.current_thread(), self._inside
@@ -271,6 +308,12 @@ def _name_of(module: Any) -> str:
     return type(vars(module)["_modules"].get("_orig_mod", module)).__name__
 
 
+def _has_weights(module: Any) -> bool:
+    import torch
+
+    return isinstance(module, torch.nn.Module) and any(True for _ in module.parameters())
+
+
 def _trains(output: Any) -> bool:
     """Whether a backward pass may follow a call with this output."""
     return any(value.requires_grad for value in torch_tensors(output))
@@ -280,16 +323,6 @@ def _code_of(thread: threading.Thread) -> Any:
     """Code of the function that a thread runs; ``None`` for none, or one written in C."""
     target = getattr(thread, "_target", None)
     return getattr(getattr(target, "__func__", target), "__code__", None)
-
-
-def _tokens_of(*given: Any) -> tuple[int, int] | None:
-    """Shape of the first tensor that holds token ids: whole numbers, sequences x tokens. No value is read."""
-    import torch
-
-    for value in given:
-        if isinstance(value, torch.Tensor) and value.dim() == 2 and value.dtype in (torch.int64, torch.int32):
-            return int(value.shape[0]), int(value.shape[1])
-    return None
 
 
 def torch_tensors(output: Any) -> Iterator[Any]:

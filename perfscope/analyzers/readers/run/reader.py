@@ -416,6 +416,7 @@ def _process(path: Path, part: RunPart, process: Process, recordings: Recordings
         op_graph=captured.op_graph,
         step_times_ns=step_times,
         step_tokens=process.untraced_step_tokens if step_times else (),
+        step_idle_rows=process.untraced_step_idle_rows if step_times else (),
         window_ns=process.window_ns if process.window_steps > 0 else None,
         window_steps=process.window_steps,
         hlo=hlo,

@@ -132,6 +132,12 @@ _WORDS: dict[str, _Words] = {
         "Leave the cache where it is: keep the row of each sequence in an index and copy only rows that changed, or "
         "share the blocks of a paged cache (`block_table`). Rows that stay in order need no copy.",
     ),
+    "page_gather": _Words(
+        "the pages of the cache are joined by {cause} before attention reads them",
+        "Each step reads and writes all that earlier steps left.",
+        "Let attention read the pages where they are: a kernel for paged caches (`flash_attn_with_kvcache(..., "
+        "block_table=table)`, FlashInfer, vLLM), or `flex_attention` with a block mask of the pages.",
+    ),
     "kept_join": _Words(
         "{op} copies all that was kept before, in each step",
         "Each step reads and writes all that earlier steps left.",

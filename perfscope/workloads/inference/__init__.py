@@ -1,0 +1,1 @@
+"""Programs that generate text: batches of requests, sampling, speculative decoding."""
