@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 RULES: dict[str, str] = {
-    "batch_bubble": "perfscope.analyzers.time.rules.batch_bubble",
+    "batch_bubble": "perfscope.analyzers.ops.rules.batch_bubble",
     "blocking_collective": "perfscope.analyzers.programs.rules.blocking_collective",
     "checkpoint_stall": "perfscope.analyzers.time.rules.checkpoint_stall",
     "compile_time": "perfscope.analyzers.torch_compile.rules.compile_time",

@@ -39,7 +39,7 @@ def likeliest(logits_NLV: torch.Tensor) -> torch.Tensor:
 
 
 class Rows:
-    """The request of each row. The host knows the lengths of the texts, and reads no value from the device."""
+    """The request of each row. Lengths of texts are on the host; no value is read from the device."""
 
     def __init__(self, options: Options, model: Decoder) -> None:
         size, device = options.size, options.device

@@ -35,7 +35,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from perfscope.analyzers.graph import short_name
-from perfscope.analyzers.time.steps import step_windows, whole_ns
+from perfscope.analyzers.time import step_windows, whole_ns
 from perfscope.model.finding import AbstainError, Finding, Scope, Where
 from perfscope.model.severity import severity_of
 from perfscope.model.trace import Trace
