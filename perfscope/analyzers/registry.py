@@ -72,6 +72,7 @@ RULES: dict[str, str] = {
     "small_collectives": "perfscope.analyzers.ranks.rules.small_collectives",
     "small_kernels": "perfscope.analyzers.time.rules.small_kernels",
     "step_growth": "perfscope.analyzers.time.rules.step_growth",
+    "storage_bound": "perfscope.analyzers.time.rules.storage_bound",
     "straggler": "perfscope.analyzers.ranks.rules.straggler",
     "unexplained_idle": "perfscope.analyzers.time.rules.unexplained_idle",
     "unfused_attention": "perfscope.analyzers.ops.rules.unfused_attention",
@@ -109,6 +110,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "slow_steps": ("python_samples",),
     "small_kernels": ("device_work", "launch_links"),
     "step_growth": ("run_steps",),
+    "storage_bound": ("python_samples", "storage"),
     "unfused_optimizer": ("host_ops",),
 }
 """Keys of ``perfscope.model.trace.RECORDED`` that our rules need; a rule that is not listed abstains by itself."""

@@ -21,7 +21,7 @@ shown.
 """
 
 
-SLOW_STEPS = frozenset({"checkpoint_stall", "eval_stall", "slow_steps"})
+SLOW_STEPS = frozenset({"checkpoint_stall", "eval_stall", "slow_steps", "storage_bound"})
 """Rules that find the steps that the program itself makes slow."""
 
 OTHER_STEP = 1.1

@@ -18,6 +18,7 @@ from perfscope.analyzers.time.host_activity import HostActivity, main_thread, sa
 from perfscope.analyzers.time.host_lines import step_functions
 from perfscope.analyzers.time.samples import device_waits, free_samples, sampled_site, shown_kinds, stacks
 from perfscope.analyzers.time.side_work import side_samples
+from perfscope.analyzers.time.storage import storage_wait
 from perfscope.analyzers.time.whole_run.cores import waits_of_steps
 from perfscope.model.frames import Owner, owner_of
 from perfscope.model.frames.kinds import ENGINES, FrameKind
@@ -101,6 +102,9 @@ def slow_steps(trace: Trace) -> SlowSteps | None:
     waits = trace.fact(waits_of_steps)
     waited = np.array([waits.get(number, 0) for number in samples["step"][rows].tolist()], np.int64)
     slow = samples["step_ns"][rows] - waited >= SLOW * _usual_ns(trace, times)
+    storage = trace.fact(storage_wait)
+    if storage is not None:  # `storage_bound` has it
+        slow &= ~np.isin(rows, storage.rows)
     own = _own_frames(trace, rows, slow, logs=host)
     mine = own != MISSING
     numbers, first = np.unique(samples["step"][rows[mine]], return_index=True)

@@ -350,6 +350,16 @@ class Trace(Struct, frozen=True, kw_only=True, eq=False):
         return self.frame("run_memory")
 
     @property
+    def side_work(self) -> pd.DataFrame:
+        """Saves, waits for saves and evaluations of the run."""
+        return self.frame("side_work")
+
+    @property
+    def storage(self) -> pd.DataFrame:
+        """Bytes read from files, after steps of the run."""
+        return self.frame("storage")
+
+    @property
     def held_names(self) -> pd.DataFrame:
         """Variables of the program whose values grew."""
         return self.frame("held_names")

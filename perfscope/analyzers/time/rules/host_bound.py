@@ -62,6 +62,7 @@ from perfscope.analyzers.time.slow_steps import LEAST_SHARE as SLOW_SHARE
 from perfscope.analyzers.time.slow_steps import slow_steps
 from perfscope.analyzers.time.small_calls import small_call
 from perfscope.analyzers.time.steps import timed_cost
+from perfscope.analyzers.time.storage import storage_wait
 from perfscope.analyzers.time.unjitted import single_operations
 from perfscope.analyzers.time.whole_run.cores import doubtful_causes
 from perfscope.model.documents.causes import Cause
@@ -119,6 +120,7 @@ def check(trace: Trace) -> Iterable[Finding]:
     works: dict[tuple[str, tuple[str | None, str | None]], _Work] = {}
     doubtful = doubtful_causes(account.total_ns, account.whole_ns)
     dispatches = trace.fact(single_operations) is not None or trace.fact(small_call) is not None
+    storage = trace.fact(storage_wait)
     for cause in _CAUSES:
         if cause in doubtful:
             continue
@@ -128,6 +130,8 @@ def check(trace: Trace) -> Iterable[Finding]:
             work = _work(trace, account, cause)
             if work.kind is FrameKind.CHECKPOINT and trace.fact(side_work) is not None:
                 continue  # `checkpoint_stall` has it
+            if storage is not None and work.line.site.where() == storage.site.where():
+                continue  # `storage_bound` has it
             if dispatches and work.kind in (*ENGINES, FrameKind.UNKNOWN):
                 continue  # `unjitted_step` or `launch_bound` has it, with the function
             if cause == "other_host" and work.kind is FrameKind.UNKNOWN and not work.named and account.lacked_core:

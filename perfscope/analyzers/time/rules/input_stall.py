@@ -18,6 +18,8 @@ program's own thread spends in the loader: nothing else of the program runs mean
 processes that load ahead are not counted. A loader of another kind, without such a region, cannot be seen:
 then the rule abstains, unless the device was busy throughout.
 
+If most of the making of batches is waiting for storage, `storage_bound` reports it instead.
+
 Workers do not shorten short fetches: taking a ready batch from a worker process costs about 0.2 ms, too. The fix of
 short fetches in the program's own process is one operation per batch; they are reported from a fifth of the step.
 
@@ -57,6 +59,7 @@ from perfscope.analyzers.time.samples import (
 )
 from perfscope.analyzers.time.sites import UNKNOWN_SITE, CallSite, call_site
 from perfscope.analyzers.time.steps import account_windows, step_windows, timed_cost, whole_ns
+from perfscope.analyzers.time.storage import storage_wait
 from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Removed, Scope, Where, fit_title
 from perfscope.model.frames import Owner, owner_of
 from perfscope.model.intervals import EMPTY, Int64, covered, intersection, union
@@ -121,6 +124,9 @@ def check(trace: Trace) -> Iterable[Finding]:
     stalled = _device_idle_in(trace, rows) if on_device else _own_time(trace, rows)
     if stalled.sum() < STALL_SHARE * whole or not stalled.any():
         return []
+    storage = trace.fact(storage_wait)
+    if storage is not None and storage.in_loader:
+        return []  # `storage_bound` has it
     slices = trace.rows["slices"]
     loops: dict[tuple[str, Where], list[int]] = defaultdict(list)
     sites: dict[tuple[str, Where], CallSite] = {}

@@ -224,7 +224,7 @@ def waits_of_steps(trace: Trace) -> dict[int, int]:
 HOST_RULES = frozenset(
     {
         "checkpoint_stall", "eval_stall", "graph_break", "host_bound", "input_stall", "launch_bound", "slow_steps",
-        "step_growth",
+        "step_growth", "storage_bound",
     }
 )  # fmt: skip
 """Rules whose costs are host time."""
