@@ -19,6 +19,7 @@ from perfscope.analyzers.time.samples import free_samples, sampled_lines, shown_
 from perfscope.analyzers.time.side_work import side_samples
 from perfscope.analyzers.time.sites import CallSite
 from perfscope.analyzers.time.whole_run.cores import core_wait_share
+from perfscope.model.documents.causes import Cause
 from perfscope.model.frames.kinds import WAITS as WAITING
 from perfscope.model.frames.kinds import FrameKind, frame_kind
 from perfscope.model.intervals import Int64
@@ -40,7 +41,7 @@ not the work on the data, is what the step waits for.
 """
 
 _MAY_READ = (FrameKind.UNKNOWN, FrameKind.USER, FrameKind.LIBRARY, FrameKind.LOADER, FrameKind.DISPATCH)
-"""Kinds of frames that read files. Others wait for something that their name says."""
+"""Kinds of frames that read files. Others wait for something else."""
 
 
 class StorageBytes(Struct, frozen=True, kw_only=True):
@@ -176,12 +177,8 @@ def _idle_share(trace: Trace) -> float:
     """Largest share of the step that waiting for storage can have: with a device only time in which it is idle."""
     if "device_work" not in trace.recorded:
         return 1.0
-    causes = ("input", "sleeping", "other_host")
+    causes: tuple[Cause, ...] = ("input", "sleeping", "other_host")
+    accounts = [account for account in trace.fact(step_accounts) if account.whole_ns]
     return max(
-        (
-            sum(account.total_ns[cause] for cause in causes) / account.whole_ns  # type: ignore[index]
-            for account in trace.fact(step_accounts)
-            if account.whole_ns
-        ),
-        default=0.0,
+        (sum(account.total_ns[cause] for cause in causes) / account.whole_ns for account in accounts), default=0.0
     )
