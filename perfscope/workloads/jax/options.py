@@ -20,8 +20,11 @@ DEFECTS = {
     "fp32": "float32 logits at full precision on a device that has TF32 and bfloat16",
 }
 
-KERNEL_DEFECTS = {"order": "multiply the two matrices of an adapter with each other, before the activations"}
-"""A slower kernel, as many of them."""
+KERNEL_DEFECTS = {
+    "order": "multiply the two matrices of an adapter with each other, before the activations",
+    "logits": "logits of the whole vocabulary in memory, as without the flag; the twin has a part at a time",
+}
+"""Slower or larger kernels."""
 
 POLICIES = {
     "none": "keep all that the backward needs",

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from perfscope.workloads.jax.chunked_loss import chunked_loss
 from perfscope.workloads.jax.data import batches, device_of
 from perfscope.workloads.jax.layers import Weights, adapted, adapter_weights, layer_norm, norm_weights, stacked, uniform
 from perfscope.workloads.options import Options, Size
@@ -57,7 +58,7 @@ class LanguageModel:
         self.options, self.defects = options, options.defects
         recomputes = "checkpoint" in self.defects or "checkpoint-nested" in self.defects
         self.policy = "full" if options.policy == "none" and recomputes else options.policy
-        self.adapter = options.kernel_defect or options.kernel_twin
+        self.has_adapter = "order" in (options.kernel_defect, options.kernel_twin)
         self.block = block(options.size, options.variant)
 
     def initial(self) -> Weights:
@@ -69,21 +70,25 @@ class LanguageModel:
             "norm": norm_weights(size.dim),
             "head_DV": uniform(generator, size.dim, size.dim, size.vocab),
         }
-        if self.adapter is not None:
+        if self.has_adapter:
             weights["adapter"] = adapter_weights(generator, size.dim)
         return weights
 
     def __call__(self, weights: Weights, tokens_BL: jax.Array) -> jax.Array:
         """logits_BLV."""
+        return self._head(weights, self.features(weights, tokens_BL))
+
+    def features(self, weights: Weights, tokens_BL: jax.Array) -> jax.Array:
+        """x_BLD of which the head makes logits."""
         with jax.named_scope("embedding"):
             x_BLD = weights["embedding_VD"][tokens_BL]
         if "checkpoint-nested" in self.defects:
             x_BLD = jax.checkpoint(self._layers)(x_BLD, weights["blocks"])  # defect: excess_remat: and a third forward
         else:
             x_BLD = self._layers(x_BLD, weights["blocks"])
-        if self.adapter is not None:
+        if self.has_adapter:
             x_BLD = adapted(weights["adapter"], x_BLD, self.options.kernel_defect is not None)
-        return self._head(weights, layer_norm(weights["norm"], x_BLD))
+        return layer_norm(weights["norm"], x_BLD)
 
     @jax.named_scope("head")
     def _head(self, weights: Weights, x_BLD: jax.Array) -> jax.Array:
@@ -104,6 +109,10 @@ class LanguageModel:
 
 def loss_of(model: LanguageModel, weights: Weights, tokens_BM: jax.Array) -> jax.Array:
     """Cross-entropy of the next token in nats, a float32 scalar."""
+    if isinstance(model, LanguageModel) and model.options.kernel_twin == "logits":
+        x_TD = model.features(weights, tokens_BM[:, :-1]).reshape(-1, weights["head_DV"].shape[0])
+        with jax.named_scope("loss"):
+            return chunked_loss(x_TD, weights["head_DV"], tokens_BM[:, 1:].ravel())
     return loss_and_logits(model, weights, tokens_BM)[0]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.workloads.jax.numbers import workload
+from tests.workloads.jax.numbers import options, workload
 
 jax = pytest.importorskip("jax")
 pytestmark = [pytest.mark.jax, pytest.mark.slow]
@@ -48,3 +48,27 @@ def test_attention_with_windows_and_shared_heads(length: int, heads: int, groups
 
     # Sums of 130 float32 terms in another order: sqrt(130) * 6e-8 is 7e-7; a gradient is three of them.
     assert_equal_with_gradients(kernel, plain, (q, k, v), 5e-6)
+
+
+@pytest.mark.parametrize("vocabulary", [64, 60])
+def test_a_loss_by_parts_of_the_vocabulary(vocabulary: int) -> None:
+    from perfscope.workloads.jax.chunked_loss import chunked_loss
+
+    target_T = np.random.default_rng(3).integers(vocabulary, size=100)
+
+    def plain(x_TD: Any, head_DV: Any) -> Any:
+        log_TV = jax.nn.log_softmax(x_TD @ head_DV)
+        return -jax.numpy.take_along_axis(log_TV, target_T[:, None], 1).mean()
+
+    arguments = 3 * normal(0, 100, 16), normal(1, 16, vocabulary)
+    assert_equal_with_gradients(lambda x, head: chunked_loss(x, head, target_T), plain, arguments, 1e-6)
+
+
+def test_the_loss_of_the_model_is_the_same() -> None:
+    from perfscope.workloads.jax.training import train
+
+    losses = [
+        train(workload("attention").Block, options("attention", "blocked", steps=2, **{flag: "logits"}))
+        for flag in ("kernel_defect", "kernel_twin")
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
