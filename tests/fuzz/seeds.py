@@ -18,6 +18,7 @@ from typing import Any
 from perfscope.analyzers.readers.load import load_all
 from tests.fuzz import mutate
 from tests.plugins.kernel_reports.ncu_files import details, launches
+from tests.plugins.kernel_reports.other_files import counters, log
 from tests.ranks.flight_dumps import dump, entry
 from tests.readers import rocprof_files, test_hlo, test_jax_memory, test_kineto
 from tests.readers.memory_snapshots import Allocator
@@ -76,12 +77,14 @@ FORMATS: dict[str, Format] = {
     "ncu": Format(mutate.lines, "csv", lambda: details(launches()).encode()),
     "nsys": Format(mutate.sqlite, "sqlite", _nsys, ("nsys_sqlite",)),
     "perfetto": Format(mutate.protobuf, "pftrace", _perfetto, ("perfetto",)),
+    "rocprofv3_counters": Format(mutate.lines, "csv", lambda: counters().encode()),
     "rocprofv3": Format(mutate.json_text, "json", lambda: _json(rocprof_files.document())),
     "rocprofv3_table": Format(mutate.lines, "csv", lambda: rocprof_files.tables()["kernel_trace"].encode()),
     "torch_memory": Format(
         mutate.pickled, "pickle", lambda: pickle.dumps(Allocator(seed=3).run(40).snapshot()), ("torch_mem",)
     ),
     "torch_trace": Format(mutate.lines, "log", lambda: bytes(LOG), ("tlparse",)),
+    "tritonparse": Format(mutate.lines, "ndjson", lambda: log().encode()),
     "uncompiled_program": Format(mutate.lines, "txt", test_hlo.TEXT.encode, ("stablehlo",)),
     "xla_trace_json": Format(
         mutate.json_text,

@@ -17,6 +17,7 @@ from perfscope.__main__ import run
 from perfscope.analyzers.readers.load import load_all
 from perfscope.model.errors import DataError
 from tests.plugins.kernel_reports.ncu_files import launches, raw
+from tests.plugins.kernel_reports.other_files import log
 from tests.readers import rocprof_files, test_hlo, test_jax_memory, test_kineto
 from tests.readers.memory_snapshots import Allocator
 from tests.readers.torch_log.test_torch_trace import TEXT as LOG
@@ -29,6 +30,7 @@ FORMATS: dict[str, Callable[[], bytes]] = {
     "json": lambda: test_kineto.text(test_kineto.events()).encode(),
     "log": lambda: bytes(LOG),
     "pickle": lambda: pickle.dumps(Allocator(seed=3).run(40).snapshot()),
+    "ndjson": lambda: log().encode(),
     "rocprof.json": lambda: json.dumps(rocprof_files.document()).encode(),
     "prof": lambda: test_jax_memory.profile().SerializeToString(),
     "xplane.pb": lambda: space().bytes(),
@@ -65,7 +67,7 @@ def changed_bytes(suffix: str, data: st.DataObject) -> None:
             trace.check()
 
 
-@pytest.mark.parametrize("suffix", sorted({*FORMATS} - {"csv", "log"}))  # one that is cut is a shorter one
+@pytest.mark.parametrize("suffix", sorted({*FORMATS} - {"csv", "log", "ndjson"}))  # one that is cut is a shorter one
 def test_the_command_refuses_in_one_line(suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / f"cut.{suffix}"
     path.write_bytes(intact(suffix)[:-9])

@@ -1,4 +1,4 @@
-"""Reports on single kernels from other tools, joined with the kernels of a trace: Nsight Compute's CSV, tritonparse."""
+"""Reports on single kernels, joined with the kernels of a trace: Nsight Compute, counters of rocprofv3, tritonparse."""
 
 from __future__ import annotations
 
@@ -8,8 +8,16 @@ _HERE = "perfscope.plugins.kernel_reports"
 
 PLUGIN = Plugin(
     name="kernel_reports",
-    readers={"ncu": f"{_HERE}.ncu"},
-    format_words={"ncu": "CSV of Nsight Compute (`ncu --csv`)"},
+    readers={
+        "ncu": f"{_HERE}.ncu",
+        "rocprofv3_counters": f"{_HERE}.rocprof_counters",
+        "tritonparse": f"{_HERE}.tritonparse",
+    },
+    format_words={
+        "ncu": "CSV of Nsight Compute (`ncu --csv`)",
+        "rocprofv3_counters": "counters of rocprofv3 (CSV)",
+        "tritonparse": "logs of tritonparse",
+    },
     results={"kernel_reports": f"{_HERE}.summary:kernel_summary"},
     tables={"kernel_reports": f"{_HERE}.table:KERNEL_REPORTS"},
     kernel_notes=f"{_HERE}.summary:kernel_notes",

@@ -74,10 +74,10 @@ def _rows(
     rows = np.flatnonzero(np.isin(kernels["name"], codes[name]))
     mine = [other for other in groups if other[:2] == (tool, name)]
     if len(rows) and blocks is not None and (kernels["blocks"][rows] > 0).all():
-        same = kernels["blocks"][rows] == blocks
-        if threads is not None:
-            same &= kernels["threads_per_block"][rows] == threads
-        return rows[same], False
+        rows = rows[kernels["blocks"][rows] == blocks]
+        equal = kernels["threads_per_block"][rows] == threads
+        # A Triton kernel with specialised warps has more of them than its option `num_warps`.
+        return rows[equal] if threads is not None and equal.any() else rows, False
     if len(mine) == 1:
         return rows, False
     launches = [report for report in reports_of(trace) if (report.tool, report.name) == (tool, name)]

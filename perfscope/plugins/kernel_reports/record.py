@@ -49,6 +49,12 @@ class KernelReport(Struct, frozen=True, kw_only=True):
     """Requests to local memory, or instructions, that move spilled registers."""
     waves: float | None = None
     """Waves of blocks over all SMs."""
+    config: str = ""
+    """Constants and options that a Triton kernel was compiled with."""
+    tuned: str = ""
+    """Result of autotuning."""
+    line: str = ""
+    """Place of the kernel's source."""
 
     @property
     def bound(self) -> Bound | None:

@@ -15,6 +15,7 @@ FEW = 8
 NAME_LIMIT = 48
 
 _TOOLS = {"ncu": "Nsight Compute"}
+"""Name of a tool in reports, if it has another."""
 
 _CLOCKS = (
     "Nsight Compute locks the clocks and flushes caches, so its times differ from those of a trace; "
@@ -35,9 +36,16 @@ def facts(analysis: Analysis) -> Iterator[str]:
     kernels = len({kernel.mean.name for kernel in one.kernels})
     more = " or more" if one.left else ""
     tools = " and ".join(_TOOLS.get(tool, tool) for tool in one.tools)
-    launches = f"{one.launches:,} launch{'' if one.launches == 1 else 'es'}"
-    fact = f"{tools}: {launches} of {kernels:,}{more} kernel{'' if kernels == 1 else 's'}"
+    fact = f"{tools}: {_counted(one)} {kernels:,}{more} kernel{'' if kernels == 1 else 's'}"
     yield fact + (f", {one.unmatched:,} not in the trace" if one.unmatched else "")
+
+
+def _counted(one: ReportedKernels) -> str:
+    """``'40 launches of'``; a log of compilations without launches has reports."""
+    many = one.launches != 1
+    if any(kernel.mean.blocks for kernel in one.kernels):
+        return f"{one.launches:,} launch{'es' if many else ''} of"
+    return f"{one.launches:,} report{'s' if many else ''} on"
 
 
 def _section(one: ReportedKernels, *, several: bool) -> Section:
@@ -57,7 +65,7 @@ def _summary(one: ReportedKernels) -> str:
     """``'bound by latency 71%, memory 29% of their time in the trace per step'``."""
     shares = ", ".join(f"{bound} {share:.0%}" for bound, share in one.bounds.items())
     whose = f"in the trace{' per step' if one.steps else ''}" if one.has_trace else "by the tool"
-    return f"bound by {shares} of their time {whose}" if shares else f"time {whose}"
+    return f"bound by {shares} of their time {whose}" if shares else f"time {whose}" if one.has_trace else ""
 
 
 def _columns(one: ReportedKernels) -> Iterator[Column[ReportedKernel]]:
@@ -73,7 +81,7 @@ def _columns(one: ReportedKernels) -> Iterator[Column[ReportedKernel]]:
         yield Column("time", lambda row: None if row.mean.duration_ns is None else round(row.mean.duration_ns), "ns")
         yield Column("launches", lambda row: row.launches, "count", drop=6)
     yield Column("bound by", lambda row: row.mean.bound)
-    yield Column("SM %", lambda row: _percent(row.mean.compute), "count", drop=9)
+    yield Column("compute %", lambda row: _percent(row.mean.compute), "count", drop=9)
     yield Column("memory %", lambda row: _percent(row.mean.memory), "count", drop=7)
     yield Column("DRAM %", lambda row: _percent(row.mean.dram), "count", drop=8)
     yield Column("occupancy %", lambda row: _percent(row.mean.occupancy), "count")
@@ -82,6 +90,9 @@ def _columns(one: ReportedKernels) -> Iterator[Column[ReportedKernel]]:
     yield Column("registers", lambda row: row.mean.registers, "count", drop=10)
     yield Column("shared memory", lambda row: row.mean.shared_bytes or None, "bytes", drop=1)
     yield Column("spills", lambda row: row.mean.spills or None, "quantity")
+    yield Column("compiled with", lambda row: row.mean.config, "code", drop=12)
+    yield Column("autotuning", lambda row: row.mean.tuned, drop=13)
+    yield Column("line", lambda row: row.mean.line, "place", drop=14)
 
 
 def _percent(value: float | None) -> str:
@@ -90,10 +101,14 @@ def _percent(value: float | None) -> str:
 
 def _remarks(one: ReportedKernels) -> Iterator[str]:
     if any(kernel.mean.bound for kernel in one.kernels):
-        yield "bound by latency: neither the SMs nor memory reach 60% of their peak"
+        yield "bound by latency: neither arithmetic nor memory reaches 60% of its peak"
     if any(kernel.mean.limit for kernel in one.kernels):
         yield "limited by: the resource of a block that allows the fewest blocks per SM, and so the possible occupancy"
     if "ncu" in one.tools:
         yield _CLOCKS
+    if "rocprofv3" in one.tools:
+        yield "compute: VALUBusy or MfmaUtil; memory: MemUnitBusy; spills: bytes of scratch memory per work-item"
+    if "tritonparse" in one.tools and not any(kernel.mean.registers for kernel in one.kernels):
+        yield "the log has no assembly, so registers and spills are unknown: record with TRITONPARSE_DUMP_SASS=1"
     if any(kernel.all_shapes for kernel in one.kernels):
         yield "the trace has no launch shapes, so the time of a kernel with several shapes is that of all of them"

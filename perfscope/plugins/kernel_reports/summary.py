@@ -48,13 +48,16 @@ class ReportedKernel(Struct, frozen=True, kw_only=True):
         mean = self.mean
         memory = max(mean.memory or 0.0, mean.dram or 0.0)
         level = "memory" if mean.dram is None else "DRAM" if mean.dram >= memory else "cache"
-        shares = {"compute": f"SM {mean.compute or 0:.0f}%", "memory": f"{level} {memory:.0f}%"}
+        unit = "SM" if mean.tool == "ncu" else "ALU"
+        shares = {"compute": f"{unit} {mean.compute or 0:.0f}%", "memory": f"{level} {memory:.0f}%"}
         if mean.bound is None:
             return ""
         return f"{mean.bound}: {shares[mean.bound] if mean.bound in shares else ', '.join(shares.values())}"
 
     def _occupancy(self) -> str:
         mean = self.mean
+        if mean.occupancy is None and (mean.possible_occupancy or 100) < LITTLE and mean.limit is not None:
+            return f"occupancy at most {mean.possible_occupancy:.0f}% ({mean.limit})"
         if mean.occupancy is None or mean.occupancy >= LITTLE:
             return ""
         why = mean.limit if (mean.possible_occupancy or 100) < LITTLE else "few blocks" if (mean.waves or 9) < 1 else ""

@@ -21,8 +21,8 @@ _PERCENT = "percent of the sustained peak, mean by the tool's time"
 KERNEL_REPORTS: ResultTable[ReportedKernel] = ResultTable(
     name="kernel_reports",
     title="Kernels that another tool reported on",
-    doc="Kernels that another tool reported on (Nsight Compute), one row per kernel and launch shape, with their time "
-    "in the trace.",
+    doc="Kernels that another tool reported on (Nsight Compute, rocprofv3, tritonparse), one row per kernel and launch "
+    "shape, with their time in the trace.",
     columns=(
         Column("tool", str, "text", "tool that reported", "key", of=lambda row: row.mean.tool),
         Column("name", str, "code", "name as the tool wrote it", "key", of=lambda row: row.mean.name),
@@ -76,6 +76,9 @@ KERNEL_REPORTS: ResultTable[ReportedKernel] = ResultTable(
             of=lambda row: row.mean.spills,
         ),
         Column("waves", float | None, "count", "waves of blocks over all SMs", of=lambda row: row.mean.waves),
+        Column("config", str, "code", "constants and options of a Triton kernel", of=lambda row: row.mean.config),
+        Column("tuned", str, "text", "result of autotuning", of=lambda row: row.mean.tuned),
+        Column("line", str, "place", "source of the kernel", of=lambda row: row.mean.line),
         Column("op", str, "code", "op that launched it"),
     ),
     rows=_rows,
