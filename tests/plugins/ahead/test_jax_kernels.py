@@ -22,12 +22,16 @@ TARGETS: dict[str, tuple[Kind, str]] = {
 }
 CALLS = {"__gpu$xla.gpu.triton", "tpu_custom_call"}
 SMALL = "--dtype bfloat16 --batch 2 --seq 256 --dim 256 --heads 4 --layers 1"
+HEADS = {"ssm": "--heads 16"}
+"""Its states: matrix products of Triton need 16 at least."""
 KERNELS = {
     "attention": ("pallas", "window", "shared"),
+    "ssm": ("kernel", "ssd"),
 }
 DEFECTS = (
     ("attention", "window-naive", "unfused_attention"),
     ("attention", "shared-naive", "unfused_attention"),
+    ("ssm", "ssd-scan", "sequential_scan"),
 )
 
 
@@ -38,7 +42,9 @@ def compiled(
     kind, device = TARGETS[target]
     require(kind)
     monkeypatch.chdir(folder)
-    words = f"-m perfscope.workloads.jax.{workload} --device {device} --variant {variant} {SMALL}"
+    words = (
+        f"-m perfscope.workloads.jax.{workload} --device {device} --variant {variant} {SMALL} {HEADS.get(workload, '')}"
+    )
     assert run(["compile", "--target", target, "-q", *words.split()]) == 0
     return perfscope.load(folder / "perfscope-runs" / "latest")
 

@@ -72,3 +72,24 @@ def test_the_loss_of_the_model_is_the_same() -> None:
         for flag in ("kernel_defect", "kernel_twin")
     ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+def test_a_selective_scan_of_several_blocks_of_channels() -> None:
+    from perfscope.workloads.jax.kernels.selective import selective_scan
+
+    def plain(a: Any, u: Any, c: Any) -> Any:
+        return jax.numpy.einsum("bldn,bln->bld", workload("ssm").scan(a, u), c)
+
+    a = 1 / (1 + np.exp(-normal(0, 2, 33, 48, 4)))
+    assert_equal_with_gradients(selective_scan, plain, (a, normal(1, 2, 33, 48, 4), normal(2, 2, 33, 4)), 5e-6)
+
+
+@pytest.mark.parametrize("variant", ["chunked", "ssd"])
+def test_chunks_of_a_state_space(variant: str) -> None:
+    from perfscope.workloads.jax import ssd as plain
+    from perfscope.workloads.jax.kernels import ssd
+
+    x, log = normal(0, 2, 150, 3, 8), -np.abs(normal(1, 2, 150, 3))
+    arguments = (x, log, normal(2, 2, 150, 5), normal(3, 2, 150, 5))
+    # A decay of a chunk is the exponential of a sum of 64 numbers of order 1, right to 64 * 6e-8.
+    assert_equal_with_gradients(getattr(ssd, variant), plain.scan, arguments, 2e-5)

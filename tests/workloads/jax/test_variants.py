@@ -13,7 +13,7 @@ from tests.workloads.jax.numbers import assert_same, jax_numbers, options, varia
 jax = pytest.importorskip("jax")
 pytestmark = pytest.mark.jax
 
-PLAIN = {"window": "window-naive", "shared": "shared-naive"}
+PLAIN = {"window": "window-naive", "shared": "shared-naive", "ssd-chunked": "ssd-scan", "ssd": "ssd-scan"}
 """Variant of other numbers than the first one's: its plain version."""
 PAIRS = [
     (name, variant)
@@ -25,7 +25,8 @@ PAIRS = [
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    ("name", "variant"), [pair if pair[0] == "ssm" else pytest.param(*pair, marks=pytest.mark.slow) for pair in PAIRS]
+    ("name", "variant"),
+    [pair if pair == ("ssm", "associative") else pytest.param(*pair, marks=pytest.mark.slow) for pair in PAIRS],
 )
 def test_a_defect_and_its_twin(name: str, variant: str, dtype: str) -> None:
     plain = PLAIN.get(variant, variants(name)[0])
