@@ -36,6 +36,7 @@ from perfscope.model.trace.tables import TABLES
 from perfscope.plugins.ahead.sweep import document as sweep
 from perfscope.plugins.fingerprint import result as fingerprint
 from perfscope.plugins.job.outlets import json_document as job
+from perfscope.plugins.lower import document as lower
 from perfscope.plugins.parity import document as parity
 from perfscope.plugins.parity.cases import document as parity_cases
 from perfscope.plugins.plan import document as plan
@@ -331,6 +332,7 @@ def pages() -> dict[str, str]:
         "parity-cases-schema.json": json.dumps(parity_cases.json_schema(), indent=2, ensure_ascii=False) + "\n",
         "port-schema.json": json.dumps(port.json_schema(), indent=2, ensure_ascii=False) + "\n",
         "sweep-schema.json": json.dumps(sweep.json_schema(), indent=2, ensure_ascii=False) + "\n",
+        "lower-schema.json": json.dumps(lower.json_schema(), indent=2, ensure_ascii=False) + "\n",
         "job-schema.json": json.dumps(job.json_schema(), indent=2, ensure_ascii=False) + "\n",
     }
 

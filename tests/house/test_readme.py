@@ -38,6 +38,7 @@ NOT_RUN = {
     "perfscope compare TORCH_RUN JAX_RUN": "needs runs of a model in both frameworks: tests/plugins/port makes them",
     "perfscope setup h100": "downloads a compiler of 700 MB",
     "perfscope compile --target h100 -m perfscope.workloads.jax.attention --device gpu --size gpu": "needs it",
+    "perfscope lower train.py": "its program compiles nothing: tests/plugins/lower runs programs that do",
     "perfscope run torchrun --nproc-per-node 8 train.py": "eight processes: minutes on two cores",
     "perfscope try train.py --epochs 1": "the command after it is the same with two interventions",
 }

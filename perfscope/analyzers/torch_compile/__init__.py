@@ -39,13 +39,15 @@ if TYPE_CHECKING:
     from perfscope.analyzers.torch_compile.inductor_fusion import refused_pairs as refused_pairs
     from perfscope.analyzers.torch_compile.phases import Stage as Stage
     from perfscope.analyzers.torch_compile.phases import compile_times as compile_times
+    from perfscope.analyzers.torch_compile.phases import exclusive_ns as exclusive_ns
+    from perfscope.analyzers.torch_compile.phases import stage_of as stage_of
     from perfscope.analyzers.torch_compile.rules.compile_time import cache_use as cache_use
 else:
     __getattr__ = names_from(
         __name__,
         {
             "inductor_fusion": "PlannedPair RefusedPair log_has_refusals node_bytes planned_pairs refused_pairs",
-            "phases": "Stage compile_times",
+            "phases": "Stage compile_times exclusive_ns stage_of",
             "rules.compile_time": "cache_use",
         },
     )

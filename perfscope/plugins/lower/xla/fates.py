@@ -1,0 +1,101 @@
+"""Changes of the lines of a JAX program: the compiled program compared with the program that XLA received."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from perfscope.analyzers.hlo import COLLECTIVES, HloModule, primitive, scope_of
+from perfscope.plugins.lower.document import Fate
+from perfscope.plugins.lower.program import Grouped, listed, place_of
+from perfscope.plugins.lower.xla.dtypes import converted
+from perfscope.plugins.lower.xla.group import fate
+from perfscope.plugins.lower.xla.lines import PLUMBING, Lines, phase
+from perfscope.plugins.lower.xla.orders import transposed
+from perfscope.plugins.lower.xla.passes import Passes
+from perfscope.plugins.lower.xla.repeats import duplicated, recomputed
+
+_FOR_DEVICES = frozenset({
+    "psum", "psum2", "psum_invariant", "all_gather", "all_to_all", "reduce_scatter", "ppermute", "pmax", "pmin",
+    "pbroadcast",
+})  # fmt: skip
+"""Primitives of collectives that a program calls itself."""
+_VIEWS = frozenset({"reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose"})
+
+
+def fates_of(program: str, before: HloModule | None, lines: Lines, passes: Passes) -> Iterator[Fate]:
+    """Yield what happened, unsorted."""
+    kept = set()
+    for found in _kept(program, before, lines, passes):
+        kept.add(found.place)
+        yield found
+    if before is not None:
+        yield from _dropped(program, before, lines, kept)
+
+
+def _kept(program: str, before: HloModule | None, lines: Lines, passes: Passes) -> Iterator[Fate]:
+    yield from recomputed(program, before, lines)
+    yield from duplicated(program, lines)
+    yield from converted(program, before, lines, passes)
+    yield from transposed(program, before, lines, passes)
+    yield from _resharded(program, lines, passes)
+    yield from _materialised(program, lines)
+
+
+def _resharded(program: str, lines: Lines, passes: Passes) -> Iterator[Fate]:
+    groups: dict[tuple[str, str, str], Grouped] = defaultdict(Grouped)
+    for computation, row in lines.launches():
+        item = row.instruction
+        opcode = item.opcode.removesuffix("-start")
+        if opcode not in COLLECTIVES or primitive(item.op_name) in _FOR_DEVICES:
+            continue
+        adder = passes.adder(opcode, item.shape.dtype, item.shape.elements)
+        group = groups[lines.shown(computation, item), opcode, adder]
+        group.add(item.name, bytes_=row.once.wire_bytes * row.runs, phase=phase(item))
+    for (place, opcode, adder), group in groups.items():
+        reason = f"{opcode} added by the partitioner{f' ({adder})' if adder else ''}: the program calls none there"
+        yield fate("resharded", program, place, group, reason, by="compiler")
+
+
+def _materialised(program: str, lines: Lines) -> Iterator[Fate]:
+    groups: dict[str, Grouped] = defaultdict(Grouped)
+    read: dict[str, dict[str, None]] = defaultdict(dict)
+    refusals = lines.module.fusion_refusals
+    for computation, row in lines.launches():
+        item = row.instruction
+        readers = [
+            reader for reader in lines.users(computation).get(item.name, ()) if reader.opcode not in ("tuple", "while")
+        ]
+        if not readers or not row.once.bytes_written or item.opcode in COLLECTIVES:
+            continue
+        group = groups[lines.shown(computation, item)]
+        written = row.once.bytes_written * row.runs
+        group.add(item.name, bytes_=2 * written, kernel=item.name, phase=phase(item))
+        why = refusals.get(item.scheduling_name or item.name) or refusals.get(item.name)
+        if why:
+            group.reasons[f"XLA: {why}"] = None
+        where = [place_of(reader.file, reader.line) for reader in readers if reader.file is not None]
+        read[lines.shown(computation, item)] |= dict.fromkeys(where)
+    for place, group in groups.items():
+        if place:
+            told = [f"read at {listed([*read[place]][:3])}" if read[place] else "read by another kernel"]
+            reason = "; ".join([*told, *list(group.reasons)[:1]])
+            yield fate("materialised", program, place, group, reason, times=group.count)
+
+
+def _dropped(program: str, before: HloModule, lines: Lines, kept: set[str]) -> Iterator[Fate]:
+    left = {
+        (file, line) for _, item in lines.module.instructions() for file, line in (*item.lines, (item.file, item.line))
+    }
+    groups: dict[str, Grouped] = defaultdict(Grouped)
+    for _, item in before.instructions():
+        if item.file is not None and (item.file, item.line) not in left and item.opcode not in PLUMBING:
+            groups[place_of(item.file, item.line)].add(item.name, bytes_=item.shape.bytes, phase=phase(item))
+            groups[place_of(item.file, item.line)].reasons[scope_of(item.op_name).primitive or item.opcode] = None
+    for place, group in groups.items():
+        if place in kept:
+            continue
+        ops = ", ".join(list(group.reasons)[:3])
+        free = {*group.reasons} <= _VIEWS
+        reason = "only another view of the same bytes" if free else "folded, simplified or unused"
+        yield fate("dropped", program, place, group, f"{ops}: {reason}")

@@ -1,0 +1,1 @@
+"""What each line became at each stage of its compiler."""
