@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import jax
 
-from perfscope.workloads.jax import experts, moe, training, transformer
+from perfscope.workloads.jax import attention, context, experts, moe, training, transformer
 from perfscope.workloads.jax.data import batches
 from perfscope.workloads.jax.training import loop
 from perfscope.workloads.options import Options
@@ -45,7 +46,16 @@ def main(folder: Path) -> dict[str, list[float]]:
         tokens_BM = jax.device_put(next(batches(options)), batch)
         (folder / f"{name}.hlo.txt").write_text(update.lower(state, tokens_BM).compile().as_text())
         losses[name] = loop(update, state, options, batch)
-    return losses | routed()
+    return losses | routed() | cut_sequences()
+
+
+def cut_sequences() -> dict[str, list[float]]:
+    """The losses of two steps on sequences that are cut among eight devices, and on one device."""
+    options = Options(variant="naive", size=context.SIZES["tiny"], steps=2)
+    losses = {"one of context": training.train(attention.Block, options)}
+    for variant in context.VARIANTS:
+        losses[f"context {variant}"] = context.train(replace(options, variant=variant), 8)
+    return losses
 
 
 def routed() -> dict[str, list[float]]:
