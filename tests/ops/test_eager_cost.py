@@ -243,6 +243,12 @@ def test_text_that_is_no_recording_has_no_cost(text: str) -> None:
         assert op_cost(name, text, text, text, text) is None or math.isfinite(op_cost(name, text, text).bytes)  # type: ignore[union-attr]
 
 
+def test_a_sparse_factor_has_a_shape_and_no_strides_and_no_cost() -> None:
+    shapes, dtypes = "[[2708,1433],[1433,16]]", '["float","float"]'
+    assert op_cost("aten::mm", shapes, dtypes, "[[1433,1],[16,1]]") is not None
+    assert op_cost("aten::mm", shapes, dtypes, "[[],[16,1]]") is None
+
+
 def test_a_resized_image_is_written_in_its_other_size() -> None:
     shapes, dtypes = "[[1,2,4,4],[],[],[]]", '["float","ScalarList","Scalar","Scalar"]'
     found = op_cost("aten::upsample_nearest2d", shapes, dtypes, "", '["","[8, 8]","",""]')

@@ -217,6 +217,7 @@ def test_sparse_tensors(record: Any) -> None:
     sparse = torch.eye(3).to_sparse_coo()
     graph = record(lambda: sparse @ torch.ones(3, 3))
     (product,) = named(graph, "mm")
+    assert product.flops is None  # not those of its shape
     # 3 values of 4 bytes, 2 * 3 indices of 8.
     assert graph.tensors[product.inputs[0]].bytes == 3 * 4 + 6 * 8
 

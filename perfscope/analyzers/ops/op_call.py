@@ -53,7 +53,11 @@ class OpCall(Struct, frozen=True, kw_only=True):
 
 
 def parse_call(name: str, shapes: str, dtypes: str, strides: str, values: str, list_dtype: str = "") -> OpCall:
-    """Parse the recorded texts as one call. ``ValueError`` or ``TypeError`` for other text."""
+    """Parse the recorded texts as one call.
+
+    ``ValueError`` or ``TypeError`` for other text, and for sparse tensors (recorded with a shape and without strides):
+    the shape says nothing about their elements.
+    """
     plain = name.removeprefix("aten::")
     in_place = plain.endswith("_") and not plain.endswith("__")
     dims, kinds, steps, written = (json.loads(text or "[]") for text in (shapes, dtypes, strides, values))
@@ -61,6 +65,8 @@ def parse_call(name: str, shapes: str, dtypes: str, strides: str, values: str, l
     for index, (dim, kind) in enumerate(zip(dims, kinds, strict=False)):
         step = steps[index] if index < len(steps) else None
         value = written[index] if index < len(written) else ""
+        if step == [] and dim and kind != "TensorList":
+            raise ValueError(f"argument {index} is sparse")
         arguments.append(_argument(dim, str(kind), step, value, list_dtype))
     return OpCall(name=plain[:-1] if in_place else plain, in_place=in_place, arguments=tuple(arguments))
 

@@ -404,7 +404,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
             pointwise=facts.pointwise,
             reduction=facts.reduction,
             view=view,
-            flops=0 if view else flops_of(facts.name, named.get, results),
+            flops=0 if view else None if any(map(_is_sparse, sources)) else flops_of(facts.name, named.get, results),
             declared=None if view else declared_call(func, args, kwargs, result),
             module=module,
             line=line,
@@ -539,6 +539,14 @@ def storage_of(tensor: Any) -> Any:
         return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):
         return None
+
+
+_SPARSE = frozenset({torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
+
+
+def _is_sparse(tensor: Any) -> bool:
+    """Whether formulas of FLOPs, which count all elements of a shape, are wrong for it."""
+    return tensor.layout in _SPARSE
 
 
 def _is_bookkeeping(func: Any) -> bool:
