@@ -132,6 +132,13 @@ def test_a_read_each_twentieth_step_is_clean() -> None:
     assert list(host_sync.check(trace(*(read(step) for step in range(0, 60, 20))))) == []
 
 
+def test_a_read_in_one_of_many_steps_that_were_watched_is_clean() -> None:
+    seldom = msgspec.structs.replace(trace(read(21), read(21)), step_times_ns=(1_000_000,) * 28)
+    assert list(host_sync.check(seldom)) == []
+    (found,) = host_sync.check(msgspec.structs.replace(seldom, step_times_ns=(1_000_000,) * 4))
+    assert found.title.endswith("(every 4th step)")
+
+
 def test_an_occasional_log_stays_clean() -> None:
     often = [read(step) for step in range(10)]
     assert len(list(host_sync.check(trace(*often, *(read(step, line=19) for step in range(4)))))) == 1

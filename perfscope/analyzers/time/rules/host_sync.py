@@ -71,7 +71,7 @@ from perfscope.analyzers.time.fixes import read_fix, situation
 from perfscope.analyzers.time.model_calls import answered_calls
 from perfscope.analyzers.time.near_lines import Place, by_place, lines_in_words
 from perfscope.analyzers.time.sites import CallSite, call_site, graph_ops_inside, op_of, steps_at
-from perfscope.analyzers.time.steps import step_windows, timed_cost, whole_ns
+from perfscope.analyzers.time.steps import step_windows, steps_known, timed_cost, whole_ns
 from perfscope.model.finding import (
     MOST_ROWS,
     AbstainError,
@@ -175,7 +175,7 @@ def read_findings(trace: Trace) -> Iterable[Finding]:
     often: dict[Place, list[HostRead]] = {}
     for (file, line, library), reads in lines.items():
         seen = {read.step for read in reads}
-        apart = _steps_apart(seen)
+        apart = _steps_apart(trace, seen)
         if len(seen) >= EVERY * len(steps) and apart <= MOST_APART:
             calls = frozenset(read.call for read in reads)
             often[Place((library, reads[0].function, apart, calls), file, line)] = reads
@@ -183,16 +183,16 @@ def read_findings(trace: Trace) -> Iterable[Finding]:
         yield _finding(trace, group)
 
 
-def _steps_apart(steps: Collection[int | None]) -> int:
-    """Return the median distance between steps with reads; 1 for a single step."""
+def _steps_apart(trace: Trace, steps: Collection[int | None]) -> int:
+    """Return the median distance between steps with reads; for a single one, the number of steps that were watched."""
     numbers = np.unique(np.array([step for step in steps if step is not None], np.int64))
-    return round(float(np.median(np.diff(numbers)))) if len(numbers) > 1 else 1
+    return round(float(np.median(np.diff(numbers)))) if len(numbers) > 1 else steps_known(trace) or 1
 
 
 def _finding(trace: Trace, lines: Mapping[Place, list[HostRead]]) -> Finding:
     """Return the finding about reads of near lines, which have the same calls, library and distance in steps."""
     reads = [read for of_line in lines.values() for read in of_line]
-    library, apart = reads[0].library, _steps_apart({read.step for read in reads})
+    library, apart = reads[0].library, _steps_apart(trace, {read.step for read in reads})
     calls = sorted({read.call for read in reads})
     named = " / ".join(f"`{call}`" for call in calls)
     package = library.partition("/")[0] if library else None
