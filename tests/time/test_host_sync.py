@@ -110,6 +110,11 @@ def test_a_line_that_reads_in_every_step_is_named_with_its_wait() -> None:
     assert found.evidence == ({"call": "float", "reads": 4, "not_ready": 4, "wait_ns": 8_000_000, "bytes": 16},)
 
 
+def test_elements_that_are_read_one_after_the_other_are_copied_at_once() -> None:
+    (found,) = host_sync.check(trace(*(read(step, call="index") for step in range(3) for _ in range(16))))
+    assert "np.asarray(x)" in found.advice
+
+
 def test_a_read_inside_a_library_is_told_apart_and_has_another_fix() -> None:
     own = [read(step) for step in range(4)]
     inner = [read(step, call="block_until_ready", library="equinox/_jit.py:271") for step in range(4)]
@@ -382,6 +387,17 @@ def test_on_cpu_reads_of_other_kinds_or_functions_are_not_joined() -> None:
         g.op("item", [g.input((1,))], file="moe.py", line=line, function=function, host_read="item")
     b = TraceBuilder(recorded=frozenset({"host_ops"}), op_graph=g.graph(live=[]))
     assert len(_judge(b).findings) == 2
+
+
+@pytest.mark.parametrize(("tensors", "fix"), [(1, "x.tolist()"), (20, "add it to a tensor")])
+def test_elements_of_one_tensor_are_read_at_once_and_results_of_a_loop_later(tensors: int, fix: str) -> None:
+    g = GraphBuilder()
+    values = [g.input((20,)) for _ in range(tensors)]
+    for row in range(20):
+        g.op("item", [g.view(values[row % tensors], (1,))], file="moe.py", line=41, host_read="item")
+    (found,) = _judge(TraceBuilder(recorded=frozenset({"host_ops"}), op_graph=g.graph(live=[]))).findings
+    assert "20 times per step" in found.title
+    assert fix in found.advice
 
 
 def test_reads_inside_a_package_are_one_finding_with_its_line_of_most_reads():

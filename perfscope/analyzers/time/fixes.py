@@ -467,6 +467,7 @@ _LATER = "Read the value after the next step has been launched, or not at all."
 _TORCH_READS: Mapping[str, str] = {
     "item": "Keep the value on the device: add it to a tensor there (detached, if it has a graph), and read that "
     "tensor every N steps.",
+    "elements": "Copy the whole tensor to the host once, `values = x.tolist()`, and use those numbers.",
     "bool": "Decide on the device: `torch.where(condition, a, b)` or a mask.",
     "check": UNCHECKED,
     "equal": "Compare on the device with `(a == b).all()` and read the result every N steps.",
@@ -483,6 +484,8 @@ _TORCH_READS: Mapping[str, str] = {
 _JAX_READS: Mapping[str, str] = {
     "item": "Keep the value on the device: return it from the jitted step, sum it there, and read it every N steps, "
     "after the next step has been dispatched.",
+    "elements": "If these are elements of one array, copy it to the host once, `np.asarray(x)`, and use its elements: "
+    "each read of an element runs a program and waits for it. Otherwise read all results at once, `jax.device_get`.",
     "wait": "Remove `block_until_ready()` from the loop, and read results (`float(x)`, `np.asarray(x)`) after the next "
     "step has been dispatched.",
     "copy": "Begin the copy early (`x.copy_to_host_async()`), and read the array after the next step has been "
@@ -516,7 +519,7 @@ _ITEM_ELSEWHERE: Mapping[tuple[Framework, ProgramPhase], str] = {
 def read_fix(kind: str, where: Situation) -> str:
     """Return the advice about a read by the host; other kinds have the general advice to read later.
 
-    ``kind``: that of ``GraphOp.host_read``, or ``copy``, ``wait``, ``free``.
+    ``kind``: that of ``GraphOp.host_read``, or ``elements`` (of one tensor), ``copy``, ``wait``, ``free``.
     """
     if kind == "item" and (where.framework, where.phase) in _ITEM_ELSEWHERE:
         return _ITEM_ELSEWHERE[where.framework, where.phase]

@@ -96,8 +96,11 @@ if TYPE_CHECKING:
 EVERY = 0.5
 """Share of the steps with reads from which a line is reported: fewer are occasional logging."""
 
-MOST_APART = 10
+MOST_APART = 5
 """Largest distance in steps between two reads of a line: rarer reads already follow the advice."""
+
+MANY = 16
+"""Reads of one tensor or line in a step from which they are taken for reads of its elements, one after the other."""
 
 
 _INSIDE_LIBRARY = (
@@ -228,23 +231,34 @@ def _finding(trace: Trace, lines: Mapping[Place, list[HostRead]]) -> Finding:
         detail=f"It reads in {steps:,} steps{place}. The resulting idle time of an accelerator is unknown.",
         severity="medium" if stalls and apart == 1 else "low",
         basis="structural",
-        advice=_LIBRARY_ADVICE.format(package=package) if package else _read_fix(trace, calls),
+        advice=_LIBRARY_ADVICE.format(package=package) if package else _read_fix(trace, calls, len(reads) / steps),
         where=Where(file=reads[0].file, line=min((place.line for place in lines if place.line), default=None)),
         evidence=tuple(rows[:MOST_ROWS]),
         spans=spans_within(trace, union(begins, begins + [max(1, read.duration_ns) for read in reads])),
     )
 
 
-def _fix_at(trace: Trace, kind: str, file: str | None) -> str:
+def _fix_at(trace: Trace, kind: str, file: str | None, line: int | None) -> str:
     """Return the fix for a read at a line; a read inside a library cannot be changed at a line of the program."""
+    if kind == "item" and _reads_elements(trace, file, line):
+        kind = "elements"
     if file is not None and frame_kind(f"{file}(1): f") not in (FrameKind.USER, FrameKind.UNKNOWN):
         return _INSIDE_LIBRARY.format(package=package_of(file))
     return read_fix(kind, trace.fact(situation))
 
 
-def _read_fix(trace: Trace, calls: Sequence[str]) -> str:
+def _reads_elements(trace: Trace, file: str | None, line: int | None) -> bool:
+    """Whether a line reads so many parts of one tensor in a step that it reads its elements, one after the other."""
+    graph = trace.op_graph
+    if graph is None:
+        return False
+    reads = [op for op in graph.ops if op.host_read == "item" and (op.file, op.line) == (file, line)]
+    return len(reads) >= MANY and len({graph.tensors[index].storage for op in reads for index in op.inputs}) == 1
+
+
+def _read_fix(trace: Trace, calls: Sequence[str], per_step: float) -> str:
     waits = all(call == "block_until_ready" for call in calls)
-    return read_fix("wait" if waits else "item", trace.fact(situation))
+    return read_fix("wait" if waits else "elements" if per_step >= MANY else "item", trace.fact(situation))
 
 
 class _Line(Struct, kw_only=True):
@@ -380,7 +394,7 @@ def _finding_host_sync(trace: Trace, line: _Line, harmless: list[_Line], whole: 
         detail=detail,
         **timed_cost(trace, line.idle_ns, whole),
         covers_ns={"sync": line.idle_ns},
-        advice=_fix_at(trace, line.kind(), line.site.file),
+        advice=_fix_at(trace, line.kind(), line.site.file, line.site.line),
         where=line.site.where(op=line.op),
         evidence=tuple(other.row() for other in (*(line.parts or (line,)), *harmless)[:MOST_ROWS]),
         spans=worst_spans(pieces.start_ns[charged], pieces.end_ns[charged], pieces.cost_ns[charged]),
@@ -506,7 +520,7 @@ def _structural_finding(trace: Trace, lines: Mapping[Place, list[GraphOp]], last
         detail="An accelerator's queue would run dry there." + late,
         severity=severity,
         basis="structural",
-        advice=_fix_at(trace, kind, first.file) if package is None else _INSIDE_LIBRARY.format(package=package),
+        advice=_fix_at(trace, kind, first.file, first.line) if package is None else _INSIDE_LIBRARY.format(package=package),
         where=Where(op=first.name, module=first.module or None, file=first.file, line=first.line),
         evidence=tuple(
             {"op": name, "phase": phase, "module": module, "reads_per_step": count}
