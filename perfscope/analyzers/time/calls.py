@@ -66,8 +66,8 @@ RAMP_NS = 2_000
 
 
 def framework(trace: Trace) -> Framework:
-    """Return the framework by the recording: executed XLA programs, a profiler of PyTorch, or names of its ops."""
-    if len(trace.rows["hlo_ops"]) or trace.hlo:
+    """Return the framework by the recording: XLA programs, reads of arrays, a profiler of PyTorch, names of its ops."""
+    if len(trace.rows["hlo_ops"]) or trace.hlo or trace.host_reads:
         return "jax"
     named = trace.source.format not in _OF_ANY_PROGRAM or any(text.startswith(_TORCH_NAMES) for text in trace.strings)
     return "torch" if named else "none"

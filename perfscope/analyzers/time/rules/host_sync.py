@@ -520,7 +520,7 @@ def _structural_finding(trace: Trace, lines: Mapping[Place, list[GraphOp]], last
         detail="An accelerator's queue would run dry there." + late,
         severity=severity,
         basis="structural",
-        advice=_fix_at(trace, kind, first.file, first.line) if package is None else _INSIDE_LIBRARY.format(package=package),
+        advice=_INSIDE_LIBRARY.format(package=package) if package else _fix_at(trace, kind, first.file, first.line),
         where=Where(op=first.name, module=first.module or None, file=first.file, line=first.line),
         evidence=tuple(
             {"op": name, "phase": phase, "module": module, "reads_per_step": count}
