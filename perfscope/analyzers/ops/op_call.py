@@ -55,8 +55,8 @@ class OpCall(Struct, frozen=True, kw_only=True):
 def parse_call(name: str, shapes: str, dtypes: str, strides: str, values: str, list_dtype: str = "") -> OpCall:
     """Parse the recorded texts as one call.
 
-    ``ValueError`` or ``TypeError`` for other text, and for sparse tensors. A sparse tensor has a shape and no strides, and its
-    work does not follow from the shape.
+    ``ValueError`` or ``TypeError`` for other text, and for a sparse tensor: it has a shape and no strides, and its work
+    does not follow from the shape.
     """
     plain = name.removeprefix("aten::")
     in_place = plain.endswith("_") and not plain.endswith("__")
