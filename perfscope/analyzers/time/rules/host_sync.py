@@ -102,7 +102,6 @@ MOST_APART = 5
 MANY = 16
 """Reads of one tensor or line in a step from which they are taken for reads of its elements, one after the other."""
 
-
 _INSIDE_LIBRARY = (
     "Turn off the option of `{package}` that reads or checks values in each step: the read is inside it, not in your "
     "line."
