@@ -24,6 +24,7 @@ _OF_CALLS = frozenset(
 _OF_LOOPS = frozenset({"data_movement", "launch_bound", "small_kernels", "unfused_ops"})
 _OF_EAGER_MODE = frozenset({"launch_bound", "small_kernels", "unfused_ops"})
 _OF_REDUCTIONS = frozenset({"exposed_communication", "straggler", "unexplained_idle"})
+_OF_UNEVEN_WORK = frozenset({"exposed_communication", "straggler", "unexplained_idle"})
 _OF_TRANSFERS = frozenset({"exposed_communication"})
 
 CONSEQUENCES: dict[str, frozenset[str]] = {
@@ -32,6 +33,7 @@ CONSEQUENCES: dict[str, frozenset[str]] = {
     "batch_bubble": _OF_CALLS,
     "python_loop": _OF_LOOPS,
     "repeated_reductions": _OF_REDUCTIONS,
+    "context_parallel_imbalance": _OF_UNEVEN_WORK,
     "eager_fallback": _OF_EAGER_MODE,
     "expert_imbalance": _OF_TRANSFERS,
     "link_contention": _OF_TRANSFERS,

@@ -28,6 +28,7 @@ RULES: dict[str, str] = {
     "checkpoint_stall": "perfscope.analyzers.time.rules.checkpoint_stall",
     "compile_time": "perfscope.analyzers.torch_compile.rules.compile_time",
     "constant_work": "perfscope.analyzers.ops.rules.constant_work",
+    "context_parallel_imbalance": "perfscope.analyzers.ranks.rules.context_parallel_imbalance",
     "data_movement": "perfscope.analyzers.ops.rules.data_movement",
     "debug_mode": "perfscope.analyzers.ops.rules.debug_mode",
     "dense_expert_compute": "perfscope.analyzers.programs.rules.dense_expert_compute",
@@ -118,6 +119,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
 JUDGES: dict[str, tuple[Subject, ...]] = {
     "blocking_collective": ("programs",),
     "compile_time": ("compile_log", "programs"),
+    "context_parallel_imbalance": ("ranks",),
     "data_movement": ("programs",),
     "dense_expert_compute": ("programs",),
     "donation_missed": ("programs",),

@@ -140,7 +140,7 @@ SYMPTOMS = (
     Symptom(
         question="One rank is slower than the others",
         look="`straggler` names the rank and what it does more of; `rank_divergence` names other work.",
-        rules=("straggler", "rank_divergence", "expert_imbalance"),
+        rules=("straggler", "rank_divergence", "expert_imbalance", "context_parallel_imbalance"),
         command="perfscope analyze RUN",
         fix="Balance lengths and experts; look for another program on that machine.",
     ),

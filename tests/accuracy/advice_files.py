@@ -161,6 +161,15 @@ FILES: tuple[AdviceCase, ...] = (
     ),
     _case(
         "ranks",
+        "later pieces of a causal sequence",
+        "contiguous_pieces",
+        "zhuzilin/ring-flash-attention 2 and 52, lucidrains/ring-attention-pytorch 20",
+        rules=("context_parallel_imbalance",),
+        fix=("rank i the pieces i and 7 - i", "zigzag"),
+        forbidden=("batches of one length",),
+    ),
+    _case(
+        "ranks",
         "two groups that share the links",
         "two_groups_on_one_link",
         "pytorch/pytorch 179937 (2026), NVIDIA/nccl 491",

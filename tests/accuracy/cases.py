@@ -328,6 +328,16 @@ def _several() -> list[Case]:
                     expects=expects,
                 )
             )
+    cases.append(
+        Case(
+            name="context in contiguous pieces",
+            framework="torch",
+            mode="4 gloo processes",
+            source=Program(module="perfscope.workloads.context", processes=4),
+            twin=Program(module="perfscope.workloads.context", arguments=("--split", "zigzag"), processes=4),
+            expects={"context_parallel_imbalance": None},
+        )
+    )
     for defect, text in (("straggler", "work(y, late_rounds)"), ("input", "time.sleep(INPUT_S)")):
         cases.append(
             Case(

@@ -14,6 +14,7 @@ from tests.ranks.flight_dumps import dump, entry, write_dumps
 
 REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage)"
 EXCHANGE = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage)"
+GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage)"
 SCATTER = "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage)"
 
 
@@ -22,7 +23,8 @@ def group(name: str, ranks: Sequence[int], operation: str, sent: int, received: 
     return {
         "Collective name": operation, "Group size": len(ranks), "dtype": "BFloat16", "In msg nelems": sent,
         "Out msg nelems": sent if received is None else received, "Process Group Name": name,
-        "Process Group Description": {"0": "default_pg", "1": "mesh_tp", "2": "mesh_dp", "3": "mesh_ep"}[name],
+        "Process Group Description": {"0": "default_pg", "1": "mesh_tp", "2": "mesh_dp", "3": "mesh_ep",
+                                      "4": "mesh_cp"}[name],
         "Process Group Ranks": list(ranks),
     }  # fmt: skip
 
@@ -78,6 +80,29 @@ def full_expert(folder: Path) -> Path:
             update(trace, host, end, start + 10_000)
         traces.append(trace)
     return saved(traces, folder, "full_expert")
+
+
+def contiguous_pieces(folder: Path) -> Path:
+    """Four ranks divide causal sequences into contiguous pieces: attention takes 0.2 ms on the first, 1.4 on rank 3."""
+    traces = []
+    for rank in range(4):
+        trace = Kineto(rank=rank, world=4)
+        for start in steps(trace):
+            host, end = start + 10, start + 22
+            for _ in range(4):
+                attention = 200 * (2 * rank + 1)
+                flash = "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits>"
+                trace.launched("aten::_scaled_dot_product_flash_attention", host, flash, end, attention)
+                reduced = end + 1_401
+                trace.launched(
+                    "c10d::_allgather_base_", host + 40, GATHER, end + attention + 1,
+                    reduced + 599 - end - attention, stream=20,
+                    **group("4", range(4), "allgather", 1_000_000, 4_000_000),
+                )  # fmt: skip
+                host, end = host + 100, reduced + 601
+            update(trace, host, end, start + 10_000)
+        traces.append(trace)
+    return saved(traces, folder, "contiguous_pieces")
 
 
 def two_groups_on_one_link(folder: Path) -> Path:
@@ -142,5 +167,12 @@ def rank_without_a_batch(folder: Path) -> Path:
 
 JOBS: dict[str, Callable[[Path], Path]] = {
     function.__name__: function
-    for function in (gradient_by_gradient, full_expert, two_groups_on_one_link, slow_links, rank_without_a_batch)
+    for function in (
+        gradient_by_gradient,
+        full_expert,
+        contiguous_pieces,
+        two_groups_on_one_link,
+        slow_links,
+        rank_without_a_batch,
+    )
 }

@@ -53,6 +53,15 @@ def test_experts_in_four_processes_have_the_numbers_of_one() -> None:
         assert losses == pytest.approx(one, abs=2e-4)  # four digits are printed
 
 
+@pytest.mark.slow
+def test_divided_sequences_have_the_numbers_of_whole_ones() -> None:
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "4", "-m", "perfscope.workloads.context"]
+    one = printed_losses(["-m", "perfscope.workloads.attention", "--variant", "sdpa", "--batch", "2"])
+    assert len(one) == 3
+    for split in ("contiguous", "zigzag"):
+        assert printed_losses([*launcher, "--split", split]) == pytest.approx(one, abs=2e-4)
+
+
 def printed_losses(words: list[str]) -> list[float]:
     done = subprocess.run(
         [sys.executable, *words, "--size", "tiny", "--steps", "3"],
