@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfscope.analyzers.ops.achieved import NOTHING, host_costs, kernel_costs, moved_bytes
+from perfscope.analyzers.ops.achieved import NOTHING, kernel_costs, moved_bytes
+from perfscope.analyzers.ops.host_costs import host_costs
 from perfscope.analyzers.ops.top_work import TopWork, merge_top_work, top_work
 from perfscope.analyzers.readers.load import load_all
 from perfscope.model.trace import CopyKind, HostMemory, Trace

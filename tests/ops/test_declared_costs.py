@@ -10,6 +10,7 @@ import pytest
 
 import perfscope
 from perfscope.analyzers.ops.achieved import kernel_costs
+from perfscope.analyzers.ops.host_costs import host_costs
 from perfscope.analyzers.ops.top_work import top_work
 from perfscope.model import kernel_cost
 from perfscope.model.errors import UsageError
@@ -86,6 +87,20 @@ def test_in_a_run_the_op_graph_has_what_was_declared(declared: dict[str, Any], s
     assert costed_share(trace) == share
     if declared:
         assert trace.fact(kernel_costs).bytes.tolist() == [64]
+
+
+def test_on_the_host_an_op_of_several_divides_its_cost_among_them_by_time() -> None:
+    g = GraphBuilder()
+    g.op("my_lib.scaled_add", [g.input((4, 8))], flops=800, declared_bytes=400)
+    b = TraceBuilder(recorded=frozenset({"host_ops"}), op_graph=g.graph())
+    b.step(1, 0, 100)
+    b.op("my_lib::scaled_add", 0, 80)
+    for start in (0, 30, 50):
+        b.op("aten::mul", start, start + 20)
+    trace = b.build()
+    costs = host_costs(trace, range(len(trace.rows["slices"])))
+    assert [cost.flops for _, cost in sorted(costs.items())] == [200, 200, 200, 200]
+    assert sum(cost.bytes for cost in costs.values()) == 400
 
 
 def test_a_formula_that_fails_is_reported_once_and_costs_nothing(caplog: pytest.LogCaptureFixture) -> None:

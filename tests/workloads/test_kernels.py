@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
 import os
 import re
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from perfscope.plugins.ahead.targets.plugins import MissingPlugin, find
 from tests.conftest import REPOSITORY
 
 torch = pytest.importorskip("torch")
@@ -81,6 +83,89 @@ def test_flash_attention(causal: bool, window: int, groups: int, dtype: str) -> 
     ones = torch.ones(1, 1, 70, 16)
     seen = (attention(ones * 0, ones * 0, torch.eye(70)[None, None], causal=causal, window=window) > 0).sum()
     assert visible_pairs(70, causal, window) == int(seen)
+
+
+def test_the_decoder_computes_the_same_with_any_part_written_out() -> None:
+    from perfscope.workloads import decoder
+    from perfscope.workloads.options import Options
+
+    def numbers(variant: str) -> list[Any]:
+        model = decoder.build(Options(variant=variant, size=decoder.SIZES["tiny"]))
+        loss = model(torch.randint(512, (2, 33), generator=torch.Generator().manual_seed(1)))
+        return [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))]
+
+    fused = numbers("fused")
+    for variant in decoder.VARIANTS[1:]:
+        assert_near(numbers(variant), fused, TOLERANCE["float32"])
+
+
+@pytest.mark.aot
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["norm", "loss"])
+def test_a_plan_of_the_decoder_names_the_plain_line_first(variant: str, tmp_path: Path) -> None:
+    if isinstance(missing := find("torch"), MissingPlugin):
+        pytest.skip(missing.reason)
+    program = [
+        "-m",
+        "perfscope.workloads.decoder",
+        "--variant",
+        variant,
+        "--size",
+        "gpu",
+        "--steps",
+        "7",
+        "--batch",
+        "1",
+    ]
+    report = tmp_path / "report.json"
+    options = ["--target", "h100", "--json", str(report), "-o", str(tmp_path / "run")]
+    in_process("perfscope", "compile", *options, *program, "--layers", "2", interpret=False)
+    outcomes = json.loads(report.read_text())["outcomes"]
+    found = [(one["cost_ns"], each["rule"], one["where"]) for each in outcomes for one in each["findings"]]
+    _, rule, where = max(found, key=lambda row: row[0] or 0)
+    lines = (REPOSITORY / "perfscope/workloads/decoder.py").read_text().splitlines()
+    assert f"# defect: {rule}" in lines[where["line"] - 1]
+
+
+def test_rms_norm() -> None:
+    from perfscope.workloads.kernels.norm import EPSILON, rms_norm
+
+    torch.manual_seed(0)
+    inputs = [torch.randn(37, 24), torch.randn(24)]
+    ours = values_and_gradients(lambda x, w: rms_norm(x, w)[0], inputs)
+    plain = values_and_gradients(
+        lambda x, w: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPSILON) * w, [x.double() for x in inputs]
+    )
+    assert_near(ours, plain, TOLERANCE["float32"])
+
+
+def test_rotate() -> None:
+    from perfscope.workloads.kernels.rotary import angles, rotate
+
+    torch.manual_seed(0)
+    x = torch.randn(2, 9, 3 * 4 * 8)[..., 32:56].unflatten(-1, (3, 8))  # a part of a product of queries and keys
+    cosine, sine = angles(9, 8)
+
+    def plain(x: Any) -> Any:
+        turned = torch.view_as_complex(torch.stack(x.chunk(2, -1), -1).contiguous())
+        turned = turned * torch.complex(cosine, sine).to(turned.dtype)[:, None]
+        return torch.cat((turned.real, turned.imag), -1)
+
+    ours = values_and_gradients(lambda x: rotate(x, cosine, sine), [x])
+    assert_near(ours, values_and_gradients(plain, [x.double()]), TOLERANCE["float32"])
+
+
+def test_linear_cross_entropy(monkeypatch: pytest.MonkeyPatch) -> None:
+    from perfscope.workloads.kernels import loss
+
+    monkeypatch.setattr(loss, "PART", 32)  # the last part is shorter
+    torch.manual_seed(0)
+    inputs, target = [torch.randn(19, 8), torch.randn(75, 8)], torch.randint(75, (19,))
+    ours = values_and_gradients(lambda x, w: loss.linear_cross_entropy(x, w, target)[0], inputs)
+    plain = values_and_gradients(
+        lambda x, w: torch.nn.functional.cross_entropy(x @ w.T, target), [x.double() for x in inputs]
+    )
+    assert_near(ours, plain, TOLERANCE["float32"])
 
 
 @pytest.mark.slow

@@ -13,7 +13,6 @@ from perfscope.analyzers.ops.achieved import (
     copy_costs,
     costed_calls,
     device_peaks,
-    host_costs,
     kernel_costs,
     longest_ns,
 )
@@ -39,6 +38,7 @@ from perfscope.analyzers.ops.hardware_counters import (
     counted_calls,
     counted_work,
 )
+from perfscope.analyzers.ops.host_costs import host_costs
 from perfscope.analyzers.ops.kernel_names import short_kernel_name
 from perfscope.analyzers.ops.kernels import (
     ITEM_SIZES,

@@ -185,36 +185,12 @@ def copy_costs(trace: Trace) -> Costs:
     return costs
 
 
-def host_costs(trace: Trace, rows: Iterable[int]) -> dict[int, OpCost]:
-    """Return the costs of ops on the host, by row of ``slices`` of the op that did the work (as for self times)."""
-    return _costs_in(trace, rows, _at_work(trace, slice_costs(trace)))
-
-
-def _costs_in(trace: Trace, rows: Iterable[int], known: Mapping[int, OpCost]) -> dict[int, OpCost]:
+def costs_in(trace: Trace, rows: Iterable[int], known: Mapping[int, OpCost]) -> dict[int, OpCost]:
+    """Return the costs of rows of ``slices``: those that are known, or without any those by recorded shapes."""
     if known:
         return {row: known[row] for row in rows if row in known}
     shapes = _Shapes(trace)
     return {row: cost for row in rows if (cost := shapes.cost(row, ())) is not None}
-
-
-def _at_work(trace: Trace, known: dict[int, OpCost]) -> dict[int, OpCost]:
-    """Assign costs to the inner op with most of the time: ``copy_`` for ``clone``, a convolution's library call."""
-    slices = trace.rows["slices"]
-    length, longest = slices["end_ns"] - slices["start_ns"], np.full(len(slices), MISSING, np.int64)
-    inner = np.flatnonzero((slices["kind"] == SliceKind.OP) & (slices["parent"] != MISSING))
-    inner = inner[np.argsort(length[inner], kind="stable")]
-    longest[slices["parent"][inner]] = inner
-    copies = [code for code, text in enumerate(trace.strings) if text == "aten::copy_"]
-    is_copy = np.isin(slices["name"], copies)
-    result = {}
-    for row, cost in known.items():
-        at = row
-        while (child := int(longest[at])) != MISSING and child not in known and 2 * length[child] > length[at]:
-            if cost.flops and is_copy[child]:
-                break
-            at = child
-        result[at] = cost
-    return result
 
 
 def slice_costs(trace: Trace) -> dict[int, OpCost]:
@@ -582,5 +558,5 @@ def moved_bytes(trace: Trace, ops: Iterable[int]) -> float | None:
     if len(trace.rows["kernels"]):
         inside = trace.fact(kernel_costs).bytes[work_inside(trace, "kernels", rows)]
         return float(inside.sum()) if len(inside) and not np.isnan(inside).any() else None
-    costs = _costs_in(trace, rows.tolist(), slice_costs(trace))
+    costs = costs_in(trace, rows.tolist(), slice_costs(trace))
     return float(sum(cost.bytes for cost in costs.values())) if costs and len(costs) == len(rows) else None

@@ -21,10 +21,10 @@ from perfscope.analyzers.ops.achieved import (
     Achieved,
     Utilization,
     copy_costs,
-    host_costs,
     kernel_costs,
     utilization,
 )
+from perfscope.analyzers.ops.host_costs import host_costs
 from perfscope.analyzers.ops.kernel_names import short_kernel_name
 from perfscope.analyzers.spans import op_times
 from perfscope.analyzers.time import MOST_SITES, UNKNOWN_SITE, CallSite, call_site, device_doubts, warm_windows

@@ -8,7 +8,8 @@ from typing import Literal
 import numpy as np
 from msgspec.structs import replace
 
-from perfscope.analyzers.ops.achieved import Achieved, Costs, copy_costs, host_costs, kernel_costs
+from perfscope.analyzers.ops.achieved import Achieved, Costs, copy_costs, kernel_costs
+from perfscope.analyzers.ops.host_costs import host_costs
 from perfscope.analyzers.ops.top_work import WorkRow
 from perfscope.analyzers.spans import op_times
 from perfscope.analyzers.time import call_site

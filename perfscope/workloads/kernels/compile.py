@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from perfscope.workloads.kernels import flash, launch
+from perfscope.workloads.kernels import flash, launch, loss, norm, rotary
 
 TARGETS = {"h100": ("cuda", 90, 32), "b200": ("cuda", 100, 32), "mi300x": ("hip", "gfx942", 64)}
 """Backend, architecture and threads of a warp, as Triton names them."""
@@ -62,7 +62,22 @@ def attention() -> None:
         flash.run_backward(torch.empty_like(q), q, k, v, o, lse, True, window)
 
 
-PROGRAMS: dict[str, Callable[[], None]] = {"attention": attention}
+def layers() -> None:
+    """The norm, the rotation and the loss of a decoder."""
+    x, weight, table = (_meta(4096, 2048) for _ in range(3))
+    norm.run_backward(x, *norm.run(x, weight[0])[:1], weight[0], _meta(4096, dtype=torch.float32))
+    heads, angles = _meta(2, 2048, 16, 128), _meta(2048, 64, dtype=torch.float32)
+    rotary.run(heads, angles, angles)
+    target = _meta(4096, dtype=torch.int64)
+    _, lse = loss.run(x, table, target)
+    loss.run_backward(_meta(dtype=torch.float32), x, table, target, lse)
+
+
+def _meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+PROGRAMS: dict[str, Callable[[], None]] = {"attention": attention, "layers": layers}
 
 
 def compile_kernels(name: str) -> list[tuple[str, int, int]]:

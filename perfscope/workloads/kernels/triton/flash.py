@@ -23,7 +23,7 @@ ROWS, COLUMNS = 64, 64
 
 
 @triton.jit
-def _visible(row_R, column_C, length, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):  # type: ignore[no-untyped-def]
+def _visible(row_R, column_C, length, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
     seen = (row_R[:, None] < length) & (column_C[None, :] < length)
     if CAUSAL:
         seen = seen & (row_R[:, None] >= column_C[None, :])
@@ -33,12 +33,12 @@ def _visible(row_R, column_C, length, CAUSAL: tl.constexpr, WINDOW: tl.constexpr
 
 
 @triton.jit
-def _load(base, place_R, step, length, K: tl.constexpr):  # type: ignore[no-untyped-def]
+def _load(base, place_R, step, length, K: tl.constexpr):
     return tl.load(base + place_R[:, None] * step + tl.arange(0, K)[None, :], mask=place_R[:, None] < length, other=0.0)
 
 
 @triton.jit
-def flash_forward(  # type: ignore[no-untyped-def]
+def flash_forward(
     q, k, v, o, lse, scale, heads, length,
     q_B, q_H, q_L, k_B, k_H, k_L, v_B, v_H, v_L, o_B, o_H, o_L,
     GROUP: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, K: tl.constexpr,
@@ -76,7 +76,7 @@ def flash_forward(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def flash_backward_queries(  # type: ignore[no-untyped-def]
+def flash_backward_queries(
     q, k, v, do, dq, lse, delta, scale, heads, length,
     q_B, q_H, q_L, k_B, k_H, k_L, v_B, v_H, v_L, do_B, do_H, do_L, dq_B, dq_H, dq_L,
     GROUP: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, K: tl.constexpr,
@@ -112,7 +112,7 @@ def flash_backward_queries(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def flash_backward_keys(  # type: ignore[no-untyped-def]
+def flash_backward_keys(
     q, k, v, do, dk, dv, lse, delta, scale, groups, length,
     q_B, q_H, q_L, k_B, k_H, k_L, v_B, v_H, v_L, do_B, do_H, do_L, dk_B, dk_H, dk_L, dv_B, dv_H, dv_L,
     GROUP: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, K: tl.constexpr,
