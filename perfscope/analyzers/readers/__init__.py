@@ -100,6 +100,9 @@ if TYPE_CHECKING:
     from perfscope.analyzers.readers.run.parts import RunPart as RunPart
     from perfscope.analyzers.readers.run.parts import divide_run as divide_run
     from perfscope.analyzers.readers.run.reader import read_part as read_part
+    from perfscope.analyzers.readers.torch_log.graphs import LoggedGraph as LoggedGraph
+    from perfscope.analyzers.readers.torch_log.graphs import logged_graphs as logged_graphs
+    from perfscope.analyzers.readers.torch_log.graphs import printed_graph as printed_graph
     from perfscope.analyzers.readers.workers import LostTask as LostTask
     from perfscope.analyzers.readers.workers import cores as cores
     from perfscope.analyzers.readers.workers import work_here as work_here
@@ -125,6 +128,7 @@ else:
             "paths": "resolve",
             "run.parts": "DividedRun RunPart divide_run",
             "run.reader": "read_part",
+            "torch_log.graphs": "LoggedGraph logged_graphs printed_graph",
             "workers": "LostTask cores work_here work_through",
         },
     )

@@ -159,7 +159,12 @@ def torch_parts(log: CompileLog, run: Run) -> tuple[dict[Key, Spent], tuple[Cach
     keys = [
         (function, str(stage_of(phase.name)), phase.name) for function, phase in zip(owned, log.phases, strict=True)
     ]
-    return _summed([*log.phases], keys), tuple(_answers(log, run))
+    parts = _summed([*log.phases], keys)
+    whole: dict[Key, Spent] = defaultdict(Spent)
+    for (function, layer, _), spent in parts.items():
+        whole[function, layer, ""].ns += spent.ns
+        whole[function, layer, ""].calls += spent.calls
+    return {**parts, **whole}, tuple(_answers(log, run))
 
 
 def _answers(log: CompileLog, run: Run) -> Iterator[CacheAnswer]:

@@ -54,9 +54,11 @@ class Fate(Value, frozen=True, kw_only=True):
 
     @property
     def group(self) -> int:
-        """Order among rows of its kind: what the program does, what the compiler added, then narrower dtypes."""
-        narrows = self.what == "converted" and self.after in _NARROW
-        return 2 if narrows else int(self.by == "compiler")
+        """Order among rows of its kind: the program's own, gradients and the compiler's, then narrower dtypes."""
+        converts = self.what == "converted"
+        if converts and self.after in _NARROW:
+            return 2
+        return int(self.by == "compiler" or (converts and self.phases == ("backward",)))
 
 
 class Op(Value, frozen=True, kw_only=True):

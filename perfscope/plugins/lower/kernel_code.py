@@ -10,6 +10,7 @@ from perfscope.analyzers.readers import open_bytes
 from perfscope.plugins.lower.program import ProgramStage, StageOp
 
 KERNEL_CODE = "kernel code"
+KERNEL_SOURCE = "kernel source"
 ENDS = (".ptx", ".ptx.xz", ".ptx.gz", ".ir-with-opt.ll")
 MOST_BYTES = 256 << 20
 

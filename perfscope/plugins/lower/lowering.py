@@ -13,7 +13,7 @@ from perfscope.model.errors import DataError
 from perfscope.plugins.lower import compile_time
 from perfscope.plugins.lower.document import SCHEMA, Fate, Lowering, OnLine, Op, Stage
 from perfscope.plugins.lower.inputs import Read
-from perfscope.plugins.lower.kernel_code import KERNEL_CODE, kernel_code
+from perfscope.plugins.lower.kernel_code import KERNEL_CODE, KERNEL_SOURCE, kernel_code
 from perfscope.plugins.lower.program import Program, ProgramStage, StageOp, is_at
 
 MOST_OPS = 12
@@ -68,6 +68,8 @@ def _path(programs: tuple[Program, ...], line: str | None, op: str | None) -> It
         for stage, items in hits:
             if stage.name == KERNEL_CODE and not stage.missing:
                 items = kernel_code(stage, kernels)
+            elif stage.name == KERNEL_SOURCE:
+                items = [item for item in stage.ops if item.inside in kernels]
             elif stage.missing or (stage.size is not None and not stage.ops):
                 continue
             yield OnLine(

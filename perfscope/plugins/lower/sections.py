@@ -110,8 +110,8 @@ def _headline(lowering: Lowering) -> str:
 
 def _facts(lowering: Lowering) -> Iterator[str]:
     yield "bytes and FLOPs are structural: counted in the compiled program, for one run of it"
-    cold = sum(part.cold_ns or 0 for part in lowering.times if not part.name or lowering.framework == "torch")
-    warm = [part.warm_ns or 0 for part in lowering.times if not part.name or lowering.framework == "torch"]
+    cold = sum(part.cold_ns or 0 for part in lowering.times if not part.name)
+    warm = [part.warm_ns or 0 for part in lowering.times if not part.name]
     if cold:
         again = f", {format_ns(sum(warm))} with warm caches" if any(part.warm_ns for part in lowering.times) else ""
         yield f"compile time, measured here: {format_ns(cold)} cold{again}"
@@ -136,7 +136,7 @@ def _joined(fates: Sequence[Fate]) -> Iterator[Fate]:
     """One row for all that the compiler did for one reason at several lines."""
     groups: dict[tuple[str, str, str], list[Fate]] = defaultdict(list)
     for fate in fates:
-        if fate.by == "program":
+        if fate.by == "program" or fate.what != "converted":
             yield fate
         else:
             groups[fate.before, fate.after, fate.reason].append(fate)

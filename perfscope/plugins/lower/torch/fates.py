@@ -1,0 +1,297 @@
+"""Changes of the lines of a PyTorch program on its way through torch.compile, from the graphs of each stage."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+
+from msgspec import Struct
+
+from perfscope.analyzers.readers import LoggedGraph
+from perfscope.analyzers.torch_compile import node_bytes
+from perfscope.model.compile_log import CompiledKernel, GraphNode
+from perfscope.plugins.lower.document import Fate, What
+from perfscope.plugins.lower.program import Grouped, code_at, listed, names, place_of
+from perfscope.plugins.lower.torch.dtypes import conversion_reasons, promotions
+
+_PRODUCTS = ("aten.mm.", "aten.addmm.", "aten.bmm.", "aten.baddbmm.")
+_FREE = re.compile(
+    r"^(?:getitem|get_attr|operator|placeholder|aten\.(?:view|reshape|permute|expand|unsqueeze|squeeze|slice|select|t|transpose"
+    r"|alias|detach|as_strided|split|full|empty|arange|_unsafe_view|scalar_tensor)\b)"
+)
+"""Views, constants and parts of results: nothing is computed."""
+CONVERTS = ("prims.convert_element_type.default", "aten._to_copy.default")
+_COPIES = ("aten.clone.default", "aten.copy.default", "aten.contiguous.default", "prims.clone.default")
+_STRIDES = re.compile(r"\]\[([\d, ]*)\]")
+_CALLED = re.compile(r"\.(contiguous|reshape|flatten|clone|to)\(")
+
+
+class Passage(Struct, frozen=True, kw_only=True, dict=True):
+    """The graphs of one compilation. Keys of mappings: whether it is the backward."""
+
+    program: str
+    dynamo: LoggedGraph | None
+    joint: LoggedGraph | None
+    written: Mapping[bool, LoggedGraph | None]
+    after: Mapping[bool, LoggedGraph]
+    kernels: tuple[CompiledKernel, ...]
+    recomputed: frozenset[str]
+
+    @cached_property
+    def checkpoints(self) -> dict[str, str]:
+        """By line of a checkpointed function, the line that calls the checkpoint."""
+        found: dict[str, str] = {}
+        modules = dict(self.dynamo.modules) if self.dynamo is not None else {}
+        bodies: dict[str, str] = {}
+        for nodes in modules.values():
+            for node in nodes:
+                if node.op == "get_attr" and node.name in modules:
+                    bodies.setdefault(node.name, "")
+                if "activation_checkpoint" in node.op:
+                    for name in bodies:
+                        if not bodies[name] and (name in node.inputs or not node.inputs):
+                            bodies[name] = place(node)
+        for name, where in bodies.items():
+            found |= {place(node): where for node in modules[name] if place(node) and where}
+        return found
+
+    def graphs(self) -> Iterator[tuple[bool, LoggedGraph]]:
+        """The last graph of each direction."""
+        for backward in (False, True):
+            graph = self.after.get(backward) or self.written.get(backward)
+            if graph is not None:
+                yield backward, graph
+
+
+def place(node: GraphNode) -> str:
+    """``file:line`` of a node."""
+    return place_of(node.place.file, node.place.line) if node.place is not None else ""
+
+
+def nodes_of(graph: LoggedGraph) -> tuple[GraphNode, ...]:
+    """The nodes of a graph, without subgraphs."""
+    return graph.modules[0][1] if graph.modules else ()
+
+
+def fates_of(passage: Passage) -> Iterator[Fate]:
+    """Yield the changes, unsorted."""
+    yield from _recomputed(passage)
+    yield from _duplicated(passage)
+    yield from _converted(passage)
+    yield from _transposed(passage)
+    yield from _materialised(passage)
+    yield from _dropped(passage)
+
+
+def work(node: GraphNode, known: Mapping[str, GraphNode]) -> int:
+    """FLOPs of a node: two per multiply-add of a product, one per element of other arithmetic; 0 of a view."""
+    if _FREE.match(node.op) or any(not isinstance(size, int) for size in node.shape):
+        return 0
+    elements = math.prod(size for size in node.shape if isinstance(size, int))
+    if node.op.startswith(_PRODUCTS):
+        left = next((known[name] for name in node.inputs[-2:] if name in known), None)
+        inner = left.shape[-1] if left is not None and left.shape else 1
+        return 2 * elements * (inner if isinstance(inner, int) else 1)
+    return elements
+
+
+def _known(graph: LoggedGraph) -> dict[str, GraphNode]:
+    return {node.name: node for node in (*graph.inputs, *nodes_of(graph))}
+
+
+def _recomputed(passage: Passage) -> Iterator[Fate]:
+    graph = passage.after.get(True) or passage.written.get(True)
+    if graph is None:
+        return
+    known, groups = _known(graph), dict[str, Grouped]()
+    for node in nodes_of(graph):
+        if node.name in passage.recomputed and not _FREE.match(node.op):
+            group = groups.setdefault(place(node), Grouped())
+            group.add(node.name, bytes_=node_bytes(node), flops=work(node, known), phase="recompute")
+    for where, group in groups.items():
+        at = passage.checkpoints.get(where, "")
+        reason = "the backward computes it again: AOT autograd's partitioner found that cheaper than saving it"
+        if at:
+            reason = f"the backward computes it again: torch.utils.checkpoint called at {at}"
+        if where:
+            yield _fate("recomputed", passage, where, group, reason, times=2, by="program" if at else "compiler")
+
+
+def _duplicated(passage: Passage) -> Iterator[Fate]:
+    for backward, graph in passage.graphs():
+        known = _known(graph)
+        holders: dict[str, dict[str, None]] = defaultdict(dict)
+        for kernel in passage.kernels:
+            if (kernel.direction == "backward") is backward:
+                for name in kernel.nodes:
+                    holders[name][kernel.handle or kernel.name] = None
+        groups: dict[str, Grouped] = defaultdict(Grouped)
+        for name, kernels in holders.items():
+            node = known.get(name)
+            if node is None or len(kernels) < 2 or node.op in CONVERTS or not work(node, known):
+                continue
+            more = len(kernels) - 1
+            group = groups[place(node)]
+            group.add(name, bytes_=node_bytes(node) * more, flops=work(node, known) * more, phase=_phase(backward))
+            group.kernels |= kernels
+        for where, group in groups.items():
+            reason = f"inductor inlined it into each of {len(group.kernels)} kernels that read it"
+            if where:
+                yield _fate("duplicated", passage, where, group, reason, times=len(group.kernels), by="compiler")
+
+
+def _converted(passage: Passage) -> Iterator[Fate]:
+    seen = set()
+    for found in _conversions(passage):
+        seen.add((found.place, found.after) if found.phases == ("forward",) else ("", ""))
+        yield found
+    groups: dict[tuple[str, str, str, str], Grouped] = defaultdict(Grouped)
+    for node, old, reason in promotions(passage.dynamo) if passage.dynamo is not None else ():
+        if (place(node), node.dtype) not in seen:
+            groups[place(node), old, node.dtype or "", reason].add(node.name, bytes_=node_bytes(node), phase="forward")
+    for (where, old, new, reason), group in groups.items():
+        yield _fate("converted", passage, where, group, reason, before=old, after=new)
+
+
+def _conversions(passage: Passage) -> Iterator[Fate]:
+    for backward, graph in passage.graphs():
+        known = _known(graph)
+        reasons = conversion_reasons(passage.dynamo, graph, backward)
+        groups: dict[tuple[str, str, str, str], Grouped] = defaultdict(Grouped)
+        for node in nodes_of(graph):
+            if node.op in CONVERTS and node.inputs and node.dtype:
+                old = known[node.inputs[0]].dtype or "" if node.inputs[0] in known else ""
+                if old and old != node.dtype and "float" in old and "float" in node.dtype:
+                    group = groups[place(node), old, node.dtype, reasons[node.name]]
+                    group.add(node.name, bytes_=node_bytes(node), phase=_phase(backward))
+                    kernels = (one.name for one in passage.kernels if node.name in one.nodes)
+                    group.kernels |= dict.fromkeys(kernels)
+        for (where, old, new, reason), group in groups.items():
+            yield _fate("converted", passage, where, group, reason, before=old, after=new)
+
+
+def _transposed(passage: Passage) -> Iterator[Fate]:
+    for backward, graph in passage.graphs():
+        known = _known(graph)
+        groups: dict[tuple[str, str], Grouped] = defaultdict(Grouped)
+        for node in nodes_of(graph):
+            if node.op not in _COPIES or not node.inputs:
+                continue
+            old, new = _strides(graph, node.inputs[0]), _strides(graph, node.name)
+            if old and new and old != new:
+                group = groups[place(node), f"{old} -> {new}"]
+                group.add(node.name, bytes_=node_bytes(node), phase=_phase(backward))
+                group.kernels |= dict.fromkeys(one.name for one in passage.kernels if node.name in one.nodes)
+                if (view := _permuted(known, node)) is not None:
+                    group.reasons[f"{view.op.split('.')[1]} at {place(view)}"] = None
+        for (where, order), group in groups.items():
+            called = _CALLED.search(code_at(where) or _dynamo_text(passage, where))
+            own = called is not None and not backward
+            views = list(group.reasons)
+            of = f"the view that {views[0]} makes" if views else "a view in another order"
+            reason = f"the op needs its operand in order, and copies {of}"
+            if backward:
+                reason = f"the gradient of a permute: copied for the op that reads it, {of}"
+            elif called is not None:
+                reason = f"the program's own copy: .{called[1]}() of {of}"
+            old, _, new = order.partition(" -> ")
+            by = "program" if own else "compiler"
+            yield _fate("transposed", passage, where, group, reason, before=old, after=new, by=by)
+    yield from _layouts(passage)
+
+
+def _permuted(known: Mapping[str, GraphNode], node: GraphNode) -> GraphNode | None:
+    """The permute or transpose that makes the view a copy reads; ``None`` without one."""
+    for _ in range(16):
+        if not node.inputs or node.inputs[0] not in known:
+            return None
+        node = known[node.inputs[0]]
+        if node.op.startswith(("aten.permute", "aten.transpose", "aten.t.")):
+            return node
+        if not _FREE.match(node.op):
+            return None
+    return None
+
+
+def _layouts(passage: Passage) -> Iterator[Fate]:
+    """Kernels of inductor that only copy an operand of a library call to the layout that it needs."""
+    groups: dict[tuple[str, str], Grouped] = defaultdict(Grouped)
+    for kernel in passage.kernels:
+        ops = {op.removeprefix("aten.").partition(".")[0] for op in kernel.ops}
+        if kernel.backend != "extern" and ops and ops <= {"convolution", "convolution_backward"}:
+            for line in kernel.places:
+                group = groups[place_of(line.file, line.line), kernel.direction]
+                group.add(kernel.name, kernel=kernel.name, phase=kernel.direction)
+    for (where, _), group in groups.items():
+        reason = "added by inductor: a kernel that only copies operands of the convolution to its layout"
+        yield _fate("transposed", passage, where, group, reason, before="as written", after="channels last",
+                    by="compiler")  # fmt: skip
+
+
+def _materialised(passage: Passage) -> Iterator[Fate]:
+    for backward, graph in passage.graphs():
+        known = _known(graph)
+        kernels = [one for one in passage.kernels if (one.direction == "backward") is backward]
+        if not kernels or any(not one.nodes for one in kernels):
+            continue
+        holder = {name: one.handle or one.name for one in kernels for name in one.nodes}
+        groups: dict[str, Grouped] = defaultdict(Grouped)
+        read: dict[str, dict[str, None]] = defaultdict(dict)
+        for node in nodes_of(graph):
+            for name in node.inputs:
+                made = known.get(name)
+                if made is None or made.op == "placeholder" or _FREE.match(made.op) or name not in holder:
+                    continue
+                if holder.get(node.name, "") not in ("", holder[name]) and made.name not in groups[place(made)].names:
+                    group = groups[place(made)]
+                    group.add(name, bytes_=2 * node_bytes(made), kernel=holder[name], phase=_phase(backward))
+                    read[place(made)][place(node)] = None
+        for where, group in groups.items():
+            if where and group.count:
+                reason = f"read at {listed([*read[where]][:3])}"
+                yield _fate("materialised", passage, where, group, reason, by="compiler")
+
+
+def _dropped(passage: Passage) -> Iterator[Fate]:
+    if passage.dynamo is None or not any(passage.written.values()):
+        return
+    left = {place(node) for graph in passage.written.values() if graph is not None
+            for _, nodes in graph.modules for node in nodes}  # fmt: skip
+    groups: dict[str, Grouped] = defaultdict(Grouped)
+    for _, nodes in passage.dynamo.modules:
+        for node in nodes:
+            free = node.op in ("get_attr", "getitem", "operator") or "activation_checkpoint" in node.op
+            if place(node) and place(node) not in left and not free:
+                groups[place(node)].add(node.op, bytes_=node_bytes(node))
+    for where, group in groups.items():
+        reason = f"{', '.join([*dict.fromkeys(group.names)][:3])}: folded, a view, or unused"
+        yield _fate("dropped", passage, where, group, reason, by="compiler")
+
+
+def _dynamo_text(passage: Passage, where: str) -> str:
+    """Methods that dynamo recorded at a line, as ``.name(``."""
+    modules = passage.dynamo.modules if passage.dynamo is not None else ()
+    return " ".join(f".{node.op.rpartition('.')[2]}(" for _, nodes in modules for node in nodes if place(node) == where)
+
+
+def _strides(graph: LoggedGraph, name: str) -> str:
+    match = _STRIDES.search(graph.types.get(name, ""))
+    return f"({match[1]})" if match else ""
+
+
+def _phase(backward: bool) -> str:
+    return "backward" if backward else "forward"
+
+
+def _fate(
+    what: What, passage: Passage, where: str, group: Grouped, reason: str, *, times: int = 0, before: str = "",
+    after: str = "", by: str = "program",
+) -> Fate:  # fmt: skip
+    return Fate(
+        what=what, program=passage.program, place=where, code=code_at(where), phases=tuple(group.phases),
+        times=times or group.count, before=before, after=after, bytes=group.bytes, flops=group.flops, reason=reason,
+        by="compiler" if by == "compiler" else "program", ops=names(group.names), kernels=names(group.kernels),
+    )  # fmt: skip

@@ -1,0 +1,144 @@
+"""Programs of torch.compile with the planted questions, from recorded logs; one runs for real in the slow tests."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from perfscope.model.errors import DataError
+from perfscope.plugins.lower import inputs, lowering, pages
+from perfscope.plugins.lower.command import lower
+from perfscope.plugins.lower.document import Fate, Lowering
+from tests.conftest import REPOSITORY
+from tests.plugins.lower.test_jax import line_of
+
+FIXTURES = REPOSITORY / "fixtures" / "lower-torch"
+PROGRAMS = Path(__file__).parent / "programs"
+BLOCK, CONVOLUTION = PROGRAMS / "torch_block.py", PROGRAMS / "torch_convolution.py"
+
+
+def lowered(program: Path) -> Lowering:
+    """The document of the log of a program."""
+    log = FIXTURES / f"{program.stem}.log.gz"
+    return lowering.of(inputs.read(log), program.name, line=None, op=None)
+
+
+@pytest.fixture(scope="module")
+def block() -> Lowering:
+    return lowered(BLOCK)
+
+
+@pytest.fixture(scope="module")
+def convolution() -> Lowering:
+    return lowered(CONVOLUTION)
+
+
+def fates(found: Lowering, what: str, program: Path, code: str) -> list[Fate]:
+    """Rows of one kind at a line."""
+    place = f"{program.name}:{line_of(program, code)}"
+    return [fate for fate in found.fates if (fate.what, fate.place) == (what, place)]
+
+
+def first_screen(found: Lowering) -> str:
+    """The screen as it is printed, wide enough that no cell wraps."""
+    return " ".join(pages.text(found, width=4000).split())
+
+
+def test_why_a_line_runs_twice(block: Lowering, convolution: Lowering) -> None:
+    (again,) = fates(block, "recomputed", BLOCK, "h = functional.gelu(self.up(h))")
+    called = line_of(BLOCK, "checkpoint(self.block")
+    assert again.reason == f"the backward computes it again: torch.utils.checkpoint called at torch_block.py:{called}"
+    assert again.flops > 2 * 128 * 64 * 256  # the product, and the elements of gelu
+    (chosen,) = fates(convolution, "recomputed", CONVOLUTION, "h = h * self.scale")
+    assert "AOT autograd's partitioner" in chosen.reason
+    assert again.reason in first_screen(block)
+    assert chosen.reason in first_screen(convolution)
+
+
+def test_a_producer_in_two_kernels(block: Lowering) -> None:
+    (shared,) = fates(block, "duplicated", BLOCK, "return x + self.down(h)")
+    assert (shared.times, len(shared.kernels), shared.flops) == (2, 2, 128 * 64)
+    assert shared.reason in first_screen(block)
+
+
+def test_where_transposes_come_from(block: Lowering, convolution: Lowering) -> None:
+    (own,) = [fate for fate in fates(block, "transposed", BLOCK, "heads = heads.permute(") if fate.by == "program"]
+    assert own.reason.startswith("the program's own copy: .contiguous() of the view that permute at torch_block.py:")
+    assert own.bytes == 4 * 32 * 64 * 4
+    (needed,) = fates(convolution, "transposed", CONVOLUTION, "self.norm(h.permute(")
+    assert needed.by == "compiler"
+    assert "the op needs its operand in order, and copies the view that permute at" in needed.reason
+    assert own.reason in first_screen(block)
+    assert needed.reason in first_screen(convolution)
+
+
+def test_why_values_are_float32(block: Lowering, convolution: Lowering) -> None:
+    def widened(found: Lowering, program: Path, code: str) -> Fate:
+        (fate,) = [fate for fate in fates(found, "converted", program, code)
+                   if fate.after == "float32" and fate.phases == ("forward",)]  # fmt: skip
+        return fate
+
+    softmax = widened(block, BLOCK, "torch.softmax(")
+    assert softmax.reason == "softmax computes in float32 inside and returns bfloat16"
+    norm = widened(convolution, CONVOLUTION, "self.norm(h.permute(")
+    assert norm.reason == "layer_norm computes in float32 inside and returns bfloat16"
+    scale = widened(convolution, CONVOLUTION, "h * self.scale")
+    kept = line_of(CONVOLUTION, "torch.sin(h)")
+    assert scale.reason.startswith(f"promoted: self.scale is float32; keeps torch_convolution.py:{kept}")
+    narrowed = {fate.reason for fate in block.fates if fate.what == "converted" and fate.after == "bfloat16"}
+    assert "autocast: linear runs in bfloat16" in narrowed
+    assert softmax.reason in first_screen(block)
+    assert all(fate.reason in first_screen(convolution) for fate in (norm, scale))
+
+
+def test_stages_kernels_and_compile_time(block: Lowering) -> None:
+    names = {stage.name: stage.ops for stage in block.stages}
+    assert list(names) == [
+        "FX graph (dynamo)", "joint graph (AOT autograd)", "forward graph (AOT autograd)",
+        "backward graph (AOT autograd)", "after inductor's passes, forward", "after inductor's passes, backward",
+        "kernels", "kernel source",
+    ]  # fmt: skip
+    assert all(names.values())
+    layers = {part.layer for part in block.times if not part.name}
+    assert {"dynamo: tracing and guards", "AOT autograd", "building kernels (C++ or Triton)"} <= layers
+    assert sum(part.cold_ns or 0 for part in block.times if not part.name) == sum(
+        part.cold_ns or 0 for part in block.times if part.name
+    )
+
+
+def test_the_path_of_a_line() -> None:
+    log = FIXTURES / "torch_block.log.gz"
+    number = line_of(BLOCK, "torch.softmax(")
+    found = lowering.of(inputs.read(log), "block", line=f"torch_block.py:{number}", op=None)
+    stages = {item.stage: item.ops for item in found.path}
+    assert [op.op for op in stages["FX graph (dynamo)"]] == ["torch.softmax"]
+    assert "prims.convert_element_type.default" in {op.op for op in stages["forward graph (AOT autograd)"]}
+    kernels = {op.inside for op in stages["kernels"]}
+    assert any("softmax" in kernel for kernel in kernels)
+    assert {op.inside for op in stages["kernel source"]} & kernels
+
+
+def test_an_empty_log(tmp_path: Path) -> None:
+    whole = gzip.decompress((FIXTURES / "torch_block.log.gz").read_bytes()).decode()
+    lines = [line for line in whole.splitlines(keepends=True) if '"str"' in line]
+    (tmp_path / "trace.log").write_text("".join(lines))
+    done = CliRunner().invoke(lower, [str(tmp_path / "trace.log")])
+    assert isinstance(done.exception, DataError)
+    assert "no compilation in this log" in str(done.exception)
+
+
+@pytest.mark.slow
+def test_a_program_runs_and_its_caches_are_warm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "convolution.py").write_text(CONVOLUTION.read_text())
+    done = CliRunner().invoke(lower, ["-q", "--warm", "--json", "found.json", "convolution.py"])
+    assert done.exit_code == 0, done.output
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert any(fate["what"] == "recomputed" for fate in found["fates"])
+    hits = {answer["run"]: answer["hits"] for answer in found["caches"] if answer["cache"] == "fx_graph"}
+    assert hits == {"cold": 0, "warm": 1}
