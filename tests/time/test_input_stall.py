@@ -186,3 +186,15 @@ def test_a_loader_that_has_workers_is_told_what_to_do_with_them():
     assert advice(0).startswith("Load ahead: `DataLoader(..., num_workers=N")
     assert "more workers than 4" in advice(4)
     assert advice(4, cores=4).startswith("Start fewer workers than cores: 4 workers and the step share 4 cores.")
+
+
+def test_a_loader_inside_a_package_belongs_to_the_loop_of_the_program() -> None:
+    b = TraceBuilder()
+    b.step(1, 0, 1000)
+    b.python("accelerate/data_loader.py(577): __iter__", 0, 1000)
+    b.launched("a", 0, 5, 400, correlation=1)
+    b.annotation(LOADER, 300, 600)
+    b.sample("train.py(45): cycle > site-packages/accelerate/data_loader.py(577): __iter__", 450)
+    b.launched("b", 600, 600, 1000, correlation=2)
+    (finding,) = _judge(b).findings
+    assert (finding.where.file, finding.where.line) == ("train.py", 45)

@@ -228,7 +228,7 @@ def _finding(trace: Trace, lines: Mapping[Place, list[HostRead]]) -> Finding:
             named,
         ),
         detail=f"It reads in {steps:,} steps{place}. The resulting idle time of an accelerator is unknown.",
-        severity="medium" if stalls and apart == 1 else "low",
+        severity="medium" if 2 * len(stalls) >= len(reads) and apart == 1 else "low",
         basis="structural",
         advice=_LIBRARY_ADVICE.format(package=package) if package else _read_fix(trace, calls, len(reads) / steps),
         where=Where(file=reads[0].file, line=min((place.line for place in lines if place.line), default=None)),

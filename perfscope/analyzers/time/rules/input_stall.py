@@ -62,6 +62,7 @@ from perfscope.analyzers.time.steps import account_windows, step_windows, timed_
 from perfscope.analyzers.time.storage import storage_wait
 from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Removed, Scope, Where, fit_title
 from perfscope.model.frames import Owner, owner_of
+from perfscope.model.frames.kinds import FrameKind, frame_kind
 from perfscope.model.intervals import EMPTY, Int64, covered, intersection, union
 from perfscope.model.trace import MISSING, SliceKind, Trace
 from perfscope.model.units import format_ns
@@ -134,7 +135,8 @@ def check(trace: Trace) -> Iterable[Finding]:
     for index in np.flatnonzero(stalled).tolist():
         site = call_site(trace, int(rows[index]))
         of_loop = not site.exact and (site.file, site.function) == (sampled.file, sampled.function)
-        site = sampled if site.file is None or of_loop else site  # the samples have the line of the fetch
+        in_package = sampled.file is not None and not _is_of_user(site)
+        site = sampled if of_loop or in_package else site  # the samples have the line of the fetch
         key = (
             trace.text(int(slices["name"][rows[index]])),
             site.where(op=trace.text(int(slices["name"][rows[index]]))),
@@ -148,6 +150,11 @@ def check(trace: Trace) -> Iterable[Finding]:
         if not _is_short(trace, rows[members])
         or (stalled[members].sum() >= SHORT_SHARE * whole and not _has_workers(trace, key[0]))
     ]
+
+
+def _is_of_user(site: CallSite) -> bool:
+    """Whether it is a place in the program, not in a package that fetches for it."""
+    return site.file is not None and frame_kind(f"{site.file}(1): f") in (FrameKind.USER, FrameKind.UNKNOWN)
 
 
 def _is_short(trace: Trace, rows: Int64) -> bool:
