@@ -1,5 +1,7 @@
 """A mixture of experts in JAX. Variants of dispatch: ``einsum``, ``ragged`` (sorted) and ``scatter`` into fixed room.
 
+Another is ``grouped``: rows sorted by expert, multiplied by Pallas kernels that take a block of one expert's rows each.
+
 Shapes: B batch, L sequence, T = B * L tokens, D model features, E experts, K experts a token,
 R = T * K routed rows, C capacity of an expert, F hidden features, G = 2 * F, S slots.
 
@@ -21,7 +23,7 @@ from perfscope.workloads.jax.options import parse
 from perfscope.workloads.jax.training import train
 from perfscope.workloads.options import Size
 
-VARIANTS = ("einsum", "ragged", "scatter")
+VARIANTS = ("einsum", "ragged", "scatter", "grouped")
 SIZES = {
     "tiny": Size(batch=2, seq=16, dim=32, heads=4, layers=2, vocab=64),
     "cpu": Size(batch=4, seq=128, dim=128, heads=8, layers=2),
@@ -83,6 +85,22 @@ def out_of_room(y_ECD: jax.Array, slot_R: jax.Array, weight_TK: jax.Array) -> ja
     return jnp.einsum("tk,tkd->td", weight_TK, y_SD[slot_R].reshape(*weight_TK.shape, -1))
 
 
+def grouped(experts: Weights, x_TD: jax.Array, weight_TK: jax.Array, expert_TK: jax.Array) -> jax.Array:
+    """Rows sorted by expert, each expert's from the beginning of a block; nothing is dropped: y_TD."""
+    # Loaded here: the other variants run where Pallas does not load (jax 0.6 without absl-py).
+    from perfscope.workloads.jax.kernels.grouped import grouped_matmul, layout
+
+    count, expert_R = len(experts["up_EDG"]), expert_TK.ravel()
+    rows_E = jnp.bincount(expert_R, length=count).astype(jnp.int32)
+    first_E, expert_S, block = layout(rows_E, expert_R.size)
+    slot_R = first_E[expert_R] + _places(expert_TK, count)
+    room_SD = jnp.zeros((len(expert_S) * block, x_TD.shape[1]), x_TD.dtype)
+    room_SD = room_SD.at[slot_R].set(jnp.repeat(x_TD, expert_TK.shape[1], axis=0))
+    h_SF = jax.nn.glu(grouped_matmul(room_SD, experts["up_EDG"], expert_S))
+    y_SD = grouped_matmul(h_SF, experts["down_EFD"], expert_S)
+    return jnp.einsum("tk,tkd->td", weight_TK, y_SD[slot_R].reshape(*expert_TK.shape, -1))
+
+
 def _capacity(experts: Weights, expert_TK: jax.Array) -> int:
     """C: places an expert has, the integer that the PyTorch twin computes."""
     return -(-int(CAPACITY * expert_TK.size) // len(experts["up_EDG"]))
@@ -95,7 +113,7 @@ def _places(expert_TK: jax.Array, count: int) -> jax.Array:
     return jnp.take_along_axis(rank_RE, expert_R[:, None], axis=1)[:, 0] - 1
 
 
-DISPATCH = {"einsum": einsum, "ragged": ragged, "scatter": scatter}
+DISPATCH = {"einsum": einsum, "ragged": ragged, "scatter": scatter, "grouped": grouped}
 
 
 class Block:

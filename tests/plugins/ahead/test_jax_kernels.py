@@ -26,11 +26,13 @@ HEADS = {"ssm": "--heads 16"}
 """Its states: matrix products of Triton need 16 at least."""
 KERNELS = {
     "attention": ("pallas", "window", "shared"),
+    "moe": ("grouped",),
     "ssm": ("kernel", "ssd"),
 }
 DEFECTS = (
     ("attention", "window-naive", "unfused_attention"),
     ("attention", "shared-naive", "unfused_attention"),
+    ("moe", "ragged", "dense_expert_compute"),
     ("ssm", "ssd-scan", "sequential_scan"),
 )
 

@@ -93,3 +93,22 @@ def test_chunks_of_a_state_space(variant: str) -> None:
     arguments = (x, log, normal(2, 2, 150, 5), normal(3, 2, 150, 5))
     # A decay of a chunk is the exponential of a sum of 64 numbers of order 1, right to 64 * 6e-8.
     assert_equal_with_gradients(getattr(ssd, variant), plain.scan, arguments, 2e-5)
+
+
+def test_products_of_groups_of_rows() -> None:
+    from perfscope.workloads.jax.kernels.grouped import grouped_matmul, layout
+
+    rows_E = np.array([40, 0, 3, 85, 0], np.int32)
+    first_E, expert_S, block = layout(jax.numpy.asarray(rows_E), 128)
+    expert_R = np.repeat(np.arange(5), rows_E)
+    slot_R = np.asarray(first_E)[expert_R] + np.concatenate([np.arange(count) for count in rows_E])
+    x, weights = normal(0, 128, 24), normal(1, 5, 24, 40)
+
+    def kernel(x: Any, weights: Any) -> Any:
+        room = jax.numpy.zeros((len(expert_S) * block, 24), "float32").at[slot_R].set(x)
+        return grouped_matmul(room, weights, expert_S)[slot_R]
+
+    def plain(x: Any, weights: Any) -> Any:
+        return jax.numpy.einsum("rd,rdg->rg", x, weights[expert_R])
+
+    assert_equal_with_gradients(kernel, plain, (x, weights), 5e-6)

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
+from jax.experimental.pallas import tpu, triton
 
 GPU_PARAMETERS: Any = getattr(triton, "CompilerParams", None) or triton.TritonCompilerParams  # its name in jax 0.6
 
@@ -26,12 +26,14 @@ def launch(
     flops: int,
     transcendentals: int = 0,
     moved: int | None = None,
+    scalars: int = 0,
     warps: int = 4,
     stages: int = 2,
 ) -> Any:
     """The results of a kernel: Triton for GPUs, Mosaic for TPUs, interpreted on the CPU.
 
-    ``moved``: bytes through device memory; ``None``: operands and results once.
+    ``moved``: bytes through device memory; ``None``: operands and results once. ``scalars``: how many of the first
+    operands hold integers that are read one at a time; a TPU has them in scalar memory.
     """
     if moved is None:
         moved = sum(size_of(array) for array in (*operands, *jax.tree.leaves(out_shape)))
@@ -39,14 +41,24 @@ def launch(
         pl.pallas_call,
         kernel,
         grid=grid,
-        in_specs=list(in_specs),
         out_specs=out_specs,
         out_shape=out_shape,
         cost_estimate=pl.CostEstimate(flops=flops, transcendentals=transcendentals, bytes_accessed=moved),
         name=name,
     )
-    on_gpu = call(compiler_params=GPU_PARAMETERS(num_warps=warps, num_stages=stages))
-    return jax.lax.platform_dependent(*operands, cpu=call(interpret=True), cuda=on_gpu, rocm=on_gpu, default=call())
+    # AMD's GPUs have a quarter of the memory on chip, too little for several stages.
+    on_cuda, on_rocm = (
+        call(in_specs=list(in_specs), compiler_params=GPU_PARAMETERS(num_warps=warps, num_stages=count))
+        for count in (stages, 1)
+    )
+    in_scalar_memory = [pl.BlockSpec(memory_space=tpu.SMEM)] * scalars
+    return jax.lax.platform_dependent(
+        *operands,
+        cpu=call(in_specs=list(in_specs), interpret=True),
+        cuda=on_cuda,
+        rocm=on_rocm,
+        default=call(in_specs=[*in_scalar_memory, *in_specs[scalars:]]),
+    )
 
 
 def size_of(array: Any) -> int:
