@@ -14,8 +14,8 @@ from perfscope.model.intervals import Int64, covered, union
 from perfscope.model.trace import Trace
 from perfscope.plugins.kernel_reports.record import KernelReport, base_name, plain_name, reports_of
 
-Key = tuple[str, str, int | None, int | None]
-"""Tool, name as the tool wrote it, blocks, and threads of a block."""
+Key = tuple[str, str, int | None, int | None, str]
+"""Tool, name as the tool wrote it, blocks, threads of a block, and configuration of a Triton kernel."""
 
 
 class Joined(Struct, frozen=True, kw_only=True):
@@ -27,18 +27,18 @@ class Joined(Struct, frozen=True, kw_only=True):
     time_ns: int
     """Their time in the steps."""
     all_shapes: bool = False
-    """The rows are of all shapes of the name: the trace has no shapes, and their numbers of launches differ."""
+    """The rows are also of other shapes or configurations of the name, because the trace does not tell them apart."""
 
 
 def joined(trace: Trace) -> tuple[Joined, ...]:
     """Return the reports by kernel and shape, those with most time in the trace first, then by the tool's time."""
     groups: dict[Key, list[KernelReport]] = defaultdict(list)
     for report in reports_of(trace):
-        groups[report.tool, report.name, report.blocks, report.threads_per_block].append(report)
+        groups[report.tool, report.name, report.blocks, report.threads_per_block, report.config].append(report)
     kernels = trace.rows["kernels"]
     windows = trace.fact(warm_windows)
     inside = covered(union(windows.starts, windows.ends), kernels["start_ns"], kernels["end_ns"])
-    codes = matched(trace, {name for _, name, _, _ in groups})
+    codes = matched(trace, {name for _, name, *_ in groups})
     found = []
     for key, reports in groups.items():
         rows, all_shapes = _rows(trace, key, groups, codes)
@@ -69,7 +69,7 @@ def _rows(
     trace: Trace, key: Key, groups: Mapping[Key, Sequence[KernelReport]], codes: Mapping[str, npt.NDArray[np.int64]]
 ) -> tuple[Int64, bool]:
     """Return the kernels of a group, and whether they are of all its shapes."""
-    tool, name, blocks, threads = key
+    tool, name, blocks, threads, config = key
     kernels = trace.rows["kernels"]
     rows = np.flatnonzero(np.isin(kernels["name"], codes[name]))
     mine = [other for other in groups if other[:2] == (tool, name)]
@@ -77,12 +77,13 @@ def _rows(
         rows = rows[kernels["blocks"][rows] == blocks]
         equal = kernels["threads_per_block"][rows] == threads
         # A Triton kernel with specialised warps has more of them than its option `num_warps`.
-        return rows[equal] if threads is not None and equal.any() else rows, False
+        rows = rows[equal] if threads is not None and equal.any() else rows
+        return rows, bool(len(rows)) and any(other[2:4] == key[2:4] and other[4] != config for other in mine)
     if len(mine) == 1:
         return rows, False
     launches = [report for report in reports_of(trace) if (report.tool, report.name) == (tool, name)]
     if len(launches) != len(rows):
         return rows, bool(len(rows))
     order = np.argsort(kernels["start_ns"][rows], kind="stable")
-    wanted = [(report.blocks, report.threads_per_block) == (blocks, threads) for report in launches]
+    wanted = [(one.blocks, one.threads_per_block, one.config) == (blocks, threads, config) for one in launches]
     return np.sort(rows[order][np.array(wanted, bool)]), False

@@ -111,4 +111,4 @@ def _remarks(one: ReportedKernels) -> Iterator[str]:
     if "tritonparse" in one.tools and not any(kernel.mean.registers for kernel in one.kernels):
         yield "the log has no assembly, so registers and spills are unknown: record with TRITONPARSE_DUMP_SASS=1"
     if any(kernel.all_shapes for kernel in one.kernels):
-        yield "the trace has no launch shapes, so the time of a kernel with several shapes is that of all of them"
+        yield "the trace does not tell apart some launches of a kernel by shape or configuration; their time is of all"

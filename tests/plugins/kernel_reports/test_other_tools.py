@@ -65,6 +65,21 @@ def test_a_triton_kernel_of_a_trace_says_that_it_spills(tmp_path: Path) -> None:
     assert kernel_notes(trace) == {"add": "occupancy at most 12% (registers and shared memory), spills registers"}
 
 
+def test_configurations_that_were_compiled_are_rows_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "log.ndjson"
+    other = compilation(number=1, src_constants={"(2,)": 512, "(3,)": True})
+    path.write_text(f"{json.dumps(compilation())}\n{json.dumps(other)}\n")
+    builder = TraceBuilder()
+    for start in (10, 20, 30):
+        builder.kernel("add", start, start + 4, blocks=64, threads=128)
+    found = kernel_summary(tritonparse.attach(builder.build(), path))
+    assert found is not None
+    assert [(row.mean.config[:10], row.time_ns, row.all_shapes) for row in found.kernels] == [
+        ("BLOCK 1024", 12_000, True),
+        ("BLOCK 512,", 12_000, True),
+    ]
+
+
 @pytest.mark.parametrize(
     ("arch", "registers", "shared", "expected"),
     [
