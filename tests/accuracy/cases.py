@@ -20,6 +20,7 @@ from tests.accuracy.case import (
     torch_program,
 )
 from tests.accuracy.inference_cases import INFERENCE
+from tests.accuracy.pipeline_cases import PIPELINES
 
 __all__ = ["CASES", "Case", "Framework", "Mode", "Program", "Recorded", "Source", "jax_program", "torch_program"]
 
@@ -536,4 +537,13 @@ def _of_others() -> list[Case]:
     return cases
 
 
-CASES: tuple[Case, ...] = (*_eager(), *_compiled(), *_jit(), *INFERENCE, *_several(), *_targets(), *_of_others())
+CASES: tuple[Case, ...] = (
+    *_eager(),
+    *_compiled(),
+    *_jit(),
+    *INFERENCE,
+    *PIPELINES,
+    *_several(),
+    *_targets(),
+    *_of_others(),
+)

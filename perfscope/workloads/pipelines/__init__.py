@@ -1,0 +1,1 @@
+"""Programs about what is around the step: decoding, reading, saving, evaluating, logging."""
