@@ -39,7 +39,8 @@ class Saver:
     """Saves into a folder, in one of the ways of ``DEFECTS``."""
 
     def __init__(self, folder: Path, state: Callable[[], dict[str, Any]]) -> None:
-        self.folder, self.state, self.pending = folder, state, None
+        self.folder, self.state = folder, state
+        self.pending: Any = None
 
     def sync(self, step: int) -> None:
         """Serialise and write, on the thread of the steps."""
@@ -53,7 +54,7 @@ class Saver:
         """Copy, and write on another thread."""
         if self.pending is not None:
             self.pending.result()
-        self.pending: Any = dcp.async_save(self.state(), checkpoint_id=self.folder / f"{step % 2}", no_dist=True)
+        self.pending = dcp.async_save(self.state(), checkpoint_id=self.folder / f"{step % 2}", no_dist=True)
 
     def thread(self, step: int) -> None:
         """Copy, and serialise on another thread."""

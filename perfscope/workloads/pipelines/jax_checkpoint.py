@@ -50,7 +50,7 @@ class Saver:
             if self.way == "wait":
                 self.manager.wait_until_finished()  # defect: checkpoint_stall: the steps could run meanwhile
             return
-        arrays = {str(number): np.asarray(part) for number, part in enumerate(jax.tree.leaves(state))}
+        arrays: dict[str, Any] = {str(number): np.asarray(part) for number, part in enumerate(jax.tree.leaves(state))}
         if self.way == "safetensors":
             needed("safetensors.numpy").save_file(arrays, self.folder / "state.safetensors")  # defect: checkpoint_stall
         else:
