@@ -11,8 +11,15 @@ _CACHES = {
     "paged": "self.pages_2NPHK[:, used_BM]",
 }
 _ADAPTERS = (
-    ("adapter, merged in each call", ("--variant", "merged"), {"constant_work": "SCALE * self.up_GR @ self.down_RD"}),
-    ("adapter, trained base", ("--defect", "trained-base"), {"frozen_gradients": "base_BLG = self.base("}),
+    (
+        "adapter, merged in each call",
+        ("--variant", "merged", "--seq", "24"),
+        "factors",
+        {"constant_work": "weight_GD = self.base"},
+    ),
+    ("adapter, trained base", ("--defect", "trained-base"), "factors", {"frozen_gradients": "base_BLG = self.base("}),
+    ("adapter, merged for its norm", ("--variant", "dora-merged"), "dora", {"constant_work": ".norm(dim=1)"}),
+    ("adapter, base of 4 bits", ("--variant", "quantised"), "kept", {"constant_work": "self.levels[codes]"}),
 )
 
 _PROGRAMS = (
@@ -46,16 +53,24 @@ INFERENCE: tuple[Case, ...] = (
         )
         for name, line in _CACHES.items()
     ),
+    Case(
+        name="diffusion, weights converted in each call",
+        framework="torch",
+        mode="eager",
+        source=torch_program("diffusion", "--seq", "16", "--batch", "1", "--defect", "cast", size="cpu", steps=24),
+        twin=torch_program("diffusion", "--seq", "16", "--batch", "1", size="cpu", steps=24),
+        expects={"constant_work": "self.weight.to(x_D.dtype)"},
+    ),
     *(
         Case(
             name=name,
             framework="torch",
             mode="eager",
             source=torch_program("lora", *arguments, size="cpu", steps=14),
-            twin=torch_program("lora", "--variant", "factors", size="cpu", steps=14),
+            twin=torch_program("lora", "--variant", twin, *arguments[2:], size="cpu", steps=14),
             expects=expects,
         )
-        for name, arguments, expects in _ADAPTERS
+        for name, arguments, twin, expects in _ADAPTERS
     ),
     Case(
         name="cache in slices",

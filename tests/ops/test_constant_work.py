@@ -76,6 +76,18 @@ def test_factors_that_are_applied_to_the_input_are_clean():
     assert outcome(run_of(g, [200, 200, 200, 100])).status == "clean"
 
 
+def test_a_backward_that_converts_a_weight_again_is_constant_and_its_products_are_not():
+    """A function of one's own, as of QLoRA: its sequence number is that of its first op."""
+    g = GraphBuilder()
+    codes, x = g.input((64, 64), "int64", parameter=True), g.input((8, 64))
+    weight = g.op("_to_copy", [codes], (64, 64), "float32", line=3, sequence=1)
+    g.op("mm", [x, weight], (8, 64), line=4)
+    again = g.op("_to_copy", [codes], (64, 64), "float32", line=3, phase="backward", sequence=1)
+    g.op("mm", [x, again], (8, 64), line=5, phase="backward", sequence=1)
+    (finding,) = outcome(run_of(g, [100, 300, 100, 300])).findings
+    assert finding.cost_ns_per_step == 200_000
+
+
 def test_a_weight_that_is_normalised_while_it_is_trained_is_needed_in_each_step():
     g = GraphBuilder()
     v, x = g.input((64, 64), parameter=True), g.input((8, 64))

@@ -46,6 +46,15 @@ def test_below_the_thresholds_it_is_clean() -> None:
     assert outcome(run_of(filled=256, us=180)).status == "clean", "the model takes little of the step"
 
 
+def test_a_model_beside_the_padded_one_computes_none() -> None:
+    trace = run_of(filled=128)
+    assert trace.op_graph is not None
+    ops = tuple(
+        replace(op, module="Denoiser.head") if op.name.startswith("aten.mm") else op for op in trace.op_graph.ops
+    )
+    assert outcome(replace(trace, op_graph=replace(trace.op_graph, ops=ops))).status == "clean"
+
+
 def test_padding_that_is_removed_after_the_embedding_is_clean() -> None:
     assert outcome(run_of(filled=128, kept_rows=128)).status == "clean"
 
@@ -71,6 +80,9 @@ def test_padding_is_counted_by_its_declared_id_or_by_its_form() -> None:
         segments[row, 10 : 20 + 3 * row] = 1
     assert of(padded, 0) == (520, 55)
     assert of(padded, -1) == of(padded.flip(1), -1) == (536, 56), "one more per row: maybe the end"
+    empty = padded.clone()
+    empty[8:] = 0
+    assert of(empty, -1) == (sum(11 + 3 * row for row in range(8)) + 8 * 128, 128), "rows of one value are no padding"
     for ids in (full, segments, torch.zeros_like(full), torch.arange(128).expand(16, 128)):
         assert of(ids, -1) == (2048, 128)
     assert of(full[:1], 0) is None

@@ -39,3 +39,18 @@ def test_inference_mode_is_as_before_after_a_capture(record: Any) -> None:
     before = torch.inference_mode.__enter__, torch.inference_mode.__exit__
     record(lambda: None)
     assert (torch.inference_mode.__enter__, torch.inference_mode.__exit__) == before
+
+
+def test_a_conversion_and_a_copied_shape_are_no_views(record: Any) -> None:
+    x = torch.randn(4, 8)
+
+    def step() -> None:
+        with torch.inference_mode():
+            x.to(torch.float32)
+            x.to(torch.bfloat16)
+            x.t().reshape(-1)
+            x.reshape(-1)
+
+    graph = record(step)
+    assert [op.view for op in named(graph, "to")] == [True, False]
+    assert [op.view for op in named(graph, "reshape")] == [False, True]

@@ -53,6 +53,16 @@ def test_speculation_writes_what_the_large_model_writes_alone() -> None:
             first_1, tokens_1L = first_1 + tokens_1L.shape[1], best[None, None]
 
 
+def test_defects_of_diffusion_draw_the_same_picture() -> None:
+    from perfscope.workloads import diffusion
+
+    small = ["--size", "tiny", "--steps", "4"]
+    expected = diffusion.sample(diffusion.parsed(small))
+    for defect in diffusion.DEFECTS:
+        drawn = diffusion.sample(diffusion.parsed([*small, "--defect", defect]))
+        assert drawn == pytest.approx(expected, rel=1e-4), defect
+
+
 def test_adapters_train_the_same() -> None:
     from perfscope.workloads import lora
 
@@ -60,4 +70,8 @@ def test_adapters_train_the_same() -> None:
     expected = lora.train(lora.parsed(small))
     assert lora.train(lora.parsed([*small, "--variant", "merged"])) == pytest.approx(expected, rel=1e-5)
     assert lora.train(lora.parsed([*small, "--defect", "trained-base"])) == pytest.approx(expected, rel=1e-5)
+    for variant, twin in (("dora-merged", "dora"), ("quantised", "kept")):
+        losses = [lora.train(lora.parsed([*small, "--variant", name])) for name in (variant, twin)]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+        assert losses[0] != pytest.approx(expected, rel=1e-5)
     assert expected[-1] < expected[0]

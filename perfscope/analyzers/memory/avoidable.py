@@ -421,11 +421,12 @@ def held_unread(trace: Trace, timeline: MemoryTimeline) -> Avoidable | None:
             until.append(max(end, int(blocks["start"][row])))
     if not rows:
         return None
+    trains = any(op.phase == "backward" for op in trace.op_graph.ops)
     return Avoidable(
         kind=UNREAD,
         title="values that no op reads again",
         description="values that no op reads again before they are let go",
-        advice=_DEL_ADVICE if _ends_in_forward(trace, timeline, rows) else _UNREAD_ADVICE,
+        advice=_UNREAD_ADVICE if trains and not _ends_in_forward(trace, timeline, rows) else _DEL_ADVICE,
         rows=np.array(rows, np.int64),
         until=np.array(until, np.int64),
     )

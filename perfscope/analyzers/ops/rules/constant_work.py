@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING
 from perfscope.analyzers.examined import op_records
 from perfscope.analyzers.graph import base_name, short_name
 from perfscope.analyzers.ops.finding_spans import spans_of_ops
-from perfscope.analyzers.ops.graph_time import graph_time, ops_time, removed_ops
+from perfscope.analyzers.ops.graph_time import graph_time, judged_ns, ops_time, removed_ops
 from perfscope.analyzers.time import step_windows, timed_cost, whole_ns
 from perfscope.model.finding import MOST_ROWS, AbstainError, Finding, Scope, Where
 from perfscope.model.op_flops import PRODUCTS
@@ -136,20 +136,31 @@ def constant_ops(trace: Trace) -> tuple[GraphOp, ...]:
 
 def _follows(op: GraphOp, inputs: set[int], constant: set[int]) -> bool:
     """Whether the result of an op follows from constant values."""
-    if op.phase in ("backward", "optimizer") or _RANDOM.search(op.name) or op.name.startswith(_EXCHANGES):
+    if op.phase == "optimizer" or _RANDOM.search(op.name) or op.name.startswith(_EXCHANGES):
         return False
+    if op.phase == "backward":  # a function that keeps less for its backward, and computes the rest again
+        return bool(inputs) and inputs <= constant
     return inputs <= constant if inputs else short_name(op) in _MADE
 
 
 def _backward(graph: OpGraph, found: list[GraphOp]) -> Iterator[GraphOp]:
-    numbers = {op.sequence for op in found if op.sequence is not None}
-    return (op for op in graph.ops if op.phase == "backward" and op.sequence in numbers and not op.view)
+    """Yield the gradients of the ops; ops in the backward of a function of one's own have a line of that function."""
+    known = {op.index for op in found}
+    lines: dict[int | None, tuple[str | None, int | None]] = {
+        op.sequence: (op.file, op.line)
+        for op in found
+        if op.sequence is not None and op.outputs and "float" in graph.tensors[op.outputs[0]].dtype
+    }
+    for op in graph.ops:
+        own = op.phase == "backward" and not op.view and op.index not in known
+        if own and (op.file, op.line) == lines.get(op.sequence):
+            yield op
 
 
 def _judged(trace: Trace, graph: OpGraph, ops: list[GraphOp]) -> Iterator[Finding]:
     time = ops_time(trace, (op.index for op in ops))
     steps, whole = max(1, trace.fact(step_windows).count), whole_ns(trace)
-    if time is None or time.exposed_ns * steps < LEAST_SHARE * whole:
+    if time is None or time.exposed_ns * steps < LEAST_SHARE * judged_ns(trace):
         return
     if all(short_name(op) in _FILLS for op in ops):
         return

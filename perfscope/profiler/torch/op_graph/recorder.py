@@ -192,7 +192,6 @@ def facts_of(func: Any) -> OpFacts:
             arg.name for arg in schema.arguments if "Tensor" in str(arg.type) and not arg.name.startswith("input")
         )
     reshapes = torch.Tag.inplace_view in func.tags  # t_(), squeeze_(): "writes" the shape, not the storage
-    written = () if reshapes else written
     aliases = any(arg.alias_info is not None and not arg.alias_info.is_write for arg in schema.arguments)
     foreach = packet.startswith("aten._foreach_") and packet not in REDUCTION_UNTAGGED
     pointwise = torch.Tag.pointwise in func.tags or packet in POINTWISE_UNTAGGED or foreach
@@ -202,7 +201,7 @@ def facts_of(func: Any) -> OpFacts:
         name=name,
         packet=packet,
         arguments=tuple(arg.name for arg in schema.arguments),
-        written=written,
+        written=() if reshapes else written,
         pointwise=pointwise and not reduction,
         reduction=reduction,
         view=reshapes
@@ -376,7 +375,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         inputs = [self._tensor(tensor, made=facts.packet in LIFTS) for tensor in sources]
         outputs = [self._tensor(tensor, made=True) for tensor in results]
         written = [self._tensor(tensor) for name in facts.written for tensor in tensors_in(named.get(name))]
-        view = facts.view or self._shares_storage(inputs, outputs, written)
+        view = self._shares_storage(inputs, outputs, written) or self._is_view(facts, inputs, outputs)
         frame = sys._getframe(2)
         site = self._frames.site(frame)
         why, where = host_read(facts, named.get, sources, results)
@@ -391,10 +390,9 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         checkpoint, line = self._checkpoint(phase, module, line, site)
         for created in sequences:
             self._forward_ops[self._here(), created] = index
-        if facts.packet == "aten.embedding" and len(self._table.batches) < MOST_BATCHES:
-            batch = counted(index, named.get("indices"), named.get("padding_idx", -1))
-            if batch is not None:
-                self._table.batches.append(batch)
+        looks_up = facts.packet == "aten.embedding" and len(self._table.batches) < MOST_BATCHES
+        if looks_up and (batch := counted(index, named.get("indices"), named.get("padding_idx", -1))):
+            self._table.batches.append(batch)
         self._table.append(
             name=facts.name,
             phase=phase,
@@ -494,6 +492,12 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         """True if everything that comes out was there before, untouched: nothing was moved."""
         storage = self._table.storage
         return bool(outputs) and not written and {storage[out] for out in outputs} <= {storage[row] for row in inputs}
+
+    def _is_view(self, facts: OpFacts, inputs: list[int], outputs: list[int]) -> bool:
+        """False if an op that may return a view returned new memory: ``to`` and ``reshape`` under inference_mode."""
+        made = {self._table.storage[out] for out in outputs} - {self._table.storage[row] for row in inputs}
+        copies = made and inputs and facts.packet.startswith("aten.") and facts.packet not in ALLOCATIONS | LIFTS
+        return facts.view and not copies
 
     def _new_sequences(self) -> range:
         """Autograd numbers that this thread assigned since its last op: those of this op's node."""

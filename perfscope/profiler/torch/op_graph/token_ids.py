@@ -45,6 +45,7 @@ def _runs(ids: Any, declared: int | None) -> Any:
     if declared is not None:
         return runs
     elsewhere = int(same.sum() - runs.sum())
+    runs = runs * (runs < ids.shape[1])  # a row of one value is an empty text, which guidance of diffusion needs
     varies = int(runs.max()) > int(runs.min())
     runs = (runs - END).clamp(min=0)
     return runs if varies and elsewhere <= MOST_OUTSIDE * ids.numel() else runs * 0
