@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from perfscope.analyzers.time import step_windows
+from perfscope.analyzers.time import situation, step_windows
 from perfscope.analyzers.time.model_calls import generation
 from tests.build import TraceBuilder
 
@@ -62,3 +62,8 @@ def test_steps_without_a_profiler_go_before_traced_ones() -> None:
 @pytest.mark.parametrize("trace", [a_loop([7, 7, 7]), a_loop([1, 1, 1]), a_loop([7, 1, 1], shapes=False)])
 def test_without_both_kinds_of_calls_nothing_is_said(trace: TraceBuilder) -> None:
     assert generation(trace.build()) is None
+
+
+@pytest.mark.parametrize(("lengths", "phase"), [([1] * 12, "generation"), ([7] * 12, "unknown")])
+def test_a_loop_of_single_tokens_generates_also_if_its_prefill_was_not_recorded(lengths: list[int], phase: str) -> None:
+    assert situation(a_loop(lengths).build()).phase == phase

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from perfscope.analyzers.spans import is_compiled
 from perfscope.analyzers.time.calls import Framework, framework
-from perfscope.analyzers.time.model_calls import generation
+from perfscope.analyzers.time.model_calls import generation, one_generation
 from perfscope.analyzers.time.phases import PHASES, host_phases, work_phases
 from perfscope.analyzers.time.samples import stacks
 from perfscope.model.documents.causes import Cause
@@ -145,7 +145,7 @@ def _phase(trace: Trace) -> ProgramPhase:
         return "training"
     if FrameKind.SERVING in sampled:  # a notebook's kernel and a trainer with a web page have such frames too
         return "service"
-    if trace.fact(generation) is not None:
+    if trace.fact(generation) is not None or one_generation(trace):
         return "generation"
     return "evaluation" if graph is not None or len(spans["forward"][1].starts) or len(modules) else "unknown"
 
