@@ -29,7 +29,7 @@ HOST_LINES = {
     "tokenize": "zlib.crc32",
     "sleep": "time.sleep(NAP_S)",
     "log": "json.dump(",
-    "save": "save",
+    "save": "path",
     "thread": "value * 31",
     "collect": "gc.collect()",
 }

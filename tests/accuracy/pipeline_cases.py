@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from tests.accuracy.case import Case, Program, torch_program
+from tests.accuracy.case import Case, jax_program, torch_program
 
 _SAVES = {"sync": "torch.save(self.state()", "dcp": "dcp.save(self.state()"}
 _EVALUATES = {"eval_stall": "evaluated.append(evaluate(", "needless_grad": "loss_of(model, tokens_BM) * len"}
 _IN_JAX = {
-    "numpy": (("jax_checkpoint", "--defect", "npz"), ("jax_checkpoint", "--twin"), {"checkpoint_stall": "np.savez("}),
-    "evaluation": (
-        ("jax_evaluation", "--defect", "single", "--defect", "item"),
-        ("jax_evaluation",),
+    "saves in the loop, npz": ("checkpoint", ("--defect", "npz"), ("--twin",), {"checkpoint_stall": "np.savez("}),
+    "evaluation by single sequences": (
+        "evaluation",
+        ("--defect", "single", "--defect", "item"),
+        (),
         {"eval_stall": "evaluated.append(evaluate("},
     ),
 }
-
-
-def _jax(program: str, *arguments: str) -> Program:
-    return Program(
-        module=f"perfscope.workloads.pipelines.{program}", arguments=("--size", "tiny", "--steps", "80", *arguments)
-    )
+_METRICS = {"tracker": {"host_bound": "json.dumps({"}, "clip": {"host_sync": "norm.item()"}}
 
 
 PIPELINES: tuple[Case, ...] = (
@@ -44,13 +40,24 @@ PIPELINES: tuple[Case, ...] = (
     ),
     *(
         Case(
-            name=f"pipelines, {name}",
+            name=f"metrics, {defect}",
+            framework="torch",
+            mode="eager",
+            source=torch_program("pipelines.metrics", "--defect", defect, steps=60),
+            twin=torch_program("pipelines.metrics", steps=60),
+            expects=expects,
+        )
+        for defect, expects in _METRICS.items()
+    ),
+    *(
+        Case(
+            name=name,
             framework="jax",
             mode="jit",
-            source=_jax(*defect),
-            twin=_jax(*twin),
-            expects=lines,
+            source=jax_program(f"pipelines.{program}", *defect, steps=80),
+            twin=jax_program(f"pipelines.{program}", *twin, steps=80),
+            expects=expects,
         )
-        for name, (defect, twin, lines) in _IN_JAX.items()
+        for name, (program, defect, twin, expects) in _IN_JAX.items()
     ),
 )

@@ -69,7 +69,8 @@ def test_decoding_a_whole_file_trains_the_same(loader: str) -> None:
 @pytest.mark.jax
 def test_the_jax_programs_have_the_same_numbers_too() -> None:
     pytest.importorskip("jax")
-    from perfscope.workloads.pipelines import jax_checkpoint, jax_evaluation
+    from perfscope.workloads.jax.pipelines import checkpoint as jax_checkpoint
+    from perfscope.workloads.jax.pipelines import evaluation as jax_evaluation
 
     command = ["--size", "tiny", "--steps", "4"]
     twin = jax_checkpoint.train(*jax_checkpoint.parsed(command)[:2], twin=True)

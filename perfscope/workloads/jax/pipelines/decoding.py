@@ -1,7 +1,7 @@
 """The JAX twin of ``decoding``: training on clips that Grain decodes.
 
-    python -m perfscope.workloads.pipelines.jax_decoding --defect whole
-    python -m perfscope.workloads.pipelines.jax_decoding --workers 2
+    python -m perfscope.workloads.jax.pipelines.decoding --defect whole
+    python -m perfscope.workloads.jax.pipelines.decoding --workers 2
 
 Shapes: B clips a batch, T frames, H and W pixels, C channels.
 """

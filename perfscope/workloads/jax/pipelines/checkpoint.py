@@ -1,7 +1,7 @@
 """The JAX twin of ``checkpoint``: a training that saves its state with Orbax, NumPy or safetensors.
 
-    python -m perfscope.workloads.pipelines.jax_checkpoint --defect orbax
-    python -m perfscope.workloads.pipelines.jax_checkpoint --twin
+    python -m perfscope.workloads.jax.pipelines.checkpoint --defect orbax
+    python -m perfscope.workloads.jax.pipelines.checkpoint --twin
 
 Shapes: B batch, M tokens of a sequence and its target.
 """
