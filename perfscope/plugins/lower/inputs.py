@@ -47,10 +47,15 @@ def _nothing(path: Path) -> str:
 
 
 def _file(path: Path) -> Read:
+    from perfscope.analyzers.readers import read_head
+    from perfscope.model.documents.program_files import NAMES, compile_hint, program_file
     from perfscope.plugins.lower.xla.dump import hlo_reader, program_of_file
 
     if hlo_reader(path) is not None:
         return Read(programs=(program_of_file(path),))
+    kind = program_file(path, read_head(path))
+    if kind is not None:
+        raise DataError(f"{path}: {NAMES[kind]}, which no compiler has lowered yet: {compile_hint(str(path))}")
     found = _torch([path], "cold")
     return found if found is not None else Read()
 

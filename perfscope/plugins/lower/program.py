@@ -48,6 +48,8 @@ class Program(Struct, frozen=True, kw_only=True):
     stages: tuple[ProgramStage, ...]
     fates: tuple[Fate, ...] = ()
     notes: tuple[str, ...] = ()
+    weight: float = 0.0
+    """Bytes that one run moves, and FLOPs at the rate of `FLOPS_PER_BYTE`: the order of programs."""
 
 
 class Grouped(Struct):
@@ -72,6 +74,9 @@ class Grouped(Struct):
         if phase:
             self.phases[phase] = None
 
+
+FLOPS_PER_BYTE = 100
+"""FLOPs that count as one byte in orders: between a CPU (about 10) and an H100 (295, bfloat16)."""
 
 MOST_NAMES = 20
 """Most names of instructions and kernels in a row: enough to find the others."""

@@ -11,12 +11,11 @@ from msgspec.structs import replace
 from perfscope.dashboards.report.blocks import Block, Column, Listing, Report, Section, Text, table, tables
 from perfscope.model.units import format_ns
 from perfscope.plugins.lower.document import CacheAnswer, Fate, Lowering, OnLine, Op, Part, Stage
+from perfscope.plugins.lower.program import FLOPS_PER_BYTE
 
 FEW = 5
 """Rows of a question on the first screen."""
 FEW_PARTS = 8
-FLOPS_PER_BYTE = 100
-"""FLOPs that count as one byte in the order of rows: between a CPU (about 10) and an H100 (295, bfloat16)."""
 
 _QUESTIONS: dict[str, tuple[str, str]] = {
     "recomputed": ("Lines that run again", "in the backward or to save memory; FLOPs done again"),
@@ -42,6 +41,7 @@ _FATES: tuple[Column[Fate], ...] = (
     Column("code", lambda fate: fate.code, "code", 3, 60),
     Column("kernels", lambda fate: ", ".join(fate.kernels[:2]), "code", 1, 40),
 )
+_PROGRAM: Column[Fate] = Column("program", lambda fate: fate.program, "code", 2, 24)
 _STAGES: tuple[Column[Stage], ...] = (
     Column("program", lambda stage: stage.program, "code"),
     Column("stage", lambda stage: stage.name),
@@ -105,6 +105,8 @@ def _headline(lowering: Lowering) -> str:
             counted.append(f"{len(places)} {word}")
     about = f" {lowering.asked}" if lowering.asked else ""
     found = f"lines: {', '.join(counted)}" if counted else "no line runs twice or changes its layout or dtype"
+    if not lowering.fates and all(stage.missing for stage in lowering.stages if stage.name == "kernels"):
+        found = "not compiled: only the stages before the compiler are here"
     return f"{lowering.subject}{about}: {found}"
 
 
@@ -127,9 +129,14 @@ def _fates(fates: Sequence[Fate]) -> Iterator[Section]:
         yield Section(
             title=title,
             summary=summary,
-            blocks=tables(table(_FATES, rows, few=FEW, rest="lines, which cost less")),
+            blocks=tables(table(_columns(rows), rows, few=FEW, rest="lines, which cost less")),
             detail=what in _DETAIL,
         )
+
+
+def _columns(rows: Sequence[Fate]) -> tuple[Column[Fate], ...]:
+    """The columns; the program only if there are several."""
+    return _FATES if len({row.program for row in rows}) == 1 else (_FATES[0], _PROGRAM, *_FATES[1:])
 
 
 def _joined(fates: Sequence[Fate]) -> Iterator[Fate]:

@@ -121,7 +121,7 @@ def promotions(dynamo: LoggedGraph) -> Iterator[tuple[GraphNode, str, str]]:
             for name in node.inputs:
                 users[name].append(node)
         for node in nodes:
-            taken = [known[name] for name in node.inputs if name in known]
+            taken = [known[name] for name in node.inputs if name in known and known[name].dtype in _BITS]
             bits = _BITS.get(node.dtype or "", 0)
             narrow = next((item for item in taken if _BITS[item.dtype or ""] < bits), None)
             if narrow is None or _WRITTEN.search(node.op):

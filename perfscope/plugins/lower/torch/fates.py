@@ -14,7 +14,7 @@ from perfscope.analyzers.readers import LoggedGraph
 from perfscope.analyzers.torch_compile import node_bytes
 from perfscope.model.compile_log import CompiledKernel, GraphNode
 from perfscope.plugins.lower.document import Fate, What
-from perfscope.plugins.lower.program import Grouped, code_at, listed, names, place_of
+from perfscope.plugins.lower.program import FLOPS_PER_BYTE, Grouped, code_at, listed, names, place_of
 from perfscope.plugins.lower.torch.dtypes import conversion_reasons, promotions
 
 _PRODUCTS = ("aten.mm.", "aten.addmm.", "aten.bmm.", "aten.baddbmm.")
@@ -74,6 +74,16 @@ def place(node: GraphNode) -> str:
 def nodes_of(graph: LoggedGraph) -> tuple[GraphNode, ...]:
     """The nodes of a graph, without subgraphs."""
     return graph.modules[0][1] if graph.modules else ()
+
+
+def weight_of(passage: Passage) -> float:
+    """Bytes of all results, and FLOPs at the rate of `FLOPS_PER_BYTE`."""
+    total = 0.0
+    for _, graph in passage.graphs():
+        known = _known(graph)
+        kept = (node for node in nodes_of(graph) if not _FREE.match(node.op))
+        total += sum(node_bytes(node) + work(node, known) / FLOPS_PER_BYTE for node in kept)
+    return total
 
 
 def fates_of(passage: Passage) -> Iterator[Fate]:
@@ -176,24 +186,28 @@ def _conversions(passage: Passage) -> Iterator[Fate]:
 def _transposed(passage: Passage) -> Iterator[Fate]:
     for backward, graph in passage.graphs():
         known = _known(graph)
-        groups: dict[tuple[str, str], Grouped] = defaultdict(Grouped)
+        written = passage.written.get(backward)
+        from_aot = {node.name for node in nodes_of(written)} if written is not None else set(known)
+        groups: dict[tuple[str, str, bool], Grouped] = defaultdict(Grouped)
         for node in nodes_of(graph):
             if node.op not in _COPIES or not node.inputs:
                 continue
             old, new = _strides(graph, node.inputs[0]), _strides(graph, node.name)
             if old and new and old != new:
-                group = groups[place(node), f"{old} -> {new}"]
+                group = groups[place(node), f"{old} -> {new}", node.name in from_aot]
                 group.add(node.name, bytes_=node_bytes(node), phase=_phase(backward))
                 group.kernels |= dict.fromkeys(one.name for one in passage.kernels if node.name in one.nodes)
                 if (view := _permuted(known, node)) is not None:
                     group.reasons[f"{view.op.split('.')[1]} at {place(view)}"] = None
-        for (where, order), group in groups.items():
+        for (where, order, is_aot), group in groups.items():
             called = _CALLED.search(code_at(where) or _dynamo_text(passage, where))
-            own = called is not None and not backward
+            own = called is not None and not backward and is_aot
             views = list(group.reasons)
             of = f"the view that {views[0]} makes" if views else "a view in another order"
             reason = f"the op needs its operand in order, and copies {of}"
-            if backward:
+            if not is_aot:
+                reason = "added by inductor's passes, for an op that needs this order"
+            elif backward:
                 reason = f"the gradient of a permute: copied for the op that reads it, {of}"
             elif called is not None:
                 reason = f"the program's own copy: .{called[1]}() of {of}"

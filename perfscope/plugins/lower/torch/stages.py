@@ -14,7 +14,7 @@ from perfscope.model.compile_log import CompiledKernel, CompileLog, GraphNode
 from perfscope.model.errors import DataError
 from perfscope.plugins.lower.kernel_code import KERNEL_SOURCE
 from perfscope.plugins.lower.program import Program, ProgramStage, StageOp
-from perfscope.plugins.lower.torch.fates import Passage, fates_of
+from perfscope.plugins.lower.torch.fates import Passage, fates_of, weight_of
 
 FX, JOINT = "FX graph (dynamo)", "joint graph (AOT autograd)"
 FORWARD, BACKWARD = "forward graph (AOT autograd)", "backward graph (AOT autograd)"
@@ -50,13 +50,13 @@ def read_logs(files: Sequence[Path]) -> list[TorchLog]:
 def programs_of(read: TorchLog) -> tuple[Program, ...]:
     """One program per compilation with a graph, the largest first."""
     found = []
-    for compilation in read.log.compiles:
-        number = compilation.compile_id
+    compilations = {compilation.compile_id: compilation for compilation in read.log.compiles}
+    for number, compilation in compilations.items():
         graphs = [graph for graph in read.graphs if graph.compile_id == number]
         kernels = [kernel for kernel in read.log.kernels if kernel.compile_id == number]
         if graphs or kernels:
             found.append(_program(f"{compilation.function or 'graph'} [{number}]", number, read.log, graphs, kernels))
-    return tuple(sorted(found, key=lambda program: -sum(len(stage.ops) for stage in program.stages)))
+    return tuple(sorted(found, key=lambda program: -program.weight))
 
 
 def _program(
@@ -78,7 +78,9 @@ def _program(
         notes.append(f"{name}: torch logs no nodes of its backward kernels, so values shared by them are not listed")
     if kernels and not log.has_provenance:
         notes.append("the log has no provenance of kernels: INDUCTOR_PROVENANCE=1 adds the ops and lines of each")
-    return Program(name=name, stages=tuple(stages), fates=tuple(fates_of(passage)), notes=tuple(notes))
+    return Program(
+        name=name, stages=tuple(stages), fates=tuple(fates_of(passage)), notes=tuple(notes), weight=weight_of(passage)
+    )
 
 
 def _stages(latest: dict[str, LoggedGraph], after: dict[bool, LoggedGraph]) -> Iterator[ProgramStage]:

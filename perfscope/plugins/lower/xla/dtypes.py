@@ -5,23 +5,26 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
+from msgspec.structs import replace
+
 from perfscope.analyzers.hlo import HloModule
 from perfscope.plugins.lower.document import Fate
 from perfscope.plugins.lower.program import Grouped, listed, place_of
 from perfscope.plugins.lower.xla.group import fate
-from perfscope.plugins.lower.xla.lines import Lines, phase
+from perfscope.plugins.lower.xla.lines import Lines, Written, phase
 from perfscope.plugins.lower.xla.passes import Passes
 from perfscope.plugins.lower.xla.widths import FLOATS, Widths
 
 Conversion = tuple[str, str, str]
 """Line, dtype before, dtype after."""
+_GONE = " (the conversion itself is simplified away)"
 _KEPT = 3
 """Most lines that a reason names."""
 
 
 def converted(program: str, before: HloModule | None, lines: Lines, passes: Passes) -> Iterator[Fate]:
     """Yield conversions of floats, by line, dtypes, and who made them."""
-    asked = {} if before is None else _asked(before)
+    asked = _asked(before or lines.module)
     groups: dict[tuple[Conversion, bool], Grouped] = defaultdict(Grouped)
     for computation, row in lines.rows():
         item = row.instruction
@@ -43,16 +46,24 @@ def converted(program: str, before: HloModule | None, lines: Lines, passes: Pass
         if by_xla:
             reason = _added(next((name for name in group.reasons if name), ""), old if new == "f32" else new)
         else:
-            reason = asked.get(key, "") or (
-                "the gradient of a conversion at this line"
-                if {*group.phases} == {"backward"}
-                else "the line converts it to the narrower dtype"
-                if FLOATS.index(new) > FLOATS.index(old)
-                else "the line converts it; the program before optimization would tell why"
-            )
+            reason = asked.get(key, "") or _unexplained(group, widens=FLOATS.index(new) < FLOATS.index(old))
         yield fate(
             "converted", program, place, group, reason, before=old, after=new, by="compiler" if by_xla else "program"
         )
+
+
+def _unexplained(group: Grouped, *, widens: bool) -> str:
+    if {*group.phases} == {"backward"}:
+        return "the gradient of a conversion at this line"
+    if widens:
+        return "the conversion has no name of an op: XLA added it, or lost the name"
+    return "the line converts it to the narrower dtype"
+
+
+def conversions(program: str, before: HloModule) -> Iterator[Fate]:
+    """Yield the conversions to a wider dtype of a program that is not compiled."""
+    for found in _simplified(program, before, _asked(before), set()):
+        yield replace(found, reason=found.reason.removesuffix(_GONE))
 
 
 def _asked(before: HloModule) -> dict[Conversion, str]:
@@ -85,11 +96,13 @@ def _simplified(
 ) -> Iterator[Fate]:
     """The program's conversions to a wider dtype that XLA joined with others: later values are wide all the same."""
     left: dict[Conversion, Grouped] = defaultdict(Grouped)
+    named = None if before is None else Written(before)
     for holder, item in before.instructions() if before is not None else ():
         if item.opcode == "convert" and item.operands and item.file is not None:
             key = place_of(item.file, item.line), holder.by_name[item.operands[0]].shape.dtype, item.shape.dtype
             if asked.get(key) and key not in kept:
-                left[key].add(item.name, bytes_=item.shape.bytes)
+                where = "" if named is None else named.phase(holder.name, item)
+                left[key].add(item.name, bytes_=item.shape.bytes, phase=where)
     for key, group in left.items():
-        reason = f"{asked[key]} (the conversion itself is simplified away)"
+        reason = f"{asked[key]}{_GONE}"
         yield fate("converted", program, key[0], group, reason, before=key[1], after=key[2])

@@ -14,8 +14,8 @@ from perfscope.analyzers.hlo import HloModule
 from perfscope.analyzers.readers import READERS, read_head, unoptimized_program
 from perfscope.model.errors import DataError
 from perfscope.plugins.lower.kernel_code import KERNEL_CODE, code_files
-from perfscope.plugins.lower.program import Program, ProgramStage
-from perfscope.plugins.lower.xla.fates import fates_of
+from perfscope.plugins.lower.program import FLOPS_PER_BYTE, Program, ProgramStage
+from perfscope.plugins.lower.xla.fates import fates_as_written, fates_of
 from perfscope.plugins.lower.xla.lines import Lines, Written
 from perfscope.plugins.lower.xla.passes import is_pass_dump, passes_of
 from perfscope.plugins.lower.xla.written import jaxpr_ops, read_text, stablehlo_ops
@@ -51,7 +51,7 @@ class _Files(Struct, frozen=True, kw_only=True):
 def programs_in(folder: Path) -> tuple[Program, ...]:
     """The programs of a folder, the largest first; ``DataError`` in one line if a file is damaged."""
     found = [_program(files) for files in _files(folder)]
-    return tuple(sorted(found, key=lambda program: -_size(program)))
+    return tuple(sorted(found, key=lambda program: (-program.weight, -_size(program))))
 
 
 def program_of_file(file: Path) -> Program:
@@ -105,12 +105,18 @@ def _program(files: _Files) -> Program:
     )  # fmt: skip
     if compiled is None:
         stages += [_missing("HLO after optimization"), _missing("kernels"), _missing(KERNEL_CODE)]
-        return Program(name=name, stages=tuple(stages))
+        note = f"{name}: not compiled in this input; rows are of the program as written, counted once per loop"
+        fates = () if before is None else tuple(fates_as_written(name, before))
+        return Program(name=name, stages=tuple(stages), fates=fates, notes=(note,))
     lines = Lines(compiled)
     stages.append(ProgramStage(name="HLO after optimization", ops=lines.stage_ops(), file=compiled.source))
     stages.append(ProgramStage(name="kernels", ops=lines.kernel_ops(), size=len(list(lines.launches()))))
     stages.append(_code(files))
-    return Program(name=name, stages=tuple(stages), fates=tuple(fates_of(name, before, lines, passes)))
+    total = lines.cost.total
+    return Program(
+        name=name, stages=tuple(stages), fates=tuple(fates_of(name, before, lines, passes)),
+        weight=total.bytes + total.flops / FLOPS_PER_BYTE,
+    )  # fmt: skip
 
 
 def _written(files: _Files, name: str) -> Iterator[ProgramStage]:
@@ -142,7 +148,7 @@ def _code(files: _Files) -> ProgramStage:
 
 
 def _missing(name: str) -> ProgramStage:
-    return ProgramStage(name=name, missing=f"not in this input; {_SHOW[name]} writes it")
+    return ProgramStage(name=name, missing=f"{_SHOW[name]} writes it")
 
 
 def _read(file: Path) -> HloModule:

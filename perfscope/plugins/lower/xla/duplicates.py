@@ -14,6 +14,8 @@ from msgspec import Struct
 from perfscope.analyzers.hlo import Computation, HloModule, Instruction, InstructionCost, control_runs
 from perfscope.plugins.lower.xla.lines import Lines
 
+XLA_COPY = ".remat"
+"""In names of instructions that XLA's rematerialization copied."""
 LEAST_ELEMENTS = 64
 """Smallest value that counts: below are indices of slices and scales, which every kernel computes for itself."""
 
@@ -36,7 +38,7 @@ def duplicates(lines: Lines) -> Iterator[Duplicate]:
         made: dict[int, list[tuple[str, Computation, Instruction]]] = defaultdict(list)
         numbers = _Numbers(module)
         for launched in computation.instructions:
-            if launched.opcode == "fusion" and launched.called:
+            if launched.opcode == "fusion" and launched.called and XLA_COPY not in launched.name:
                 arguments = [numbers.outside(operand) for operand in launched.operands]
                 for number, body, instruction in numbers.body(module.computations[launched.called[0]], arguments):
                     made[number].append((launched.name, body, instruction))

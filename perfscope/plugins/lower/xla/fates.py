@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from perfscope.analyzers.hlo import COLLECTIVES, HloModule, primitive, scope_of
 from perfscope.plugins.lower.document import Fate
 from perfscope.plugins.lower.program import Grouped, listed, place_of
-from perfscope.plugins.lower.xla.dtypes import converted
+from perfscope.plugins.lower.xla.dtypes import conversions, converted
 from perfscope.plugins.lower.xla.group import fate
 from perfscope.plugins.lower.xla.lines import PLUMBING, Lines, phase
-from perfscope.plugins.lower.xla.orders import transposed
+from perfscope.plugins.lower.xla.orders import transposed, transposes
 from perfscope.plugins.lower.xla.passes import Passes
-from perfscope.plugins.lower.xla.repeats import duplicated, recomputed
+from perfscope.plugins.lower.xla.repeats import duplicated, recomputed, repeated
 
 _FOR_DEVICES = frozenset({
     "psum", "psum2", "psum_invariant", "all_gather", "all_to_all", "reduce_scatter", "ppermute", "pmax", "pmin",
@@ -21,6 +21,13 @@ _FOR_DEVICES = frozenset({
 })  # fmt: skip
 """Primitives of collectives that a program calls itself."""
 _VIEWS = frozenset({"reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose"})
+
+
+def fates_as_written(program: str, before: HloModule) -> Iterator[Fate]:
+    """Yield repeats, conversions and transposes of a program that is not compiled; XLA may remove them."""
+    yield from repeated(program, before)
+    yield from conversions(program, before)
+    yield from transposes(program, before)
 
 
 def fates_of(program: str, before: HloModule | None, lines: Lines, passes: Passes) -> Iterator[Fate]:
@@ -54,6 +61,8 @@ def _resharded(program: str, lines: Lines, passes: Passes) -> Iterator[Fate]:
         group.add(item.name, bytes_=row.once.wire_bytes * row.runs, phase=phase(item))
     for (place, opcode, adder), group in groups.items():
         reason = f"{opcode} added by the partitioner{f' ({adder})' if adder else ''}: the program calls none there"
+        if not lines.has_names:
+            reason = f"{opcode} of the program or of the partitioner: unknown without names of ops"
         yield fate("resharded", program, place, group, reason, by="compiler")
 
 

@@ -50,6 +50,8 @@ class Lines:
         self.module = module
         self.cost: ModuleCost = module_cost(module)
         self.fusions: Fusions = fusions_of(module)
+        self.has_names = any(item.op_name and item.opcode not in PLUMBING for _, item in module.instructions())
+        """Whether the program kept JAX's names of ops: without them its own ops and those of XLA look alike."""
         self._users: dict[str, Mapping[str, tuple[Instruction, ...]]] = {}
 
     def rows(self) -> Iterator[tuple[Computation, InstructionCost]]:
@@ -76,8 +78,9 @@ class Lines:
         return (None, None) if reader is None else (reader.file, reader.line)
 
     def shown(self, computation: Computation, instruction: Instruction) -> str:
-        """`place` as ``file:line``."""
-        return place_of(*self.place(computation, instruction))
+        """`place` as ``file:line``; in a program without lines, the path of the op: ``mlp/dot_general``."""
+        place = place_of(*self.place(computation, instruction))
+        return place or (scope_of(instruction.op_name).label if instruction.op_name else "")
 
     def users(self, computation: Computation) -> Mapping[str, tuple[Instruction, ...]]:
         """Readers of each instruction of a computation."""

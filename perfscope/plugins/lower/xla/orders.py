@@ -45,8 +45,22 @@ def transposed(program: str, before: HloModule | None, lines: Lines, passes: Pas
             adder = passes.adder(*signatures[key])
             told = f" ({adder})" if adder else ""
             reason = f"added by XLA{told} for the order that its reader needs{served}"
+            if before is None and not lines.has_names:
+                reason = f"of the program or of XLA: unknown without names of ops{served}"
         old, _, new = order.partition(" -> ")
         yield fate("transposed", program, place, group, reason, before=old, after=new, by=by)
+
+
+def transposes(program: str, before: HloModule) -> Iterator[Fate]:
+    """Yield the transposes of a program that is not compiled."""
+    groups: dict[str, Grouped] = defaultdict(Grouped)
+    named = Written(before)
+    for holder, item in before.instructions():
+        if item.opcode == "transpose" and item.file is not None:
+            where = named.phase(holder.name, item)
+            groups[place_of(item.file, item.line)].add(item.name, bytes_=item.shape.bytes, phase=where)
+    for place, group in groups.items():
+        yield fate("transposed", program, place, group, "a transpose as written; XLA may make it part of its readers")
 
 
 def _written_at(

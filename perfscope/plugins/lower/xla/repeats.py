@@ -8,12 +8,9 @@ from collections.abc import Iterator, Sequence
 from perfscope.analyzers.hlo import HloModule, Instruction
 from perfscope.plugins.lower.document import Fate
 from perfscope.plugins.lower.program import Grouped, place_of
-from perfscope.plugins.lower.xla.duplicates import duplicates
+from perfscope.plugins.lower.xla.duplicates import XLA_COPY, duplicates
 from perfscope.plugins.lower.xla.group import fate, work
 from perfscope.plugins.lower.xla.lines import PLUMBING, Lines, Written, phase
-
-_XLA_COPY = ".remat"
-"""In names of instructions that XLA's rematerialization copied."""
 
 
 def recomputed(program: str, before: HloModule | None, lines: Lines) -> Iterator[Fate]:
@@ -25,14 +22,15 @@ def recomputed(program: str, before: HloModule | None, lines: Lines) -> Iterator
     chains: list[Instruction] = []
     for computation, row in lines.rows():
         item = row.instruction
-        copied = _XLA_COPY in item.name
+        kernel = lines.kernel(computation, item)
+        copied = XLA_COPY in item.name or XLA_COPY in kernel
         place = lines.shown(computation, item)
         if phase(item) == "recompute" or copied:
             chains.append(item)
             by_xla |= {place} if copied and phase(item) != "recompute" else set()
             again[place].add(
                 item.name, bytes_=item.shape.bytes * row.runs, flops=work(row.once, row.runs),
-                kernel=lines.kernel(computation, item), phase=phase(item),
+                kernel=kernel, phase=phase(item),
             )  # fmt: skip
             runs[place] = max(runs[place], row.runs)
         elif phase(item) == "forward":
@@ -54,6 +52,19 @@ def recomputed(program: str, before: HloModule | None, lines: Lines) -> Iterator
 
 
 def _merged(program: str, before: HloModule, kept: set[str]) -> Iterator[Fate]:
+    for place, group, cause in _written(before):
+        if place not in kept:
+            reason = f"{cause} repeats it in the backward; XLA merged both, so it runs once and no memory is freed"
+            yield fate("merged", program, place, group, reason, times=1)
+
+
+def repeated(program: str, before: HloModule) -> Iterator[Fate]:
+    """Yield lines that a program that is not compiled repeats in its backward."""
+    for place, group, cause in _written(before):
+        yield fate("recomputed", program, place, group, f"the backward repeats it as written: {cause}", times=2)
+
+
+def _written(before: HloModule) -> Iterator[tuple[str, Grouped, str]]:
     written: dict[str, Grouped] = defaultdict(Grouped)
     chains = []
     named = Written(before)
@@ -65,11 +76,7 @@ def _merged(program: str, before: HloModule, kept: set[str]) -> Iterator[Fate]:
             written[place_of(item.file, item.line)].add(item.name, bytes_=item.shape.bytes, phase="recompute")
     asked = _checkpoints(chains)
     for place, group in written.items():
-        if place in kept:
-            continue
-        cause = f"jax.checkpoint called at {asked[place]}" if asked.get(place) else "jax.checkpoint"
-        reason = f"{cause} repeats it in the backward; XLA merged both, so it runs once and no memory is freed"
-        yield fate("merged", program, place, group, reason, times=1)
+        yield place, group, f"jax.checkpoint called at {asked[place]}" if asked.get(place) else "jax.checkpoint"
 
 
 def _checkpoints(again: Sequence[Instruction]) -> dict[str, str]:

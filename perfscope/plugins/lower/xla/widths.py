@@ -6,7 +6,7 @@ Only the program before optimization shows it, because backends without 16-bit a
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import defaultdict, deque
 
 from msgspec import Struct
 
@@ -15,7 +15,11 @@ from perfscope.plugins.lower.program import code_at, place_of
 from perfscope.plugins.lower.xla.lines import PLUMBING, Written
 
 FLOATS = ("f64", "f32", "bf16", "f16")
-_ASKED = re.compile(r"astype|b?float(?:16|32|64)|convert_element_type|preferred_element_type|upcast|\bf32\b")
+_ASKED = {
+    dtype: re.compile(rf"astype|convert_element_type|preferred_element_type|upcast|\b(?:{names})\b")
+    for dtype, names in (("f32", "float32|f32"), ("f64", "float64|f64|double"))
+}
+"""Dtype -> words in a line of code that name it."""
 _MOST_STEPS = 500
 """Most values that are followed from one: its dtype comes from close by."""
 _ARITHMETIC = frozenset({"add", "subtract", "multiply", "divide", "maximum", "minimum", "power", "select", "compare"})
@@ -54,16 +58,19 @@ class Widths:
         return found
 
     def origin(self, computation: Computation, instruction: Instruction) -> Instruction | None:
-        """The conversion to a wider dtype, or the argument, that a value has its dtype from; ``None`` without any."""
+        """The nearest conversion to a wider dtype, else the argument, that a value has its dtype from, or ``None``."""
         dtype = instruction.shape.dtype
         seen: set[tuple[str, str]] = set()
-        queue = [(computation, instruction)]
+        queue = deque([(computation, instruction)])
+        own = self._written.phase(computation.name, instruction)
         argument = None
         while queue and len(seen) < _MOST_STEPS:
-            holder, item = queue.pop()
+            holder, item = queue.popleft()
             if (holder.name, item.name) in seen:
                 continue
             seen.add((holder.name, item.name))
+            if own == "forward" and self._written.phase(holder.name, item) == "backward":
+                continue  # the optimizer reads gradients
             if item.opcode == "convert" and item.operands:
                 if ITEM_BITS.get(holder.by_name[item.operands[0]].shape.dtype, 0) < ITEM_BITS.get(dtype, 0):
                     return item
@@ -108,7 +115,7 @@ class Widths:
             return "the gradient of a conversion at this line"
         readers = self._users(computation, item.name)
         asked = primitive(item.op_name) == "convert_element_type"
-        if asked and code and _ASKED.search(code):
+        if asked and code and dtype in _ASKED and _ASKED[dtype].search(code):
             return "written at this line"
         if not asked and any(reader.opcode in ("dot", "convolution") for reader in readers):
             return f"product of mixed dtypes: the other operand is {dtype}"
@@ -122,9 +129,11 @@ class Widths:
                 return f"promoted: {made} is {dtype}"
         if any(reader.opcode in ("reduce", "reduce-window") for reader in readers):
             return f"the sum of this line is taken in {dtype}"
+        if not item.op_name:
+            return "unknown: the program has no names of ops"
         if asked and not code:
             return "the program converts it there, or JAX promotes it (the text of the line is not here)"
-        return f"JAX promotes it to {dtype} there"
+        return f"converted to {dtype} inside of this line's call, by promotion or by a library"
 
     def _named(self, computation: Computation, value: Instruction) -> str:
         """Argument or constant that a value is, through broadcasts."""
