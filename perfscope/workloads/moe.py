@@ -1,4 +1,4 @@
-"""A mixture of experts. Variants of dispatch: ``loop`` over experts, ``index_add`` into fixed room, ``grouped_mm``.
+"""A mixture of experts. Variants of dispatch: ``loop``, ``index_add`` into fixed room, ``grouped_mm``, ``grouped``.
 
 Shapes: B batch, L sequence, T = B * L tokens, D model features, E experts, K experts a token,
 R = T * K routed rows, N rows of one expert, C capacity of an expert, F hidden features, S slots.
@@ -7,7 +7,7 @@ R = T * K routed rows, N rows of one expert, C capacity of an expert, F hidden f
     python -m perfscope.workloads.moe --variant grouped_mm --size gpu
 
 ``index_add`` gives an expert room for ``CAPACITY`` times its fair share and drops what does not fit, as GShard and
-the Switch Transformer do; without overflow all three compute the same. ``--heads`` is the number of experts.
+the Switch Transformer do; without overflow all compute the same. ``--heads`` is the number of experts.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from perfscope.workloads.kernels.grouped import grouped_product
 from perfscope.workloads.options import Size, parse
 from perfscope.workloads.training import train
 
-VARIANTS = ("loop", "index_add", "grouped_mm")
+VARIANTS = ("loop", "index_add", "grouped_mm", "grouped")
 SIZES = {
     "tiny": Size(batch=2, seq=16, dim=32, heads=4, layers=2, vocab=64),
     "cpu": Size(batch=4, seq=128, dim=128, heads=8, layers=2),
@@ -90,7 +91,18 @@ def grouped_mm(experts: Experts, x_TD: torch.Tensor, weight_TK: torch.Tensor, ex
     return torch.zeros_like(x_TD).index_add(0, token_R, y_RD * weight_TK.flatten()[order_R].unsqueeze(-1))
 
 
-DISPATCH = {"loop": loop, "index_add": index_add, "grouped_mm": grouped_mm}
+def grouped(experts: Experts, x_TD: torch.Tensor, weight_TK: torch.Tensor, expert_TK: torch.Tensor) -> torch.Tensor:
+    """Tokens sorted by expert, one grouped product in Triton, and back without additions in memory: y_TD."""
+    (tokens, choices), expert_R = expert_TK.shape, expert_TK.flatten()
+    order_R = expert_R.argsort(stable=True)
+    ends_E = F.one_hot(expert_R, len(experts.up_EDG)).sum(0).cumsum(0).to(torch.int32)
+    h_RF = F.glu(grouped_product(x_TD[order_R // choices], experts.up_EDG, ends_E))
+    y_RD = grouped_product(h_RF, experts.down_EFD, ends_E)
+    y_TKD = y_RD[order_R.argsort()].unflatten(0, (tokens, choices))
+    return (weight_TK.unsqueeze(1) @ y_TKD).squeeze(1)
+
+
+DISPATCH = {"loop": loop, "index_add": index_add, "grouped_mm": grouped_mm, "grouped": grouped}
 
 
 class Block(nn.Module):

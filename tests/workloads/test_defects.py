@@ -27,6 +27,7 @@ TWINS = [
     ("attention", "naive", "sdpa"),
     ("attention", "naive", "triton"),
     ("moe", "loop", "index_add"),
+    ("moe", "loop", "grouped"),
     ("ssm", "scan", "parallel"),
 ]
 

@@ -168,6 +168,17 @@ def test_linear_cross_entropy(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_near(ours, plain, TOLERANCE["float32"])
 
 
+def test_grouped_product() -> None:
+    from perfscope.workloads.kernels.grouped import grouped_product
+
+    torch.manual_seed(0)
+    inputs, group_R = [torch.randn(90, 40), torch.randn(4, 40, 24)], torch.tensor([0] * 70 + [1] * 3 + [3] * 17)
+    ends = torch.tensor([70, 73, 73, 90], dtype=torch.int32)  # one group has no rows
+    ours = values_and_gradients(lambda x, w: grouped_product(x, w, ends), inputs)
+    plain = values_and_gradients(lambda x, w: (x[:, None] @ w[group_R])[:, 0], [x.double() for x in inputs])
+    assert_near(ours, plain, TOLERANCE["float32"])
+
+
 @pytest.mark.slow
 @needs_triton
 @pytest.mark.parametrize("target", ["h100", "mi300x"])

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from perfscope.workloads.kernels import flash, launch, loss, norm, rotary
+from perfscope.workloads.kernels import flash, grouped, launch, loss, norm, rotary
 
 TARGETS = {"h100": ("cuda", 90, 32), "b200": ("cuda", 100, 32), "mi300x": ("hip", "gfx942", 64)}
 """Backend, architecture and threads of a warp, as Triton names them."""
@@ -73,11 +73,17 @@ def layers() -> None:
     loss.run_backward(_meta(dtype=torch.float32), x, table, target, lse)
 
 
+def experts() -> None:
+    """The product of a mixture of experts and its gradient."""
+    x, weight, ends = _meta(4096, 1024), _meta(16, 1024, 2048), _meta(16, dtype=torch.int32)
+    grouped.run_gradient(x, grouped.run(x, weight, ends), ends)
+
+
 def _meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-PROGRAMS: dict[str, Callable[[], None]] = {"attention": attention, "layers": layers}
+PROGRAMS: dict[str, Callable[[], None]] = {"attention": attention, "layers": layers, "experts": experts}
 
 
 def compile_kernels(name: str) -> list[tuple[str, int, int]]:
