@@ -223,7 +223,7 @@ def step(elements: int) -> HloModule:
     return hlo_module(
         f"""\
         ENTRY %main (w: {shape}, x: {shape}) -> {shape} {{
-          %w = {shape}{{0}} parameter(0), metadata={{op_name="state.weights['up']"}}
+          %w = {shape}{{0}} parameter(0), metadata={{op_name="state.weights['mlp/up']"}}
           %x = {shape}{{0}} parameter(1), metadata={{op_name="batch"}}
           ROOT %n = {shape}{{0}} subtract(%w, %x), metadata={{op_name="jit(step)/sub" source_file="t.py" source_line=9}}
         }}
@@ -241,7 +241,7 @@ def test_a_state_that_is_replaced_is_named_with_the_line_to_write() -> None:
     assert (found.where.file, found.where.line) == ("t.py", 9)
     assert 'donate_argnames=("state",)' in found.advice
     assert "caller does not use state again" in found.advice
-    assert found.evidence[0]["argument"] == "state.weights['up']"
+    assert found.evidence[0]["argument"] == "state.weights['mlp/up']"
     assert found.evidence[0]["size_bytes"] == 4 << 20
 
 
@@ -255,7 +255,7 @@ def test_a_state_made_by_a_call_has_the_line_of_what_is_called() -> None:
           ROOT %n = {shape}{{0}} subtract(%p, %q), metadata={{op_name="jit(step)/sub" source_file="t.py" source_line=9}}
         }}
         ENTRY %main (w: {shape}, x: {shape}) -> {shape} {{
-          %w = {shape}{{0}} parameter(0), metadata={{op_name="state.weights['up']"}}
+          %w = {shape}{{0}} parameter(0), metadata={{op_name="state.weights['mlp/up']"}}
           %x = {shape}{{0}} parameter(1), metadata={{op_name="batch"}}
           ROOT %call = {shape}{{0}} call(%w, %x), to_apply=%parallel_subtract
         }}

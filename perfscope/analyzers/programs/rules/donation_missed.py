@@ -76,6 +76,7 @@ _EQUINOX = "dynamic_nodonate"
 """Name that `equinox.filter_jit` gives to all arrays among its arguments that are not donated."""
 
 _ARGUMENT = re.compile(r"[A-Za-z_]\w*")
+_KEY = re.compile(r"\['[^']*'\]")
 
 
 examined = program_records
@@ -153,7 +154,7 @@ def _arguments(donation: Donation) -> tuple[str, ...]:
     for update in donation.updates:
         path = update.parameter.op_name
         name = _ARGUMENT.match(path)
-        if name is None or "/" in path:
+        if name is None or "/" in _KEY.sub("", path):  # an op's name; Haiku's keys have slashes, too
             return ()
         sizes[name[0]] = sizes.get(name[0], 0) + update.bytes
     return tuple(sorted(sizes, key=lambda name: -sizes[name]))
