@@ -186,7 +186,7 @@ def _advice(donation: Donation, names: tuple[str, ...]) -> str:
         )
     elif names:
         listed = ", ".join(f'"{name}"' for name in names)
-        how = f"jax.jit(f, donate_argnames=({listed},))"
+        how = f"jax.jit(f, donate_argnames=({listed}{',' if len(names) == 1 else ''}))"
         named = " and ".join(names)
     else:
         how, named = "jax.jit(f, donate_argnums=(...)) with the arguments that hold them", "them"
