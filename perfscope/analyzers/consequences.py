@@ -35,12 +35,15 @@ CONSEQUENCES: dict[str, frozenset[str]] = {
     "repeated_reductions": _OF_REDUCTIONS,
     "context_parallel_imbalance": _OF_UNEVEN_WORK,
     "eager_fallback": _OF_EAGER_MODE,
-    "expert_imbalance": _OF_TRANSFERS,
+    "expert_imbalance": _OF_UNEVEN_WORK,
     "link_contention": _OF_TRANSFERS,
     "nvlink_stall": _OF_TRANSFERS,
     "small_collectives": _OF_TRANSFERS,
 }
 """Rule of a cause -> rules of its consequences."""
+
+_SLOW_TRANSFERS = frozenset({"expert_imbalance", "link_contention", "nvlink_stall", "small_collectives"})
+"""Causes whose cost is a part of the exposed communication."""
 
 OF_THE_HOST = frozenset(
     {"batch_bubble", "recomputed_prefix", "single_requests", "python_loop", "repeated_reductions", "eager_fallback"}
@@ -82,4 +85,6 @@ def _follows(cause: str, found: Finding, rule: str, finding: Finding) -> bool:
         return False
     if cause == "python_loop" and finding.where.file is not None:
         return any(row.get("line") == finding.where.label() for row in found.evidence)
-    return CONSEQUENCES[cause] is not _OF_TRANSFERS or (found.cost_ns or 0) >= PART * (finding.cost_ns or 0)
+    if rule == "exposed_communication" and cause in _SLOW_TRANSFERS:
+        return (found.cost_ns or 0) >= PART * (finding.cost_ns or 0)
+    return True

@@ -28,6 +28,7 @@ from perfscope.analyzers.ranks import (
     link_counters,
     locals_of,
     rank_work,
+    received_on_host,
 )
 from perfscope.analyzers.spans import input_slices
 from perfscope.analyzers.time import (
@@ -62,7 +63,9 @@ _SLIM_DERIVED: tuple[Callable[[Trace], Any], ...] = (
     span, device_times, step_windows, device_doubts, steps_work, account_windows, step_accounts, trace_memories,
 )  # fmt: skip
 
-_OF_COLLECTIVES: tuple[Callable[[Trace], Any], ...] = (compute_intervals, link_counters, rank_work, situation)
+_OF_COLLECTIVES: tuple[Callable[[Trace], Any], ...] = (
+    compute_intervals, link_counters, rank_work, received_on_host, situation,
+)  # fmt: skip
 
 _OF_COMPILING: tuple[Callable[[Trace], Any], ...] = (compile_times, cache_use)
 

@@ -339,6 +339,17 @@ def _several() -> list[Case]:
             expects={"context_parallel_imbalance": None},
         )
     )
+    experts = ("--variant", "exact")
+    cases.append(
+        Case(
+            name="most tokens to the first experts",
+            framework="torch",
+            mode="4 gloo processes",
+            source=Program(module="perfscope.workloads.experts", arguments=(*experts, "--skew", "4"), processes=4),
+            twin=Program(module="perfscope.workloads.experts", arguments=experts, processes=4),
+            expects={"expert_imbalance": None},
+        )
+    )
     for defect, text in (("straggler", "work(y, late_rounds)"), ("input", "time.sleep(INPUT_S)")):
         cases.append(
             Case(

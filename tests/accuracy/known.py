@@ -42,6 +42,18 @@ RIGHT = (
     ),
     Right(rule="host_bound", cases="4 gloo processes", of="both", why="every rank sleeps in every step, by design"),
     Right(
+        rule="host_sync",
+        cases="4 gloo processes: most tokens",
+        of="both",
+        why="it reads how many rows it sends and receives: what exact exchanges cost",
+    ),
+    Right(
+        rule="unexplained_idle",
+        cases="4 gloo processes: most tokens",
+        of="both",
+        why="four processes that share two cores wait for each other in ten exchanges per step",
+    ),
+    Right(
         rule="straggler",
         cases="4 gloo processes: context",
         why="the rank with the last piece comes late: it computes more attention",
@@ -106,6 +118,12 @@ RIGHT = (
 )
 
 LIMITS = (
+    Limit(
+        rule="straggler",
+        cases="4 gloo processes: most tokens",
+        kind="alarm",
+        why="four processes share two cores: a rank that waits for one comes late once",
+    ),
     Limit(
         rule="host_sync",
         cases="torch eager: demo",

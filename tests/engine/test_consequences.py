@@ -48,3 +48,8 @@ def test_the_cause_of_slow_transfers_is_first_if_it_is_half_of_what_is_exposed(
 
 def test_slow_links_add_no_work_of_the_framework() -> None:
     assert order(("host_bound", FRAMEWORK_SUBJECT), ("nvlink_stall", "x")) == ["host_bound", "nvlink_stall"]
+
+
+@pytest.mark.parametrize("cause", ["expert_imbalance", "context_parallel_imbalance"])
+def test_a_late_rank_comes_after_its_uneven_work(cause: str) -> None:
+    assert order(("straggler", "x"), (cause, "x")) == [cause, "straggler"]

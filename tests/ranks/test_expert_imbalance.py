@@ -78,3 +78,36 @@ def test_without_sizes_or_ranks_it_abstains() -> None:
 
 def test_a_job_without_all_to_alls_has_nothing_to_judge() -> None:
     assert outcome_of(rank_set([[0.0, 0.0]])).status == "abstained"
+
+
+def host_job(received: Sequence[Sequence[int]]) -> list[Trace]:
+    """As `job`, on hosts: the shapes of the op have the amounts, in rows of four elements."""
+    traces = []
+    for rank in range(len(received[0])):
+        build = TraceBuilder(rank=rank, path=f"rank{rank}.json")
+        build.step(0, 0, 100_000)
+        for number, row in enumerate(received):
+            start = 1_000 + number * 4_000
+            shapes = f"[[{row[rank]}, 4], [1000, 4], [], [], [], [], []]"
+            build.op("c10d::alltoall_base_", start, start + 100, shapes=shapes)
+            build.annotation("gloo:all_to_all", start + 10, start + 2_000, tid=2)
+            build.row("collectives", start_ns=(start + 10) * 1000, end_ns=(start + 2_000) * 1000,
+                      name=build.code("all_to_all"), slice=len(build.tables["slices"]) - 1)  # fmt: skip
+        traces.append(named(build.build(), world=len(received[0])))
+    return traces
+
+
+def test_hosts_are_judged_by_shapes_without_a_time() -> None:
+    (finding,) = outcome_of(host_job([[1000, 1000, 1000, 1000], [500, 500, 2000, 1000]])).findings
+    assert (finding.basis, finding.cost_ns, finding.ranks) == ("structural", None, (2,))
+    assert finding.title == "1 of 2 all-to-alls are uneven"
+    (row,) = finding.evidence
+    assert (row["elements_most"], row["elements_mean"], row["elements_least"]) == (8000, 4000, 2000)
+    assert outcome_of(host_job([[1000, 1000, 1000, 1240]])).status == "clean"
+    assert "is not recorded, or a rank is missing" in (outcome_of(host_job([[500, 500, 2000, 1000]])[1:]).reason or "")
+
+
+def test_compiled_programs_abstain() -> None:
+    build = TraceBuilder(rank=0)
+    build.row("hlo_ops", start_ns=0, end_ns=1, name=build.code("all-to-all.1"), encloses=False, asynchronous=False)
+    assert "have a fixed size" in (outcome_of([build.build()]).reason or "")

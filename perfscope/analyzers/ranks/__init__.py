@@ -9,7 +9,7 @@ from perfscope.analyzers.ranks.launched import launched_operations
 from perfscope.analyzers.ranks.links import Samples, link_counters, link_use
 from perfscope.analyzers.ranks.matching import SAME, Clocks, Matched, PairKind, kinds_of
 from perfscope.analyzers.ranks.peers import peers
-from perfscope.analyzers.ranks.rank_work import rank_work
+from perfscope.analyzers.ranks.rank_work import rank_work, received_on_host
 from perfscope.analyzers.ranks.sets import (
     NOTED_OFFSET_NS,
     CollectiveKind,
@@ -59,6 +59,7 @@ __all__ = [
     "process_sets",
     "rank_sets",
     "rank_work",
+    "received_on_host",
     "single_collectives",
     "table_of",
 ]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.spans import op_times
+from perfscope.analyzers.spans import named_slices, op_times
 from perfscope.analyzers.time import (
     CoreSummary,
     CoreWaits,
@@ -131,6 +131,28 @@ def rank_work(trace: Trace) -> RankWork:
         cores=trace.fact(core_summary),
         situation=trace.fact(situation),
     )
+
+
+EXCHANGE = "c10d::alltoall_base_"
+"""Op of torch's ``all_to_all_single``; its first input is the tensor that it fills."""
+
+
+def received_on_host(trace: Trace) -> tuple[int, ...]:
+    """Return the elements that each all-to-all of a step with shapes receives, in order; a fact of the trace.
+
+    From the trace, or else from the detail pass. Empty if shapes are not recorded.
+    """
+    for source in (trace, trace.detail):
+        slices = None if source is None else source.rows["slices"]
+        if source is None or slices is None or not (slices["shapes"] != MISSING).any():
+            continue
+        rows = np.flatnonzero(named_slices(source, EXCHANGE.__eq__) & (slices["shapes"] != MISSING))
+        rows = rows[np.argsort(slices["start_ns"][rows], kind="stable")]
+        return tuple(
+            math.prod(shapes[0]) if (shapes := _shapes(source.text(int(slices["shapes"][row])))) else 0
+            for row in rows.tolist()
+        )
+    return ()
 
 
 def _ops(trace: Trace) -> tuple[ShapedOp, ...]:

@@ -22,6 +22,11 @@ How it is found:
     included; it appears as a `straggler` at the next collective. All-to-alls of even size, incomplete groups, and
     traces without the sizes are not judged.
 
+    Exchanges on hosts (gloo) have their amounts in the shapes of `c10d::alltoall_base_`, which the detail pass of
+    `perfscope run` records; the k-th of every rank is taken for the same exchange. As ranks on hosts share cores, such
+    a finding has no time. All-to-alls of compiled JAX programs have a fixed size: how full the experts' room is, and
+    which tokens were dropped, is not recorded, and the rule abstains. Return the counts of the router from the step.
+
 Fix:
     Balance the router: an auxiliary loss on the load, a bias for each expert that is moved against its load, or a
     capacity factor that drops or re-routes the excess (1.25 is usual). Replicate the fullest experts over ranks, or
@@ -31,13 +36,14 @@ Fix:
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
 from perfscope.analyzers.ranks.job import only_compared
 from perfscope.analyzers.ranks.matching import Group, Matched, shorter_transfers
+from perfscope.analyzers.ranks.rank_work import received_on_host
 from perfscope.analyzers.ranks.sets import RankSet, comparable
 from perfscope.analyzers.spans import spans_of_ranks
 from perfscope.analyzers.time import exposed_communication, timed_cost
@@ -51,7 +57,19 @@ COST_SHARE = 0.02
 """Smallest saving as a share of the steps. It is modelled, so it must exceed the usual 1 % variation between launches.
 """
 
-check = only_compared
+ROUTER = (
+    "Balance the router: an auxiliary loss on the load, a bias against the load of each expert, or a capacity factor "
+    "of 1.25."
+)
+
+FIXED = "all-to-alls of compiled programs have a fixed size, and how full the experts' room is is not recorded"
+
+
+def check(trace: Trace) -> Iterable[Finding]:
+    """Return nothing: a single rank has no finding. ``AbstainError`` if no amount can be recorded."""
+    if trace.hlo or len(trace.rows["hlo_ops"]):
+        raise AbstainError(FIXED)
+    return only_compared(trace)
 
 
 class _Uneven(Struct, frozen=True, kw_only=True):
@@ -69,7 +87,7 @@ class _Uneven(Struct, frozen=True, kw_only=True):
     @property
     def load(self) -> float:
         """Amount received by the fullest rank, relative to the mean."""
-        return self.received[self.fullest] * len(self.received) / max(1, sum(self.received.values()))
+        return _load(self.received)
 
     @property
     def cost_ns(self) -> int:
@@ -114,10 +132,29 @@ def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
             cost = sum(item.cost_ns for item in heavy)
             if heavy and cost >= COST_SHARE * whole > 0:
                 yield _finding(ranks, heavy, len(exchanged), cost, whole)
+        amounts = () if uneven else _on_host(ranks)
+        looked |= bool(amounts)
+        filled = [held for held in amounts if _load(held) >= LOADED]
+        if filled:
+            yield _host_finding(filled, len(amounts))
     if exchanges and not looked:
         raise AbstainError(
             "the amount that each rank receives in its all-to-alls is not recorded, or a rank is missing"
         )
+
+
+def _on_host(ranks: RankSet) -> tuple[Mapping[int, int], ...]:
+    """Return the amounts by rank of each exchange of a step on hosts; empty if a rank's are unknown."""
+    received = {rank: trace.fact(received_on_host) for rank, trace in ranks.job.traces.items()}
+    counts = set(map(len, received.values()))
+    if ranks.job.missing or len(received) < 2 or len(counts) > 1:
+        return ()
+    return tuple({rank: amounts[k] for rank, amounts in received.items()} for k in range(counts.pop()))
+
+
+def _load(received: Mapping[int, int]) -> float:
+    """Return the amount of the fullest rank, relative to the mean."""
+    return max(received.values()) * len(received) / max(1, sum(received.values()))
 
 
 def _uneven(collective: Matched, ranks: RankSet) -> _Uneven | None:
@@ -161,9 +198,39 @@ def _finding(ranks: RankSet, heavy: Sequence[_Uneven], exchanges: int, cost: int
             for item in heavy
         ),
         advice=(f"Replicate the experts or tables of rank {rank}, or place hot ones on other ranks. " if steady else "")
-        + "Balance the router: an auxiliary loss on the load, a bias against the load of each expert, or a capacity "
-        "factor of 1.25.",
+        + ROUTER,
         removes=shorter_transfers((item.collective, 1 / item.load) for item in heavy),
+    )
+
+
+def _host_finding(filled: Sequence[Mapping[int, int]], exchanges: int) -> Finding:
+    filled = sorted(filled, key=_load, reverse=True)
+    fullest = Counter(max(sorted(held), key=lambda rank: held[rank]) for held in filled)
+    rank, times = fullest.most_common(1)[0]
+    steady = times > len(filled) / 2
+    who = f"rank {rank} is the fullest in {times:,} of them" if steady else "ranks are the fullest in turn"
+    return Finding(
+        subject="all-to-alls are uneven",
+        title=f"{len(filled):,} of {exchanges:,} all-to-alls are uneven",
+        detail=f"Over {len(filled[0]):,} ranks the fullest receives up to {_load(filled[0]):.1f} times the mean, in a "
+        f"step with shapes; {who}, and its experts have as much more to do.",
+        severity="medium",
+        basis="structural",
+        where=Where(op="all_to_all"),
+        ranks=(rank,) if steady else tuple(sorted(fullest)),
+        evidence=tuple(
+            {
+                "ranks": len(held),
+                "fullest_rank": max(sorted(held), key=lambda one: held[one]),
+                "elements_most": max(held.values()),
+                "elements_mean": sum(held.values()) // len(held),
+                "emptiest_rank": min(sorted(held), key=lambda one: held[one]),
+                "elements_least": min(held.values()),
+            }
+            for held in filled[:MOST_ROWS]
+        ),
+        advice=(f"Replicate the experts or tables of rank {rank}, or place hot ones on other ranks. " if steady else "")
+        + ROUTER,
     )
 
 
