@@ -1,6 +1,5 @@
-"""A transformer. Variants of attention: ``naive``, with scores in memory, or ``sdpa``, ``flex``, ``triton``: fused.
+"""A transformer. Variants of attention: ``naive`` (scores in memory), ``sdpa``, ``flex``, ``triton`` (fused).
 
-``sdpa`` calls PyTorch's kernel, ``flex`` compiles a mask into a template, ``triton`` is FlashAttention in `kernels/`.
 Shapes: B batch, L query position, M key position, D model features, H heads, K features of a head, F hidden.
 
     python -m perfscope.workloads.attention --variant naive
@@ -19,7 +18,6 @@ from torch import nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from perfscope.workloads.data import batches
-from perfscope.workloads.kernels.flash import flash_attention
 from perfscope.workloads.options import Options, Size, parse
 from perfscope.workloads.training import build, loss_of, report, train
 
@@ -54,6 +52,8 @@ def flex(q_BHLK: torch.Tensor, k_BHMK: torch.Tensor, v_BHMK: torch.Tensor) -> to
 
 def triton_attention(q_BHLK: torch.Tensor, k_BHMK: torch.Tensor, v_BHMK: torch.Tensor) -> torch.Tensor:
     """The same in a Triton kernel, forward and backward: o_BHLK."""
+    from perfscope.workloads.kernels.flash import flash_attention
+
     return flash_attention(q_BHLK, k_BHMK, v_BHMK)[0]
 
 

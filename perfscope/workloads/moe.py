@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from perfscope.workloads.kernels.grouped import grouped_product
 from perfscope.workloads.options import Size, parse
 from perfscope.workloads.training import train
 
@@ -93,6 +92,8 @@ def grouped_mm(experts: Experts, x_TD: torch.Tensor, weight_TK: torch.Tensor, ex
 
 def grouped(experts: Experts, x_TD: torch.Tensor, weight_TK: torch.Tensor, expert_TK: torch.Tensor) -> torch.Tensor:
     """Tokens sorted by expert, one grouped product in Triton, and back without additions in memory: y_TD."""
+    from perfscope.workloads.kernels.grouped import grouped_product
+
     (tokens, choices), expert_R = expert_TK.shape, expert_TK.flatten()
     order_R = expert_R.argsort(stable=True)
     ends_E = F.one_hot(expert_R, len(experts.up_EDG)).sum(0).cumsum(0).to(torch.int32)

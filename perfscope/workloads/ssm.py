@@ -1,12 +1,12 @@
-"""A selective state space model. Variants of its recurrence: ``scan`` over time, ``parallel`` by doubling.
+"""A selective state space model. Recurrences: ``scan`` over time, ``parallel`` by doubling, ``selective`` (a kernel).
 
 Shapes: B batch, L sequence, D channels, N states of a channel.
 
     python -m perfscope.workloads.ssm --variant scan
     python -m perfscope.workloads.ssm --variant parallel --size gpu
 
-Both compute h[t] = a[t] * h[t-1] + u[t]: in L steps of tiny ops, or in log2(L) steps over whole sequences
-(Hillis and Steele 1986). ``--heads`` is the number of states.
+They compute h[t] = a[t] * h[t-1] + u[t]: in L steps of tiny ops, or in log2(L) steps over whole sequences
+(Hillis and Steele 1986), or with the states on chip. ``--heads`` is the number of states.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import nn
 from perfscope.workloads.options import Size, parse
 from perfscope.workloads.training import train
 
-VARIANTS = ("scan", "parallel")
+VARIANTS = ("scan", "parallel", "selective")
 SIZES = {
     "tiny": Size(batch=4, seq=96, dim=16, heads=4, layers=1, vocab=64),
     "cpu": Size(batch=4, seq=256, dim=32, heads=8, layers=2),
@@ -81,7 +81,7 @@ class Block(nn.Module):
 
     def __init__(self, size: Size, variant: str) -> None:
         super().__init__()
-        self.recur, self.states = RECURRENCE[variant], (size.dim, size.heads)
+        self.variant, self.states = variant, (size.dim, size.heads)
         self.norm = nn.LayerNorm(size.dim)
         self.decay = nn.Linear(size.dim, size.dim * size.heads)
         self.write = nn.Linear(size.dim, size.dim * size.heads)
@@ -93,8 +93,12 @@ class Block(nn.Module):
         z_BLD = self.norm(x_BLD)
         a_BLDN = torch.sigmoid(self.decay(z_BLD)).unflatten(-1, self.states)
         u_BLDN = self.write(z_BLD).unflatten(-1, self.states)
-        h_BLDN = self.recur(a_BLDN, u_BLDN)
-        y_BLD = (h_BLDN @ self.read(z_BLD).unsqueeze(-1)).squeeze(-1)
+        if self.variant == "selective":
+            from perfscope.workloads.kernels.selective import selective_scan
+
+            y_BLD, _ = selective_scan(a_BLDN, u_BLDN, self.read(z_BLD))
+        else:
+            y_BLD = (RECURRENCE[self.variant](a_BLDN, u_BLDN) @ self.read(z_BLD).unsqueeze(-1)).squeeze(-1)
         return x_BLD + self.out(y_BLD)
 
 

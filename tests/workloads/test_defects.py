@@ -29,6 +29,7 @@ TWINS = [
     ("moe", "loop", "index_add"),
     ("moe", "loop", "grouped"),
     ("ssm", "scan", "parallel"),
+    ("ssm", "scan", "selective"),
 ]
 
 

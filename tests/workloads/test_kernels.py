@@ -179,6 +179,19 @@ def test_grouped_product() -> None:
     assert_near(ours, plain, TOLERANCE["float32"])
 
 
+def test_selective_scan() -> None:
+    from perfscope.workloads.kernels.selective import selective_scan
+    from perfscope.workloads.ssm import scan
+
+    torch.manual_seed(0)
+    inputs = [torch.rand(2, 35, 33, 4), torch.randn(2, 35, 33, 4), torch.randn(2, 35, 4)]  # a stretch and 3 steps
+    ours = values_and_gradients(lambda a, u, read: selective_scan(a, u, read)[0], inputs)
+    plain = values_and_gradients(
+        lambda a, u, read: (scan(a, u) @ read.unsqueeze(-1)).squeeze(-1), [x.double() for x in inputs]
+    )
+    assert_near(ours, plain, TOLERANCE["float32"])
+
+
 @pytest.mark.slow
 @needs_triton
 @pytest.mark.parametrize("target", ["h100", "mi300x"])

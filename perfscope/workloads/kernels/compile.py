@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from perfscope.workloads.kernels import flash, grouped, launch, loss, norm, rotary
+from perfscope.workloads.kernels import flash, grouped, launch, loss, norm, rotary, selective
 
 TARGETS = {"h100": ("cuda", 90, 32), "b200": ("cuda", 100, 32), "mi300x": ("hip", "gfx942", 64)}
 """Backend, architecture and threads of a warp, as Triton names them."""
@@ -79,11 +79,23 @@ def experts() -> None:
     grouped.run_gradient(x, grouped.run(x, weight, ends), ends)
 
 
+def states() -> None:
+    """The scan of a state space model and its gradient."""
+    a, read = _meta(8, 512, 1024, 16), _meta(8, 512, 16)
+    y, starts = selective.run(a, a, read)
+    selective.run_backward(y, a, a, read, starts)
+
+
 def _meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-PROGRAMS: dict[str, Callable[[], None]] = {"attention": attention, "layers": layers, "experts": experts}
+PROGRAMS: dict[str, Callable[[], None]] = {
+    "attention": attention,
+    "layers": layers,
+    "experts": experts,
+    "states": states,
+}
 
 
 def compile_kernels(name: str) -> list[tuple[str, int, int]]:
