@@ -69,8 +69,18 @@ def _folder(path: Path) -> Read:
         for run, folder in ((COLD, dumped), (WARM, path / WARM)):
             _jax_times(found, folder, run)
         return found
+    if (path / "plans").is_dir():
+        from perfscope.analyzers.readers import load_path
+        from perfscope.plugins.lower.torch.plan import planned_programs
+
+        planned = [program for trace in load_path(str(path)).traces for program in planned_programs(trace)]
+        return Read(framework="torch", programs=tuple(sorted(planned, key=lambda program: -program.weight)))
     logs = [file for file in sorted(dumped.rglob("*")) if file.is_file() and file.stat().st_size]
     found = _torch(logs, "cold") or Read()
+    if not found.programs:
+        from perfscope.plugins.lower.torch.debug_folder import debugged_programs
+
+        found = Read(framework="torch", programs=debugged_programs(dumped))
     again = _torch(sorted((path / WARM).rglob("*.log")), "warm") if (path / WARM).is_dir() else None
     if again is not None:
         found.spent["warm"] = again.spent["warm"]

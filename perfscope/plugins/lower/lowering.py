@@ -14,7 +14,7 @@ from perfscope.plugins.lower import compile_time
 from perfscope.plugins.lower.document import SCHEMA, Fate, Lowering, OnLine, Op, Stage
 from perfscope.plugins.lower.inputs import Read
 from perfscope.plugins.lower.kernel_code import KERNEL_CODE, KERNEL_SOURCE, kernel_code
-from perfscope.plugins.lower.program import Program, ProgramStage, StageOp, is_at
+from perfscope.plugins.lower.program import Program, ProgramStage, StageOp, code_at, is_at
 
 MOST_OPS = 12
 """Most ops of a stage in the path of a line."""
@@ -31,7 +31,11 @@ def of(found: Read, subject: str, *, line: str | None, op: str | None) -> Loweri
                         if (place := item.place)})  # fmt: skip
         known = f"; lines with ops: {', '.join(lines[:8])}{' ...' if len(lines) > 8 else ''}" if line else ""
         raise DataError(f"{subject}: no stage has {asked}{known}")
-    fates = [fate for program in programs for fate in program.fates]
+    here = Path(subject).parent if subject.endswith(".py") else Path()
+    fates = [
+        fate if fate.code else replace(fate, code=code_at(str(here / fate.place)))
+        for program in programs for fate in program.fates
+    ]  # fmt: skip
     if line is not None:
         fates = [fate for fate in fates if is_at(fate.place, line)]
     elif asked:

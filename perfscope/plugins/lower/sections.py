@@ -74,6 +74,9 @@ _CACHES: tuple[Column[CacheAnswer], ...] = (
 )
 
 
+_COMPILED = ("kernels", "kernel code", "kernel source", "HLO after optimization")
+
+
 def rank(fate: Fate) -> float:
     """Order of a row: its bytes, or its FLOPs at `FLOPS_PER_BYTE`, whichever is more."""
     return max(fate.bytes, fate.flops / FLOPS_PER_BYTE)
@@ -105,8 +108,12 @@ def _headline(lowering: Lowering) -> str:
             counted.append(f"{len(places)} {word}")
     about = f" {lowering.asked}" if lowering.asked else ""
     found = f"lines: {', '.join(counted)}" if counted else "no line runs twice or changes its layout or dtype"
-    if not lowering.fates and all(stage.missing for stage in lowering.stages if stage.name == "kernels"):
-        found = "not compiled: only the stages before the compiler are here"
+    if not counted:
+        there = {stage.name for stage in lowering.stages if not stage.missing}
+        if not there & {*_COMPILED}:
+            found = "not compiled: only the stages before the compiler are here"
+        elif not there - {*_COMPILED}:
+            found = "kernels only: what runs twice or in another dtype is unknown here"
     return f"{lowering.subject}{about}: {found}"
 
 

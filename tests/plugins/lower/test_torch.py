@@ -142,3 +142,35 @@ def test_a_program_runs_and_its_caches_are_warm(tmp_path: Path, monkeypatch: pyt
     assert any(fate["what"] == "recomputed" for fate in found["fates"])
     hits = {answer["run"]: answer["hits"] for answer in found["caches"] if answer["cache"] == "fx_graph"}
     assert hits == {"cold": 0, "warm": 1}
+
+
+def test_debug_folders_of_inductor(tmp_path: Path, convolution: Lowering) -> None:
+    """The graphs of the log, as TORCH_COMPILE_DEBUG=1 writes them."""
+    payloads = gzip.decompress((FIXTURES / "torch_convolution.log.gz").read_bytes()).decode()
+    kinds = {'"aot_forward_graph"': "model__0_forward_1.0", '"aot_backward_graph"': "model__0_backward_3.1"}
+    for kind, name in kinds.items():
+        head, _, rest = payloads.partition(kind)
+        assert head
+        body = rest.partition("\n")[2].partition("\nV")[0]
+        folder = tmp_path / "run" / "torchinductor" / name
+        folder.mkdir(parents=True)
+        text = "\n".join(line.removeprefix("\t") for line in body.splitlines())
+        (folder / "fx_graph_readable.py").write_text(text)
+        (folder / "output_code.py").write_text("cpp_fused_sin_0 = async_compile.cpp_pybinding([], '''\n''')\n")
+    found = lowering.of(inputs.read(tmp_path), "debug", line=None, op=None)
+    again = {fate.place for fate in found.fates if fate.what == "recomputed"}
+    assert again == {fate.place for fate in convolution.fates if fate.what == "recomputed"}
+    assert {stage.name for stage in found.stages if stage.missing} >= {"FX graph (dynamo)", "kernels"}
+
+
+def test_a_plan_has_kernels_only() -> None:
+    found = lowering.of(
+        inputs.read(REPOSITORY / "fixtures" / "plans-h100" / "attention-naive-compiled"), "plan", line=None, op=None
+    )
+    kernels = [stage for stage in found.stages if stage.name == "kernels"]
+    assert all(stage.ops for stage in kernels)
+    assert all("the program runs here" in stage.missing for stage in found.stages if stage.name != "kernels")
+    between = [fate for fate in found.fates if fate.what == "materialised"]
+    assert between
+    assert all(fate.bytes and fate.reason.startswith("inductor: ") for fate in between)
+    assert "what runs twice or in another dtype is unknown here" in pages.text(found, width=4000)

@@ -127,7 +127,7 @@ def _recomputed(passage: Passage) -> Iterator[Fate]:
         if at:
             reason = f"the backward computes it again: torch.utils.checkpoint called at {at}"
         if where:
-            yield _fate("recomputed", passage, where, group, reason, times=2, by="program" if at else "compiler")
+            yield _of("recomputed", passage, where, group, reason, times=2, by="program" if at else "compiler")
 
 
 def _duplicated(passage: Passage) -> Iterator[Fate]:
@@ -150,7 +150,7 @@ def _duplicated(passage: Passage) -> Iterator[Fate]:
         for where, group in groups.items():
             reason = f"inductor inlined it into each of {len(group.kernels)} kernels that read it"
             if where:
-                yield _fate("duplicated", passage, where, group, reason, times=len(group.kernels), by="compiler")
+                yield _of("duplicated", passage, where, group, reason, times=len(group.kernels), by="compiler")
 
 
 def _converted(passage: Passage) -> Iterator[Fate]:
@@ -163,7 +163,7 @@ def _converted(passage: Passage) -> Iterator[Fate]:
         if (place(node), node.dtype) not in seen:
             groups[place(node), old, node.dtype or "", reason].add(node.name, bytes_=node_bytes(node), phase="forward")
     for (where, old, new, reason), group in groups.items():
-        yield _fate("converted", passage, where, group, reason, before=old, after=new)
+        yield _of("converted", passage, where, group, reason, before=old, after=new)
 
 
 def _conversions(passage: Passage) -> Iterator[Fate]:
@@ -180,7 +180,7 @@ def _conversions(passage: Passage) -> Iterator[Fate]:
                     kernels = (one.name for one in passage.kernels if node.name in one.nodes)
                     group.kernels |= dict.fromkeys(kernels)
         for (where, old, new, reason), group in groups.items():
-            yield _fate("converted", passage, where, group, reason, before=old, after=new)
+            yield _of("converted", passage, where, group, reason, before=old, after=new)
 
 
 def _transposed(passage: Passage) -> Iterator[Fate]:
@@ -213,7 +213,7 @@ def _transposed(passage: Passage) -> Iterator[Fate]:
                 reason = f"the program's own copy: .{called[1]}() of {of}"
             old, _, new = order.partition(" -> ")
             by = "program" if own else "compiler"
-            yield _fate("transposed", passage, where, group, reason, before=old, after=new, by=by)
+            yield _of("transposed", passage, where, group, reason, before=old, after=new, by=by)
     yield from _layouts(passage)
 
 
@@ -241,7 +241,7 @@ def _layouts(passage: Passage) -> Iterator[Fate]:
                 group.add(kernel.name, kernel=kernel.name, phase=kernel.direction)
     for (where, _), group in groups.items():
         reason = "added by inductor: a kernel that only copies operands of the convolution to its layout"
-        yield _fate("transposed", passage, where, group, reason, before="as written", after="channels last",
+        yield _of("transposed", passage, where, group, reason, before="as written", after="channels last",
                     by="compiler")  # fmt: skip
 
 
@@ -266,7 +266,7 @@ def _materialised(passage: Passage) -> Iterator[Fate]:
         for where, group in groups.items():
             if where and group.count:
                 reason = f"read at {listed([*read[where]][:3])}"
-                yield _fate("materialised", passage, where, group, reason, by="compiler")
+                yield _of("materialised", passage, where, group, reason, by="compiler")
 
 
 def _dropped(passage: Passage) -> Iterator[Fate]:
@@ -282,7 +282,7 @@ def _dropped(passage: Passage) -> Iterator[Fate]:
                 groups[place(node)].add(node.op, bytes_=node_bytes(node))
     for where, group in groups.items():
         reason = f"{', '.join([*dict.fromkeys(group.names)][:3])}: folded, a view, or unused"
-        yield _fate("dropped", passage, where, group, reason, by="compiler")
+        yield _of("dropped", passage, where, group, reason, by="compiler")
 
 
 def _dynamo_text(passage: Passage, where: str) -> str:
@@ -300,12 +300,20 @@ def _phase(backward: bool) -> str:
     return "backward" if backward else "forward"
 
 
-def _fate(
+def _of(
     what: What, passage: Passage, where: str, group: Grouped, reason: str, *, times: int = 0, before: str = "",
     after: str = "", by: str = "program",
 ) -> Fate:  # fmt: skip
+    return fate(what, passage.program, where, group, reason, times=times, before=before, after=after, by=by)
+
+
+def fate(
+    what: What, program: str, where: str, group: Grouped, reason: str, *, times: int = 0, before: str = "",
+    after: str = "", by: str = "program",
+) -> Fate:  # fmt: skip
+    """The fate of a line from its group."""
     return Fate(
-        what=what, program=passage.program, place=where, code=code_at(where), phases=tuple(group.phases),
+        what=what, program=program, place=where, code=code_at(where), phases=tuple(group.phases),
         times=times or group.count, before=before, after=after, bytes=group.bytes, flops=group.flops, reason=reason,
         by="compiler" if by == "compiler" else "program", ops=names(group.names), kernels=names(group.kernels),
     )  # fmt: skip

@@ -87,17 +87,18 @@ def _stages(latest: dict[str, LoggedGraph], after: dict[bool, LoggedGraph]) -> I
     for name in (FX, JOINT, FORWARD, BACKWARD, INFERENCE):
         if name in latest:
             phase = "backward" if name == BACKWARD else "" if name in (FX, JOINT) else "forward"
-            yield ProgramStage(name=name, ops=_ops(latest[name], phase))
+            yield ProgramStage(name=name, ops=stage_ops(latest[name], phase))
         elif name != INFERENCE and not (name in (JOINT, FORWARD, BACKWARD) and INFERENCE in latest):
             yield ProgramStage(name=name, missing=_WHY)
     for backward, graph in sorted(after.items()):
         direction = "backward" if backward else "forward"
-        yield ProgramStage(name=f"{AFTER}, {direction}", ops=_ops(graph, direction))
+        yield ProgramStage(name=f"{AFTER}, {direction}", ops=stage_ops(graph, direction))
     if not after:
         yield ProgramStage(name=AFTER, missing=_WHY)
 
 
-def _ops(graph: LoggedGraph, phase: str) -> tuple[StageOp, ...]:
+def stage_ops(graph: LoggedGraph, phase: str) -> tuple[StageOp, ...]:
+    """The nodes of a graph as ops of a stage."""
     return tuple(
         StageOp(
             name=node.name, op=node.op, file=node.place.file if node.place else None,
