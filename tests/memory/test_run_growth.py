@@ -6,8 +6,12 @@ import numpy as np
 from msgspec.structs import replace
 
 from perfscope.analyzers.engine import judge as judge_trace
+from perfscope.analyzers.memory.over_run import MOST_READINGS, memory_over_run
 from perfscope.analyzers.memory.run_growth import LEAST_RESIDENT_BYTES, run_growth
 from perfscope.analyzers.registry import load_rule
+from perfscope.analyzers.sections import MemorySection
+from perfscope.dashboards.report.blocks import Plot, Table
+from perfscope.dashboards.report.sections.memory import memory_sections
 from perfscope.model.finding import Finding
 from tests.build import EVERYTHING, TraceBuilder
 from tests.rules import judged_by
@@ -109,3 +113,27 @@ def test_what_grows_over_several_generations_or_keeps_graphs_is_a_leak() -> None
     assert judge_trace(RULE, replace(kept.build(), step_tokens=((4, 128),) * 30)).status == "flagged"
     graphs = held(run(growing(2 * MIB)), "scores", "container", 2 * MIB, graphs=True)
     assert judge_trace(RULE, replace(graphs.build(), step_tokens=((4, 1),) * 30)).status == "flagged"
+
+
+def test_the_curve_over_the_run_has_the_first_the_last_and_the_largest_reading() -> None:
+    steps = list(range(0, 1000, 2))
+    resident = [300 * MIB] * len(steps)
+    resident[123] = 900 * MIB
+    (curve,) = memory_over_run(run(resident, steps=steps).build())
+    assert (curve.kind, curve.steps[0], curve.steps[-1]) == ("resident", 0, 998)
+    assert len(curve.steps) <= MOST_READINGS
+    assert curve.bytes[curve.steps.index(246)] == 900 * MIB
+    device, _ = memory_over_run(run(growing(0), device=growing(MIB)).build())
+    assert (device.kind, device.bytes) == ("device", tuple(growing(MIB)))
+    assert memory_over_run(run(growing(0)[:2], steps=STEPS[:2]).build()) == (), "two readings are no curve"
+
+
+def test_the_curve_is_drawn_and_its_numbers_are_in_a_table() -> None:
+    curves = memory_over_run(run(growing(MIB)).build())
+    (section,) = memory_sections(MemorySection(over_run=curves))
+    assert section.summary == "resident memory of the process: 308 MiB to 364 MiB, steps 8 to 64"
+    plot, numbers, _ = section.blocks
+    assert isinstance(plot, Plot)
+    assert plot.lines[0].points[-1] == (64.0, 364.0 * MIB)
+    assert isinstance(numbers, Table)
+    assert memory_sections(MemorySection()) == ()

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from perfscope.analyzers.memory.holders import judged_timelines as judged_timelines
     from perfscope.analyzers.memory.holders import memory_holders as memory_holders
     from perfscope.analyzers.memory.holders import peak_held as peak_held
+    from perfscope.analyzers.memory.over_run import RunCurve as RunCurve
+    from perfscope.analyzers.memory.over_run import memory_over_run as memory_over_run
     from perfscope.analyzers.memory.picture import Band as Band
     from perfscope.analyzers.memory.picture import MemoryPicture as MemoryPicture
     from perfscope.analyzers.memory.picture import memory_picture as memory_picture
@@ -40,6 +42,7 @@ else:
             "blocks": "event_timelines",
             "categories": "memory_timelines",
             "holders": "Holder PeakHolders SCARCE_SHARE UNSEEN judged_timelines memory_holders peak_held",
+            "over_run": "RunCurve memory_over_run",
             "picture": "Band MemoryPicture memory_picture",
             "tables.memory_owners": "GROUPINGS RESULT owners",
             "tables.peak_blocks": "Block",

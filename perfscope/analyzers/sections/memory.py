@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perfscope.analyzers.memory import Memory, trace_memories
+from perfscope.analyzers.memory import Memory, RunCurve, memory_over_run, trace_memories
 from perfscope.analyzers.sections import guarded
 from perfscope.model.memory import MemoryPhase
 from perfscope.model.trace import Trace
@@ -59,6 +59,8 @@ class MemorySection(Struct, frozen=True, kw_only=True):
     """Highest peak first; at most 12. The first four have a picture."""
     entries_left: int = 0
     """Memories that are left out."""
+    over_run: tuple[RunCurve, ...] = ()
+    """Readings over all steps of a run, of the rank whose memory is largest."""
     problems: tuple[str, ...] = ()
     """Why a trace's memories are missing."""
 
@@ -71,10 +73,12 @@ def memory_section(traces: Sequence[Trace]) -> MemorySection:
     result: dict[tuple[str, str, bool], list[tuple[int, Memory]]] = {}
     problems: list[str] = []
     left = 0
+    curves: list[tuple[RunCurve, ...]] = []
     for source, trace in enumerate(traces):
         with guarded("the memory could not be summed up", trace.source.path, problems):
             mine = trace.fact(trace_memories)
             left += mine.left
+            curves.append(trace.fact(memory_over_run))
             for memory in mine.memories:
                 program = memory.label if memory.space == "program" else ""
                 result.setdefault((memory.space, program, memory.of_driver), []).append((source, memory))
@@ -86,6 +90,7 @@ def memory_section(traces: Sequence[Trace]) -> MemorySection:
     return MemorySection(
         entries=tuple(drawn),
         entries_left=left + max(0, len(entries) - MOST_MEMORIES),
+        over_run=max(curves, key=lambda some: max((max(curve.bytes) for curve in some), default=0), default=()),
         problems=tuple(dict.fromkeys(problems)),
     )
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from perfscope.analyzers.memory import UNSEEN
-from perfscope.dashboards.report.blocks import Column, Section, Table, Tile, notes, table, tables
+from perfscope.dashboards.report.blocks import Axis, Column, Line, Plot, Section, Table, Tile, notes, table, tables
+from perfscope.dashboards.report.charts import FREE_COLOR, TRACED_COLOR
 from perfscope.dashboards.report.renderers.values import place_end
 from perfscope.dashboards.report.sections.memory_picture import (
     NOT_KNOWN,
@@ -19,7 +20,7 @@ from perfscope.model.units import format_bytes, format_share
 from perfscope.model.untrusted_text import sanitize, shorten
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.memory import HeldCategory, Holder, Holders, Memory, MemoryPicture, Reserved
+    from perfscope.analyzers.memory import HeldCategory, Holder, Holders, Memory, MemoryPicture, Reserved, RunCurve
     from perfscope.analyzers.sections import MemoryEntry, MemorySection, RankMemory
     from perfscope.dashboards.report.blocks import Block
     from perfscope.model.memory import SourceLine
@@ -66,12 +67,63 @@ def memory_sections(section: MemorySection, *, pictures: bool = True) -> tuple[S
             programs.append(entry)
         else:
             memories.append(_memory(entry, small=small, pictures=pictures))
+    memories += _over_run(section.over_run, pictures=pictures)
     left = (f"and {section.entries_left:,} more memories, with lower peaks",) if section.entries_left else ()
     blocks: tuple[Block, ...] = (*tables(_programs(programs)), *notes(*section.problems, *left))
     if blocks:
         title = "Memory of smaller programs" if programs else "Memory"
         memories.append(Section(title=title, detail=not section.problems, blocks=blocks))
     return tuple(memories)
+
+
+_CURVES = {
+    "arrays": ("living arrays of JAX", FREE_COLOR),
+    "device": ("allocated on the device", FREE_COLOR),
+    "resident": ("resident memory of the process", TRACED_COLOR),
+}
+
+
+def _over_run(curves: tuple[RunCurve, ...], *, pictures: bool) -> Iterator[Section]:
+    """Yield the section of the curves over the run, a plot for each."""
+    if not curves:
+        return
+    columns: tuple[Column[RunCurve], ...] = (
+        Column("memory", lambda curve: _CURVES[curve.kind][0]),
+        Column("first", lambda curve: curve.bytes[0], "bytes"),
+        Column("largest", lambda curve: max(curve.bytes), "bytes"),
+        Column("after step", lambda curve: curve.steps[curve.bytes.index(max(curve.bytes))], "count", drop=1),
+        Column("last", lambda curve: curve.bytes[-1], "bytes"),
+        Column("readings", lambda curve: len(curve.bytes), "count", drop=2),
+    )
+    main = curves[0]
+    words = f"{_CURVES[main.kind][0]}: {format_bytes(main.bytes[0])} to {format_bytes(main.bytes[-1])}"
+    facts = ["measured after steps without a profiler; inside a step it may be more"]
+    if main.inside_bytes is not None:
+        facts = [
+            f"measured after steps without a profiler; inside a step up to {format_bytes(main.inside_bytes)} more: "
+            "activations, gradients and temporaries of the largest program (modelled)"
+        ]
+    yield Section(
+        title="Memory over the run",
+        summary=f"{words}, steps {main.steps[0]:,} to {main.steps[-1]:,}",
+        detail=True,
+        blocks=(*map(_curve_plot, curves if pictures else ()), *tables(table(columns, curves)), *notes(*facts)),
+    )
+
+
+def _curve_plot(curve: RunCurve) -> Plot:
+    """The plot of a curve, from zero."""
+    name, color = _CURVES[curve.kind]
+    points = tuple(zip(map(float, curve.steps), map(float, curve.bytes), strict=True))
+    most = max(curve.bytes)
+    return Plot(
+        words=f"{name} after {len(points)} steps, at most {format_bytes(most)}",
+        title=name,
+        x=Axis(low=curve.steps[0], high=max(curve.steps[-1], curve.steps[0] + 1)),
+        y=Axis(low=0, high=1.05 * most, unit="bytes"),
+        lines=(Line(points=points, color=color),),
+        below=(f"step {curve.steps[0]:,}", f"step {curve.steps[-1]:,}"),
+    )
 
 
 def _programs(entries: list[MemoryEntry]) -> Table:
