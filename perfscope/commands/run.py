@@ -399,10 +399,12 @@ def _report(recorded: Recorded, configuration: Configuration, *, quiet: bool) ->
         return None
     from perfscope.analyzers.judge import judge_paths
     from perfscope.dashboards.report import render, write
+    from perfscope.dashboards.report.run_index import write_index
 
     analysis = judge_paths([recorded.directory], configuration=configuration).analysis
     for form in ("html", "json"):
         write(recorded.directory / f"report.{form}", render(analysis, form))
+    write_index(recorded.directory)
     if not quiet:
         print(render(analysis, "text", **screen(sys.stderr), links=sys.stderr.isatty()), file=sys.stderr)
         print(f"  report  {recorded.directory / 'report.html'}", file=sys.stderr)
