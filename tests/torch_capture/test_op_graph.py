@@ -392,6 +392,7 @@ def negate(x: Any) -> None:
         (torch.nonzero, "nonzero"),
         (lambda x: torch.where(x > 0), "nonzero"),
         (lambda x: x[x > 0], "boolean index"),
+        (lambda x: x.__setitem__(x > 0, torch.ones(6)), "boolean index"),
         (lambda x: torch.masked_select(x, x > 0), "masked_select"),
         (torch.unique, "unique"),
         (lambda x: torch.equal(x, x + 0), "equal"),
@@ -410,6 +411,7 @@ def test_host_reads(record: Any, program: Any, reason: str) -> None:
         lambda x: torch.where(x > 0, x, 0),
         lambda x: torch.repeat_interleave(x, torch.tensor([1, 2]), dim=0, output_size=3),
         lambda x: x.masked_fill(x > 0, 1),
+        lambda x: x.__setitem__(x > 0, -float("inf")),
         lambda x: x.to("cpu", torch.float64),
         lambda x: F.one_hot(x.long(), 3),  # checks its input, on the CPU alone
     ],

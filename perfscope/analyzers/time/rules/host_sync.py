@@ -103,8 +103,8 @@ MANY = 16
 """Reads of one tensor or line in a step from which they are taken for reads of its elements, one after the other."""
 
 _INSIDE_LIBRARY = (
-    "Turn off the option of `{package}` that reads or checks values in each step: the read is inside it, not in your "
-    "line."
+    "The read is inside `{package}`, not in your line. If it reads a small argument (a time step, a length), keep that "
+    "tensor on the CPU; else look for the option of `{package}` that reads or checks values in each step."
 )
 _LIBRARY_ADVICE = (
     "The read is inside `{package}`, not in your line: turn off the option of it that waits for results or checks "

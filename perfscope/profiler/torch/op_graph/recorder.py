@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from weakref import ReferenceType, ref
 
@@ -20,7 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from perfscope.model.op_flops import aten, flops_of
 from perfscope.profiler.torch.op_graph.capture import OpTable
 from perfscope.profiler.torch.op_graph.declared import declared_call
-from perfscope.profiler.torch.op_graph.frames import Frames, Site, called_function, decides_branch, reads_step_counter
+from perfscope.profiler.torch.op_graph.frames import Frames, Site
+from perfscope.profiler.torch.op_graph.host_reads import HOST_READS, host_read, reason_at
 from perfscope.profiler.torch.op_graph.token_ids import counted
 
 # Which ``nn.Module`` an op belongs to: a stack per thread, kept by global forward hooks.
@@ -141,28 +142,8 @@ METADATA = aten(
 LIFTS = aten("lift lift_fresh lift_fresh_copy")
 """Given a tensor that was made just now: ``torch.tensor(3.0)``."""
 
-HOST_READS = {
-    "aten._local_scalar_dense": "item",
-    "aten.item": "item",  # under inference_mode, where composite ops are not taken apart
-    "aten.nonzero": "nonzero",
-    "aten.masked_select": "masked_select",
-    "aten._unique": "unique",
-    "aten._unique2": "unique",
-    "aten.unique_dim": "unique",
-    "aten.unique_consecutive": "unique",
-    "aten.unique_dim_consecutive": "unique",
-    "aten.equal": "equal",
-    "aten.is_nonzero": "bool",
-    "aten.bincount": "bincount",
-    "aten._linalg_check_errors": "linalg_check_errors",
-}
-"""Ops whose result's value or size the host needs before it can go on."""
-MASK_READS = frozenset(("aten.index", "aten.index_put", "aten.index_put_", "aten._index_put_impl_"))
-"""Ops that count the True elements of a boolean index (``nonzero`` inside)."""
 MOST_BATCHES = 64
 """Embeddings of a step whose ids are counted."""
-CPU_CHECKS = frozenset(("one_hot",))
-"""Functions that read values only to check them, and only on the CPU: ``Onehot.cpp`` leaves it to CUDA's asserts."""
 
 
 class OpFacts(NamedTuple):
@@ -211,29 +192,6 @@ def facts_of(func: Any) -> OpFacts:
         or packet.startswith("prim."),
         host_read=HOST_READS.get(packet),
     )
-
-
-def host_read(facts: OpFacts, argument: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[str | None, str]:
-    """(why the host would wait for this call or None, type of the device that holds the value)."""
-    device = inputs[0].device.type if inputs else "cpu"
-    if facts.host_read is not None:
-        return facts.host_read, device
-    if facts.packet in MASK_READS:
-        masks = [index for index in argument("indices") or () if index is not None and index.dtype in _MASKS]
-        return ("boolean index" if masks else None), (masks[0].device.type if masks else device)
-    if facts.name == "aten.repeat_interleave.Tensor" and argument("output_size") is None:
-        return "repeat_interleave", device
-    if facts.packet == "aten._to_copy":
-        # A non-blocking copy to the host lands in pinned memory; the wait, if any, is the program's own.
-        away = device != "cpu" and outputs[0].device.type == "cpu"
-        return ("to_host" if away and not argument("non_blocking") else None), device
-    if facts.packet == "aten.copy_" and inputs[0].device.type == "cpu" and len(inputs) > 1:
-        source = inputs[1].device.type
-        return ("to_host" if source != "cpu" and not argument("non_blocking") else None), source
-    return None, device
-
-
-_MASKS = (torch.bool, torch.uint8)
 
 
 # Storage identities that stay unique for a whole capture, without keeping any memory alive.
@@ -380,7 +338,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         site = self._frames.site(frame)
         why, where = host_read(facts, named.get, sources, results)
         if why is not None:
-            why = _host_read_reason(why, where, site, frame)
+            why = reason_at(why, where, site, frame)
         index = len(self._table)
         # Saved-tensor hooks detach() between the node's creation and its op: the number is the op's.
         sequences = range(0) if view and not torch.is_grad_enabled() else self._new_sequences()
@@ -561,24 +519,6 @@ def _is_bookkeeping(func: Any) -> bool:
 def _recomputes(site: Site) -> bool:
     """Checkpointing runs the forward again inside the backward, and only that runs with gradients on."""
     return site.checkpoint and torch._C._current_graph_task_id() != -1 and torch.is_grad_enabled()
-
-
-def _host_read_reason(why: str, where: str, site: Site, frame: Any) -> str | None:
-    """The reason to report, or None if the value is on the host on every machine."""
-    while frame is not None and frame.f_code.co_filename.replace("\\", "/").endswith(_DISPATCH_WRAPPERS):
-        frame = frame.f_back  # torch wraps __torch_dispatch__ so that it is never compiled
-    if site.data or reads_step_counter(frame):
-        return None
-    if site.checks:
-        return "check"
-    if why != "item" or frame is None:
-        return why
-    if where == "cpu" and called_function(frame) in CPU_CHECKS:
-        return None
-    return "bool" if decides_branch(frame) else why
-
-
-_DISPATCH_WRAPPERS = ("torch/_compile.py", "torch/_dynamo/eval_frame.py", "torch/utils/_python_dispatch.py")
 
 
 def _dimension(size: Any) -> int:
