@@ -65,6 +65,12 @@ def test_a_librarys_loop_is_told_by_the_functions_it_calls() -> None:
     assert [row["samples"] for row in rows] == [40, 4]
 
 
+def test_a_function_that_a_decorator_made_does_not_name_the_work() -> None:
+    inside = "site-packages/some/utils.py(5): deprecated.<locals>.wrapper.<locals>.wrapped_func"
+    finding = only(training(f"{TRAIN.rpartition(' > ')[0]} > {inside}", usual=TRAIN))
+    assert "wrapped_func" not in finding.title + finding.advice
+
+
 @pytest.mark.parametrize(("rare_us", "status"), [(10_000, "flagged"), (5_000, "clean")])
 def test_a_step_is_slow_from_twice_the_median(rare_us: float, status: str) -> None:
     assert judge(training(LOG, every=4, rare_us=rare_us)).status == status

@@ -29,6 +29,7 @@ functions of a framework are known, the finding has no fix.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from perfscope.analyzers.examined import host_records
@@ -59,6 +60,9 @@ LEAST_SLOW = 2
 LEAST_SAMPLES = 10
 """Minimum number of samples, unless all are of one line: fewer do not show which call has most of the time."""
 
+_WRAPPER = re.compile(r"<locals>\.\w*wrap\w*$")
+"""Name of a function that a decorator made, which does not name the work."""
+
 _AHEAD = ", of a host that runs ahead of its work"
 
 examined = host_records
@@ -80,7 +84,7 @@ def check(trace: Trace) -> Iterator[Finding]:
     per_step = round(cost / found.steps)
     site = sampled_site(trace, first.frame)
     name = trace.text(int(trace.rows["frames"]["name"][first.callee]))
-    if name == "<module>":
+    if name == "<module>" or _WRAPPER.search(name):
         name = site.where().label()
     number = found.numbers[-1]
     trace_it = f"`perfscope run --steps {number}:{number + 1} ...` traces such a step."
