@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
 
-from perfscope.plugins.lower import inputs, lowering, pages
+from perfscope.plugins.lower import compile_time, inputs, lowering, pages
 from perfscope.plugins.lower.capture import run_program
 from perfscope.plugins.lower.command import lower
 from perfscope.plugins.lower.document import Fate, Lowering
@@ -184,3 +184,20 @@ def test_a_program_that_compiles_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     done = CliRunner().invoke(lower, ["-q", "idle.py"])
     assert isinstance(done.exception, DataError)
     assert "idle.py: compiled nothing with jax" in str(done.exception)
+
+
+def test_a_program_for_eight_gpus_names_its_exchanges() -> None:
+    found = lowering.of(
+        inputs.read(REPOSITORY / "fixtures" / "programs-h100" / "transformer-sharding"), "sharding", line=None, op=None
+    )
+    added = [fate for fate in found.fates if fate.what == "resharded"]
+    assert {fate.reason.split(" ")[0] for fate in added} >= {"all-gather", "all-reduce"}
+    assert all(fate.by == "compiler" and fate.bytes and "added by the partitioner" in fate.reason for fate in added)
+    assert {stage.name for stage in found.stages if stage.missing} >= {"jaxpr", "HLO before optimization"}
+
+
+def test_pass_times_of_xla_count_once() -> None:
+    record = 'pass_metadata {{\n  pass_name: "{}"\n  start_timestamp_usec: {}\n  end_timestamp_usec: {}\n}}\n'
+    text = record.format("outer", 1000, 1100) + record.format("algsimp", 1020, 1050) + record.format("cse", 1060, 1070)
+    spent = {name: part.ns for (_, _, name), part in compile_time.pass_metadata(text, "step").items()}
+    assert spent == {"outer": 60_000, "algsimp": 30_000, "cse": 10_000}

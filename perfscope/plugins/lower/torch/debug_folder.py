@@ -45,10 +45,12 @@ def _program(name: str, parts: dict[bool, Path]) -> Program:
     stages = [ProgramStage(name=FX, missing="TORCH_TRACE=DIR writes it, with the line of a checkpoint")]
     for backward, graph in sorted(written.items()):
         direction = "backward" if backward else "forward"
-        stages.append(ProgramStage(name=BACKWARD if backward else FORWARD, ops=stage_ops(graph, direction)))
+        stages.append(
+            ProgramStage(name=BACKWARD if backward else FORWARD, ops=stage_ops(graph, direction, passage.recomputed))
+        )
     for backward, graph in sorted(after_passes.items()):
         direction = "backward" if backward else "forward"
-        stages.append(ProgramStage(name=f"{AFTER}, {direction}", ops=stage_ops(graph, direction)))
+        stages.append(ProgramStage(name=f"{AFTER}, {direction}", ops=stage_ops(graph, direction, passage.recomputed)))
     stages.append(ProgramStage(name="kernels", missing="INDUCTOR_PROVENANCE=1 TORCH_TRACE=DIR writes their lines"))
     stages.append(_sources([folder / "output_code.py" for _, folder in sorted(parts.items())]))
     return Program(name=name, stages=tuple(stages), fates=tuple(fates_of(passage)), weight=weight_of(passage))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -71,7 +71,7 @@ def _program(
             node for graph in log.graphs if graph.compile_id == number for node in graph.recomputed
         ),
     )  # fmt: skip
-    stages = [*_stages(latest, after), _kernel_stage(kernels)]
+    stages = [*_stages(latest, after, passage.recomputed), _kernel_stage(kernels)]
     stages += _code(graphs)
     notes = []
     if any(kernel.direction == "backward" and not kernel.nodes for kernel in kernels):
@@ -83,26 +83,29 @@ def _program(
     )
 
 
-def _stages(latest: dict[str, LoggedGraph], after: dict[bool, LoggedGraph]) -> Iterator[ProgramStage]:
+def _stages(
+    latest: dict[str, LoggedGraph], after: dict[bool, LoggedGraph], recomputed: Collection[str]
+) -> Iterator[ProgramStage]:
     for name in (FX, JOINT, FORWARD, BACKWARD, INFERENCE):
         if name in latest:
             phase = "backward" if name == BACKWARD else "" if name in (FX, JOINT) else "forward"
-            yield ProgramStage(name=name, ops=stage_ops(latest[name], phase))
+            yield ProgramStage(name=name, ops=stage_ops(latest[name], phase, recomputed))
         elif name != INFERENCE and not (name in (JOINT, FORWARD, BACKWARD) and INFERENCE in latest):
             yield ProgramStage(name=name, missing=_WHY)
     for backward, graph in sorted(after.items()):
         direction = "backward" if backward else "forward"
-        yield ProgramStage(name=f"{AFTER}, {direction}", ops=stage_ops(graph, direction))
+        yield ProgramStage(name=f"{AFTER}, {direction}", ops=stage_ops(graph, direction, recomputed))
     if not after:
         yield ProgramStage(name=AFTER, missing=_WHY)
 
 
-def stage_ops(graph: LoggedGraph, phase: str) -> tuple[StageOp, ...]:
-    """The nodes of a graph as ops of a stage."""
+def stage_ops(graph: LoggedGraph, phase: str, recomputed: Collection[str] = ()) -> tuple[StageOp, ...]:
+    """The nodes of a graph as ops of a stage; of a backward, those in ``recomputed`` have that phase."""
     return tuple(
         StageOp(
             name=node.name, op=node.op, file=node.place.file if node.place else None,
-            line=node.place.line if node.place else None, result=shown_type(graph, node), phase=phase,
+            line=node.place.line if node.place else None, result=shown_type(graph, node),
+            phase="recompute" if phase == "backward" and node.name in recomputed else phase,
             text=f"{node.name} = {node.op}({', '.join(node.inputs)})"[:_MOST_TEXT], scope=node.op,
         )
         for _, nodes in graph.modules for node in nodes

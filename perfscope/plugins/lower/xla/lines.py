@@ -246,5 +246,5 @@ def shown_shape(instruction: Instruction) -> str:
 
 
 def text_of(instruction: Instruction) -> str:
-    """The instruction as HLO text prints it, without its attributes."""
-    return f"{instruction.name} = {shown_shape(instruction)} {instruction.opcode}({', '.join(instruction.operands)})"
+    """The instruction by name, without its shape and attributes."""
+    return f"{instruction.name} = {instruction.opcode}({', '.join(instruction.operands)})"

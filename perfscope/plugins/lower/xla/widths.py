@@ -136,12 +136,10 @@ class Widths:
         return f"converted to {dtype} inside of this line's call, by promotion or by a library"
 
     def _named(self, computation: Computation, value: Instruction) -> str:
-        """Argument or constant that a value is, through broadcasts."""
+        """Argument that a value is, through broadcasts; constants take the dtype of the other operand."""
         for _ in range(16):
             if value.opcode in ("broadcast", "reshape", "bitcast", "transpose", "get-tuple-element") and value.operands:
                 value = computation.by_name[value.operands[0]]
-            elif value.opcode == "constant":
-                return "the constant"
             elif value.parameter_number is not None:
                 callers = self._outer(computation, value)
                 if not callers:
