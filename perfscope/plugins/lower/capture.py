@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -20,24 +21,27 @@ CACHE = "cache"
 _DUMP = "--xla_dump_hlo_as_text --xla_dump_hlo_as_proto=false --xla_dump_hlo_pass_re=.* --xla_dump_max_hlo_modules=200"
 _GRACE_S = 20.0
 """Seconds from SIGTERM to SIGKILL: the profile is written in them."""
-_LINES = 3
-"""Last lines of a failed program that are shown."""
+_ERROR = re.compile(r"[\w.]*(?:Error|Exception|Interrupt)\b")
+"""Line of a traceback with the type of the error."""
 
 
 def run_program(
     folder: Path, framework: str, words: tuple[str, ...], *, module: bool, warm: bool, limit_s: float
-) -> list[str]:
-    """Run the program, twice with ``warm``, and return notes; ``DataError`` if it failed before it compiled."""
+) -> str:
+    """Run the program, twice with ``warm``, and return how it ended early, or an empty text.
+
+    ``DataError`` if it failed before it compiled anything.
+    """
     if not module and not Path(words[0]).is_file():
         raise NotStartedError(f"{words[0]}: no such file")
-    notes = _run(folder, COLD, framework, words, module=module, limit_s=limit_s)
-    if warm:
-        notes += _run(folder, WARM, framework, words, module=module, limit_s=limit_s)
+    failed = _run(folder, COLD, framework, words, module=module, limit_s=limit_s)
+    if warm and not failed:
+        failed = _run(folder, WARM, framework, words, module=module, limit_s=limit_s)
     shutil.rmtree(folder / CACHE, ignore_errors=True)
-    return notes
+    return failed
 
 
-def _run(folder: Path, name: Run, framework: str, words: tuple[str, ...], *, module: bool, limit_s: float) -> list[str]:
+def _run(folder: Path, name: Run, framework: str, words: tuple[str, ...], *, module: bool, limit_s: float) -> str:
     here = folder / name
     here.mkdir(parents=True)
     (folder / CACHE).mkdir(exist_ok=True)
@@ -55,18 +59,23 @@ def _run(folder: Path, name: Run, framework: str, words: tuple[str, ...], *, mod
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
-            return [f"the program was ended after {limit_s:g} s (--limit)"]
+            return f"the program was ended after {limit_s:g} s (--limit)"
         except BaseException:
             child.kill()
             child.wait()
             raise
     if code == 0:
-        return []
-    lines = [line for line in (here / "output.txt").read_text(errors="replace").splitlines() if line.strip()]
-    said = " / ".join(line.strip() for line in lines[-_LINES:]) or f"exit code {code}"
+        return ""
+    said = _error((here / "output.txt").read_text(errors="replace")) or f"exit code {code}"
     if not any(file.name != "output.txt" for file in here.rglob("*") if file.is_file()):
         raise DataError(f"{words[0]}: failed before it compiled anything: {said}")
-    return [f"the program failed: {said}"]
+    return f"the program failed: {said}"
+
+
+def _error(output: str) -> str:
+    """The last error in the output, else the last line."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return next((line for line in reversed(lines) if _ERROR.match(line)), lines[-1] if lines else "")
 
 
 def _environment(here: Path, cache: Path, framework: str, *, dumps: bool) -> dict[str, str]:

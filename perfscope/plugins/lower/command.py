@@ -118,13 +118,14 @@ def _read(
     (first, *_) = frameworks_asked(framework, words, module=kind == "module")
     folder = new_folder(Path(run_folders.RUNS_FOLDER), "lower")
     announce(f"running {words[0]} with the dumps of its compiler, into {folder}", quiet=quiet)
-    notes = run_program(folder, first, words, module=kind == "module", warm=warm, limit_s=limit)
+    failed = run_program(folder, first, words, module=kind == "module", warm=warm, limit_s=limit)
     try:
         found = read(folder)
     except DataError as error:
-        said = f" ({notes[0]})" if notes else ""
+        said = f" ({failed})" if failed else ""
         raise DataError(f"{words[0]}: compiled nothing with {first}{said}") from error
-    found.remarks += [*notes, f"other lines without running it again: perfscope lower {folder} --line N"]
+    found.failed = failed
+    found.remarks += [f"other lines without running it again: perfscope lower {folder} --line N"]
     return found, words[0]
 
 

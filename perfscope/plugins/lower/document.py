@@ -135,6 +135,8 @@ class Lowering(Value, frozen=True, kw_only=True):
     path: Annotated[tuple[OnLine, ...], msgspec.Meta(max_length=SOME)] = ()
     times: Annotated[tuple[Part, ...], msgspec.Meta(max_length=SOME)] = ()
     caches: Annotated[tuple[CacheAnswer, ...], msgspec.Meta(max_length=SOME)] = ()
+    failed: str = ""
+    """How the program ended early, if it did: stages are those up to then."""
     notes: Texts = ()
 
 

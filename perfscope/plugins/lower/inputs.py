@@ -24,6 +24,8 @@ class Read(Struct, kw_only=True):
     programs: tuple[Program, ...] = ()
     spent: dict[Run, Mapping[Key, Spent]] = field(default_factory=dict)
     answers: tuple[CacheAnswer, ...] = ()
+    failed: str = ""
+    """How the program that was run ended early."""
     remarks: list[str] = field(default_factory=list)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +24,7 @@ MOST_OPS = 12
 def of(found: Read, subject: str, *, line: str | None, op: str | None) -> Lowering:
     """The document. ``DataError``: no stage has the asked line or op."""
     folders = _folders(found.programs)
-    programs = tuple(_shortened(program, folders) for program in found.programs)
+    programs = tuple(_shortened(program, folders) for program in _named_apart(found.programs))
     asked = f"line {line}" if line is not None else f"op {op}" if op is not None else ""
     path = tuple(_path(programs, line, op)) if asked else ()
     if asked and not path:
@@ -51,8 +52,19 @@ def of(found: Read, subject: str, *, line: str | None, op: str | None) -> Loweri
         path=path,
         times=compile_time.table(found.spent)[:2000],
         caches=found.answers,
+        failed=found.failed,
         notes=tuple(dict.fromkeys([*found.remarks, *(note for program in programs for note in program.notes)])),
     )
+
+
+def _named_apart(programs: tuple[Program, ...]) -> Iterator[Program]:
+    """The programs with a number after a name that occurred before."""
+    seen: Counter[str] = Counter()
+    for program in programs:
+        seen[program.name] += 1
+        number = seen[program.name]
+        name = program.name if number == 1 else f"{program.name} #{number}"
+        yield replace(program, name=name, fates=tuple(replace(fate, program=name) for fate in program.fates))
 
 
 def _stages(program: Program) -> Iterator[Stage]:

@@ -118,6 +118,8 @@ def _headline(lowering: Lowering) -> str:
 
 
 def _facts(lowering: Lowering) -> Iterator[str]:
+    if lowering.failed:
+        yield f"{lowering.failed}; shown is what it compiled until then"
     yield "bytes and FLOPs are structural: counted in the compiled program, for one run of it"
     cold = sum(part.cold_ns or 0 for part in lowering.times if not part.name)
     warm = [part.warm_ns or 0 for part in lowering.times if not part.name]

@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (here / "two.py").write_text(TWO)
     for program in (DECODER, ATTENTION):
         shutil.copy(program, here)
-    assert run_program(here / "run", "jax", (str(here / "two.py"),), module=False, warm=False, limit_s=300) == []
+    assert run_program(here / "run", "jax", (str(here / "two.py"),), module=False, warm=False, limit_s=300) == ""
     return here / "run"
 
 

@@ -60,7 +60,8 @@ def _resharded(program: str, lines: Lines, passes: Passes) -> Iterator[Fate]:
         group = groups[lines.shown(computation, item), opcode, adder]
         group.add(item.name, bytes_=row.once.wire_bytes * row.runs, phase=phase(item))
     for (place, opcode, adder), group in groups.items():
-        reason = f"{opcode} added by the partitioner{f' ({adder})' if adder else ''}: the program calls none there"
+        told = f" ({adder})" if "partition" in adder or "shard" in adder else ""  # later passes change only its dtype
+        reason = f"{opcode} added by the partitioner{told}: the program calls none there"
         if not lines.has_names:
             reason = f"{opcode} of the program or of the partitioner: unknown without names of ops"
         yield fate("resharded", program, place, group, reason, by="compiler")
