@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,9 @@ from perfscope.plugins.lower.document import SCHEMA, Fate, Lowering, OnLine, Op,
 from perfscope.plugins.lower.inputs import Read
 from perfscope.plugins.lower.kernel_code import KERNEL_CODE, KERNEL_SOURCE, kernel_code
 from perfscope.plugins.lower.program import Program, ProgramStage, StageOp, code_at, is_at
+
+_PACKAGES = re.compile(r"(?<![\w.-])/[^\s,;:]*/(?:site|dist)-packages/")
+"""Folder of installed packages in a path."""
 
 MOST_OPS = 12
 """Most ops of a stage in the path of a line."""
@@ -126,7 +130,7 @@ def _short_fate(fate: Fate, folders: tuple[str, ...]) -> Fate:
 def _short(text: str, folders: tuple[str, ...]) -> str:
     for folder in folders:
         text = text.replace(folder, "")
-    return text
+    return _PACKAGES.sub("", text)
 
 
 def _folders(programs: tuple[Program, ...]) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ _FATES: tuple[Column[Fate], ...] = (
     Column("from -> to", lambda fate: f"{fate.before} -> {fate.after}" if fate.before else ""),
     Column("times", lambda fate: fate.times, "count", 2),
     Column("bytes", lambda fate: fate.bytes or None, "bytes"),
-    Column("FLOPs", lambda fate: fate.flops or None, "quantity", 3),
+    Column("FLOPs", lambda fate: fate.flops or None, "quantity", 4),
     Column("why", lambda fate: fate.reason, "text"),
     Column("code", lambda fate: fate.code, "code", 3, 60),
     Column("kernels", lambda fate: ", ".join(fate.kernels[:2]), "code", 1, 40),

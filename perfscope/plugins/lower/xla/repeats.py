@@ -41,14 +41,18 @@ def recomputed(program: str, before: HloModule | None, lines: Lines) -> Iterator
             continue
         at = asked.get(place, "")
         cause = f"jax.checkpoint called at {at}" if at else "jax.checkpoint"
-        reason = f"{first[place]} runs forward, {runs[place]} again in the backward: {cause}"
+        reason = f"{_runs(first[place])} forward, {runs[place]} again in the backward: {cause}"
         if not first[place]:
-            reason = f"{runs[place]} runs in the backward, again: {cause}"
+            reason = f"{_runs(runs[place])} in the backward, again: {cause}"
         if place in by_xla:
             reason = "XLA runs it again instead of keeping its result (rematerialization: memory was short)"
         yield fate("recomputed", program, place, group, reason, times=runs[place] + first[place])
     if before is not None:
         yield from _merged(program, before, {*again})
+
+
+def _runs(number: int) -> str:
+    return f"{number} run{'' if number == 1 else 's'}"
 
 
 def _merged(program: str, before: HloModule, kept: set[str]) -> Iterator[Fate]:
