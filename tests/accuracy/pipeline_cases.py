@@ -6,15 +6,12 @@ from tests.accuracy.case import Case, jax_program, torch_program
 
 _SAVES = {"sync": "torch.save(self.state()", "dcp": "dcp.save(self.state()"}
 _EVALUATES = {"eval_stall": "evaluated.append(evaluate(", "needless_grad": "loss_of(model, tokens_BM) * len"}
-_IN_JAX = {
-    "saves in the loop, npz": ("checkpoint", ("--defect", "npz"), ("--twin",), {"checkpoint_stall": "np.savez("}),
-    "evaluation by single sequences": (
-        "evaluation",
-        ("--defect", "single", "--defect", "item"),
-        (),
-        {"eval_stall": "evaluated.append(evaluate("},
-    ),
-}
+_IN_JAX = (
+    ("saves in the loop, npz", "tiny", ("checkpoint", "--defect", "npz"), ("checkpoint", "--twin"),
+     {"checkpoint_stall": "np.savez("}),
+    ("frequent evaluation", "cpu", ("evaluation", "--defect", "item", "--every", "8"), ("evaluation",),
+     {"eval_stall": "evaluated.append(evaluate("}),
+)  # fmt: skip
 _METRICS = {"tracker": {"host_bound": "json.dumps({"}, "clip": {"host_sync": "norm.item()"}}
 
 
@@ -34,8 +31,8 @@ PIPELINES: tuple[Case, ...] = (
         name="evaluation by single sequences with gradients",
         framework="torch",
         mode="eager",
-        source=torch_program("pipelines.evaluation", "--defect", "single", "--defect", "graph", steps=80),
-        twin=torch_program("pipelines.evaluation", steps=80),
+        source=torch_program("pipelines.evaluation", "--defect", "single", "--defect", "graph", steps=100),
+        twin=torch_program("pipelines.evaluation", steps=100),
         expects=_EVALUATES,
     ),
     *(
@@ -54,10 +51,10 @@ PIPELINES: tuple[Case, ...] = (
             name=name,
             framework="jax",
             mode="jit",
-            source=jax_program(f"pipelines.{program}", *defect, steps=80),
-            twin=jax_program(f"pipelines.{program}", *twin, steps=80),
+            source=jax_program(f"pipelines.{defect[0]}", *defect[1:], size=size, steps=100),
+            twin=jax_program(f"pipelines.{twin[0]}", *twin[1:], size=size, steps=100),
             expects=expects,
         )
-        for name, (program, defect, twin, expects) in _IN_JAX.items()
+        for name, size, defect, twin, expects in _IN_JAX
     ),
 )

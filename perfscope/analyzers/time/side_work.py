@@ -18,6 +18,7 @@ from perfscope.analyzers.time.host_activity import main_thread
 from perfscope.analyzers.time.host_lines import step_functions
 from perfscope.analyzers.time.samples import device_waits, free_samples, sampled_site, shown_kinds, stacks
 from perfscope.analyzers.time.sites import UNKNOWN_SITE, CallSite
+from perfscope.analyzers.time.untraced import trace_step_time
 from perfscope.analyzers.time.whole_run.cores import time_with_core
 from perfscope.model.frames.kinds import FrameKind
 from perfscope.model.frames.side_work import evaluates, restores
@@ -31,6 +32,11 @@ LEAST_SAMPLES = 10
 
 OFTEN = 0.5
 """Share of the steps from which a function with such a name is part of the step, such as ``validate_args``."""
+
+LONGER = 1.5
+"""Ratio of steps with such a function to the median step from which it is not part of all of them: short steps have few
+samples, so that their number does not show it.
+"""
 
 SLOWER = 1.1
 """Ratio to other steps from which steps are slow while a save is stored: a tenth exceeds the usual spread."""
@@ -147,7 +153,7 @@ def _exact_call(trace: Trace, kind: str, members: Int64, saving: Intervals) -> S
     samples = _samples_in(trace, spans)
     lengths = covered(spans, rows["from_ns"][members], rows["until_ns"][members])
     total = time_with_core(trace, spans)
-    total -= _queue_ns(trace, samples, total) if kind != "evaluation" else 0
+    total -= _queue_ns(trace, samples, total)
     written = rows["bytes"][members]
     written = written[written > 0]
     first = int(members[0])
@@ -188,25 +194,33 @@ def _samples_in(trace: Trace, spans: Intervals) -> Int64:
 
 
 def _queue_ns(trace: Trace, samples: Int64, total: int) -> int:
-    """Time of saves in which the host waited for steps that it had launched before: at most one step per save."""
-    times = trace.step_times_ns
+    """Time of side work in which the host waited for steps that it had launched before.
+
+    At most one step for all, if the host waits in each step; else at most the work of all steps, by a window of steps
+    with waits at both ends.
+    """
     waits = trace.fact(device_waits)[samples]
-    if not waits.any() or "device_work" not in trace.recorded or not times:
+    if not waits.any():
         return 0
     lasts = trace.rows["samples"]["lasts_ns"][samples]
     waited = round(total * float(lasts[waits].sum()) / max(1, int(lasts.sum())))
-    return min(waited, round(median(times)))
+    if trace.step_times_ns:
+        return min(waited, round(median(trace.step_times_ns))) if "device_work" in trace.recorded else 0
+    timed = trace.fact(trace_step_time)
+    return waited if timed is None else min(waited, round(timed.ns * _counted_steps(trace)[0]))
 
 
 def _loop_site(trace: Trace, samples: Int64) -> CallSite | None:
-    """The line of the function with the training loop from which most of the samples were called."""
+    """The line that calls the evaluating function, by most samples; else that of the function with the loop."""
     parents, holders, known = trace.rows["frames"]["parent"], trace.fact(step_functions), trace.fact(stacks)
+    sides = trace.fact(frame_sides)
     sites: Counter[CallSite] = Counter()
-    for frame in trace.rows["samples"]["frame"][samples].tolist():
+    for leaf in trace.rows["samples"]["frame"][samples].tolist():
+        frame, named = leaf, sides[leaf] == 2
         while frame != MISSING:
-            if known.user[frame] == frame:
+            if known.user[frame] == frame and sides[frame] != 2:
                 site = sampled_site(trace, frame)
-                if (site.file, site.function) in holders:
+                if named or (site.file, site.function) in holders:
                     sites[site] += 1
                     break
             frame = int(parents[frame])
@@ -218,7 +232,7 @@ def _loop_site(trace: Trace, samples: Int64) -> CallSite | None:
 
 def frame_sides(trace: Trace) -> npt.NDArray[np.int8]:
     """Per row of ``frames``, and one more for none: 1 if its stack saves a checkpoint, 2 if it evaluates, else 0."""
-    frames, known, holders = trace.rows["frames"], trace.fact(stacks), trace.fact(step_functions)
+    frames, known = trace.rows["frames"], trace.fact(stacks)
     sides = np.zeros(len(frames) + 1, np.int8)
     restoring = np.zeros(len(frames), bool)
     columns = (frames[name].tolist() for name in ("file", "name", "parent"))
@@ -231,8 +245,7 @@ def frame_sides(trace: Trace) -> npt.NDArray[np.int8]:
         elif known.kinds[row] == FrameKind.CHECKPOINT and not restoring[row]:
             sides[row] = 1
         elif evaluates(path, function):
-            site = sampled_site(trace, row)
-            sides[row] = 2 if (site.file, site.function) not in holders else 0
+            sides[row] = 2
     return sides
 
 
@@ -240,14 +253,25 @@ def side_samples(trace: Trace) -> npt.NDArray[np.int8]:
     """Per row of ``samples``: 1 if it is part of a save, 2 of an evaluation, else 0; a fact of the trace."""
     samples = trace.rows["samples"]
     sides: npt.NDArray[np.int8] = trace.fact(frame_sides)[samples["frame"]]
-    steps = samples["step"]
     inside = sides == 2
-    if len(np.unique(steps[inside])) > OFTEN * len(np.unique(steps[steps != MISSING])):
+    if inside.any() and _in_each_step(trace, inside):
         sides[inside] = 0
     if "side_work" in trace.recorded:
         for call in _exact_calls(trace):
             sides[list(call.rows)] = 2 if call.kind == "evaluation" else 1
     return sides
+
+
+def _in_each_step(trace: Trace, inside: npt.NDArray[np.bool_]) -> bool:
+    """Whether work in some samples is part of the usual step."""
+    samples, rows = trace.rows["samples"], trace.rows["run_steps"]
+    known = samples["step"] != MISSING
+    times = (rows["until_ns"] - rows["from_ns"])[rows["free"]]
+    times = times if len(times) else np.array(trace.step_times_ns, np.int64)
+    having = np.unique(samples["step"][inside & known])
+    count = max(len(times), len(np.unique(samples["step"][known])))
+    lasting = samples["step_ns"][inside & known]
+    return len(having) > OFTEN * count or not len(times) or bool(np.median(lasting) < LONGER * np.median(times))
 
 
 def _sampled_calls(trace: Trace, whole_ns: int) -> list[SideCall]:
@@ -267,14 +291,14 @@ def _sampled_calls(trace: Trace, whole_ns: int) -> list[SideCall]:
         for row in rows.tolist():
             lines[sampled_site(trace, int(samples["frame"][row]))] += int(samples["lasts_ns"][row])
         site = _loop_site(trace, rows) if kind == "evaluation" else None
-        spent = float(samples["lasts_ns"][rows].sum())
+        total = round(whole_ns * float(samples["lasts_ns"][rows].sum()) / time)
         result.append(
             SideCall(
                 kind=kind,  # type: ignore[arg-type]
                 call="",
                 site=site or max(lines, key=lambda line: lines[line], default=UNKNOWN_SITE),
                 count=None,
-                total_ns=round(whole_ns * spent / time),
+                total_ns=total - (_queue_ns(trace, rows, total) if kind == "evaluation" else 0),
                 each_ns=None,
                 bytes=None,
                 asynchronous=False,

@@ -15,8 +15,8 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from perfscope.workloads.attention import SIZES, Block
 from perfscope.workloads.data import batches
+from perfscope.workloads.moe import SIZES, Block
 from perfscope.workloads.options import Options, options_of, parser_of
 from perfscope.workloads.training import build, loss_of, report
 
@@ -63,8 +63,8 @@ def train(options: Options, every: int) -> list[float]:
 
 def parsed(argv: Sequence[str] | None = None) -> tuple[Options, int]:
     """Options from the command line, and steps between two evaluations."""
-    parser = parser_of(__doc__ or "", ("sdpa",), SIZES, DEFECTS)
-    parser.add_argument("--every", type=int, default=20, help="steps between two evaluations")
+    parser = parser_of(__doc__ or "", ("index_add",), SIZES, DEFECTS)
+    parser.add_argument("--every", type=int, default=30, help="steps between two evaluations")
     options = parser.parse_args(argv)
     return options_of(options, SIZES), options.every
 

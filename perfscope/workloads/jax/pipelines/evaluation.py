@@ -60,7 +60,7 @@ def train(options: Options, every: int) -> list[float]:
 def parsed(argv: Sequence[str] | None = None) -> tuple[Options, int]:
     """Options from the command line, and steps between two evaluations."""
     parser = parser_of(__doc__ or "", ("blocked",), SIZES, DEFECTS)
-    parser.add_argument("--every", type=int, default=20, help="steps between two evaluations")
+    parser.add_argument("--every", type=int, default=30, help="steps between two evaluations")
     options = parser.parse_args(argv)
     return options_of(options, SIZES), options.every
 
