@@ -24,8 +24,9 @@ How it is found: `perfscope run` notes the time from `model.eval()` to `model.tr
 the stacks that it samples show the lines. In programs without these calls, an evaluation is a function of the program
 with such a name (`evaluate`, `validate`, `validation_step`, `test`, `estimate_loss`), by its share of the sampled
 stacks of steps without a profiler; compiling is not counted, and neither is waiting for steps that were launched
-before, if the host runs ahead of them. The cost is the time of all evaluations between the first and the last step without a profiler, without saves in them, divided by all steps, if it is at least a tenth. All of it
-is an upper bound: some evaluation is wanted.
+before, if the host runs ahead of them. The cost is the time of all evaluations between the first and the last step
+without a profiler, without saves in them, divided by all steps, if it is at least a tenth. All of it is an upper
+bound: some evaluation is wanted.
 
 Fix: evaluate less often, on fewer batches, or in another process that reads checkpoints. Make one evaluation cheaper:
 `torch.no_grad()` (`needless_grad`), batches larger than those of training, sums that stay on the device until the end
