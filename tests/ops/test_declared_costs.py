@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
+import types
 from typing import Any
 
 import pytest
@@ -69,6 +71,17 @@ def test_a_kernel_outside_of_any_op_is_costed_by_its_name() -> None:
     assert (costs.flops.tolist(), costs.bytes.tolist()) == ([0], [10**8])
     assert costs.roof_ns[0] == pytest.approx(1e9 * 10**8 / BANDWIDTH)
     assert costed_share(launched()) == 1
+
+
+def test_a_kernel_that_a_run_launched_has_the_mean_cost_of_its_launches() -> None:
+    g = GraphBuilder()
+    for moved in (100, 300):
+        g.op("triton.my_kernel", [g.input((4, 8))], flops=0, declared_bytes=moved)
+    b = TraceBuilder(op_graph=g.graph())
+    b.device(0, H100)
+    b.step(1, 0, 1_000)
+    b.kernel("my_kernel", 100, 300)
+    assert b.build().fact(kernel_costs).bytes.tolist() == [200]
 
 
 def test_a_cost_that_depends_on_arguments_is_not_used_for_a_kernel_without_them() -> None:
@@ -151,3 +164,57 @@ def test_ops_that_run_are_recorded_with_their_declared_cost(tmp_path: Any) -> No
         (96, None, "float32"),
         (None, None, None),
     ]
+
+
+class Jitted:
+    """A kernel as Triton has it."""
+
+    def __init__(self, fn: Any, launch_metadata: Any = None) -> None:
+        self.fn, self.launch_metadata, self.arg_names = fn, launch_metadata, ["x", "n"]
+
+    def run(self, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.torch
+def test_launches_of_triton_are_recorded_outside_of_ops_and_added_up_inside(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    from perfscope.analyzers.readers.op_graph import read_op_graph
+    from perfscope.profiler.torch.op_graph.capture import OpGraphCapture
+
+    monkeypatch.setitem(sys.modules, "triton.runtime.jit", types.SimpleNamespace(JITFunction=Jitted))
+
+    def scaled(x: Any, n: Any) -> None: ...
+    def stated(x: Any, n: Any) -> None: ...
+
+    perfscope.kernel_cost(scaled)(lambda x, n: perfscope.Cost(flops=n, bytes=2 * x.nbytes))
+
+    def metadata(grid: Any, metadata: Any, bound: Any) -> dict[str, int]:
+        return {"flops16": bound["n"] * grid[0], "bytes": 8}
+
+    kernels = [Jitted(scaled), Jitted(stated, metadata)]
+
+    def launched(x: Any) -> Any:
+        for kernel in kernels:
+            kernel.run(x, 5, grid=(3,), warmup=False)
+        return x.clone()
+
+    op = torch.library.custom_op("perfscope_tests::launched", launched, mutates_args=(), schema="(Tensor x) -> Tensor")
+    capture = OpGraphCapture()
+    capture.start(1)
+    launched(torch.ones(4))
+    op(torch.ones(4))
+    capture.stop()
+    launched(torch.ones(4))
+    capture.save(tmp_path / "graph.json")
+    ops = [op for op in read_op_graph(tmp_path / "graph.json").ops if op.name.startswith(("triton", "perfscope"))]
+    assert [(op.name, op.flops, op.declared_bytes, op.declared_dtype) for op in ops] == [
+        ("triton.scaled", 5, 32, "float32"),
+        ("triton.stated", 15, 8, "bfloat16"),
+        ("perfscope_tests.launched.default", 20, 40, "bfloat16"),
+    ]
+    assert [op.function for op in ops[:2]] == [
+        "test_launches_of_triton_are_recorded_outside_of_ops_and_added_up_inside.<locals>.launched"
+    ] * 2

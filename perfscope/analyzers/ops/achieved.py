@@ -42,6 +42,7 @@ from perfscope.analyzers.spans import nearest_ancestor, work_inside
 from perfscope.model.collectives import algorithm_of, bus_bytes, element_size, message_elements, operation_of
 from perfscope.model.intervals import Int64
 from perfscope.model.kernel_cost import declared_kernel
+from perfscope.model.op_graph import TRITON
 from perfscope.model.trace import MISSING, CopyKind, SliceKind, Trace
 
 if TYPE_CHECKING:
@@ -207,6 +208,25 @@ def slice_costs(trace: Trace) -> dict[int, OpCost]:
             if (cost := known[index]) is not None:
                 result[int(spans[index])] = cost
     return result
+
+
+def launch_costs(trace: Trace) -> dict[str, OpCost]:
+    """Return the mean cost of the launches of each kernel outside of any op, from the run's op graph."""
+    graph, flow = trace.op_graph, trace.fact(trace_flow)
+    found: dict[str, list[OpCost]] = defaultdict(list)
+    for index, op in enumerate(() if graph is None else graph.ops):
+        if op.name.startswith(TRITON) and graph is not None and flow is not None:
+            cost = graph_cost(graph, flow, index)
+            if cost is not None:
+                found[op.name.removeprefix(TRITON)].append(cost)
+    return {
+        name: replace(
+            costs[0],
+            flops=sum(cost.flops for cost in costs) // len(costs),
+            bytes=sum(cost.bytes for cost in costs) // len(costs),
+        )
+        for name, costs in found.items()
+    }
 
 
 class Utilization(Struct, frozen=True, kw_only=True):
@@ -463,16 +483,21 @@ def _add_instructions(trace: Trace, costs: Costs, devices: tuple[Device | None, 
 
 
 def _add_declared(trace: Trace, costs: Costs, devices: tuple[Device | None, ...]) -> None:
-    """Add kernels that no op accounts for and whose author declared a cost by their name."""
-    kernels = trace.rows["kernels"]
+    """Add kernels that no op accounts for and whose author declared a cost by their name.
+
+    Launches of a run may differ in size; each gets their mean.
+    """
+    kernels, launches = trace.rows["kernels"], trace.fact(launch_costs)
     unknown = np.flatnonzero(np.isnan(costs.bytes) & ~kernels["communication"])
     for code in np.unique(kernels["name"][unknown]).tolist():
         name = trace.text(code)
-        cost = declared_kernel(name) or declared_kernel(short_kernel_name(name))
-        if cost is None or cost.bytes is None:
+        known = launches.get(name)
+        cost = None if known else declared_kernel(name) or declared_kernel(short_kernel_name(name))
+        if cost is not None and cost.bytes is not None:
+            known = OpCost(kind="memory", flops=cost.total_flops, bytes=cost.bytes, dtype=cost.dtype)
+        if known is None:
             continue
         rows = unknown[kernels["name"][unknown] == code]
-        known = OpCost(kind="memory", flops=cost.total_flops, bytes=cost.bytes, dtype=cost.dtype)
         costs.flops[rows], costs.bytes[rows] = known.flops, known.bytes
         roofs = [_roof_ns(device, known, ()) for device in devices]
         costs.roof_ns[rows] = np.array(roofs)[kernels["device"][rows]]

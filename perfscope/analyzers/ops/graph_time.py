@@ -18,6 +18,7 @@ from perfscope.analyzers.spans import NO_WORK, WorkTime, named_slices, outermost
 from perfscope.analyzers.time import account_windows, step_windows, time_with_core, whole_ns
 from perfscope.model.finding import Removed
 from perfscope.model.intervals import union
+from perfscope.model.op_graph import TRITON
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
 ENOUGH_MATCHED = 0.9
@@ -56,7 +57,7 @@ def graph_time(trace: Trace) -> GraphTime:
     on_device = bool(len(trace.rows["kernels"]))
     if graph is None or not len(slices):
         return GraphTime(spans=(), matched_share=0.0, on_device=on_device)
-    wanted = [index for index, op in enumerate(graph.ops) if not op.view]
+    wanted = [index for index, op in enumerate(graph.ops) if not op.view and not op.name.startswith(TRITON)]
     names = [_trace_name(base_name(graph.ops[index])) for index in wanted]
     spans, best = [], 0.0
     for rows in _steps(trace, _outermost(trace, set(names))):

@@ -280,7 +280,7 @@ def _of_state(state: Any, depth: int) -> Iterator[tuple[str, Any]]:
 
 def _addressable(tensor: Any) -> Any:
     """The storage of a tensor, or None if its address is not accessible (fake tensors)."""
-    from perfscope.profiler.torch.op_graph.recorder import storage_of
+    from perfscope.profiler.torch.op_graph.storages import storage_of
 
     storage = storage_of(tensor)
     try:

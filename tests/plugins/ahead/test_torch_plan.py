@@ -473,3 +473,13 @@ def test_both_ways_agree_before_anything_runs(tmp_path: Path) -> None:
         assert 0 <= step.given_bytes - 3 * 4 * MIB < SMALL
     assert memory.eager is eager
     assert abs(compiled.start_bytes - eager.start_bytes) < SMALL
+
+
+def test_declared_costs_of_own_kernels_are_in_the_plan(tmp_path: Path) -> None:
+    held = only(planned(tmp_path, torch_programs.OWN_KERNELS))
+    size = 1024 * 256
+    (kernel,) = (kernel for kernel in held.plan.graphs[0].kernels if "mine" in kernel.name)
+    assert (kernel.flops, kernel.bytes, kernel.dtype) == (1000 * size, 7 * 2 * size, "bfloat16")
+    assert held.outside is not None
+    launched = [op for op in held.outside.ops if op.name.startswith("triton.")]
+    assert [(op.name, op.flops, op.declared_bytes) for op in launched] == [("triton.doubled", size, 4 * size)]

@@ -179,3 +179,38 @@ with torch.no_grad():
         if (token == 2).all():
             break
 """
+
+OWN_KERNELS = """
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+import perfscope
+
+
+@torch.library.custom_op("mine::scaled", mutates_args=())
+def scaled(x: Tensor) -> Tensor:
+    raise RuntimeError("nothing runs")
+
+
+scaled.register_fake(torch.empty_like)
+
+
+@triton.jit
+def doubled(x, y, n, BLOCK: tl.constexpr):
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + place, 2 * tl.load(x + place, mask=place < n), mask=place < n)
+
+
+perfscope.kernel_cost(scaled)(lambda x: perfscope.Cost(flops={"bfloat16": 1000 * x.numel()}, bytes=7 * x.nbytes))
+perfscope.kernel_cost(doubled)(lambda x, y, n, BLOCK: perfscope.Cost(flops=n, bytes=2 * x.nbytes))
+weight = torch.ones(256, 256, device="cuda", dtype=torch.bfloat16)
+compiled = torch.compile(lambda x: scaled(x @ weight))
+for _ in range(8):
+    x = torch.randn(1024, 256, device="cuda", dtype=torch.bfloat16)
+    y = torch.empty_like(x)
+    doubled[(x.numel() // 1024,)](x, y, x.numel(), BLOCK=1024)
+    compiled(y)
+    perfscope.step()
+"""

@@ -116,6 +116,7 @@ class _Planning:
 
     def run(self) -> None:
         """Run the program and write the plan, also for a program that failed."""
+        compat.launch_nothing()
         self.planner.install()
         self.dynamo_log.install()
         self.attention.install()

@@ -34,7 +34,8 @@ from perfscope.plugins.ahead.torch.peak import (
 )
 from perfscope.profiler.torch.op_graph.capture import insert_lowest
 from perfscope.profiler.torch.op_graph.frames import Frames
-from perfscope.profiler.torch.op_graph.recorder import dense_parts, storage_of, tensors_in, unwraps
+from perfscope.profiler.torch.op_graph.recorder import dense_parts, tensors_in, unwraps
+from perfscope.profiler.torch.op_graph.storages import storage_of
 
 
 class OpWatch(compat.DispatchMode):  # type: ignore[misc]

@@ -8,7 +8,7 @@ from weakref import ref
 
 import torch
 
-from perfscope.profiler.torch.op_graph.recorder import storage_of
+from perfscope.profiler.torch.op_graph.storages import storage_of
 
 EMPTY = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"})
 """Ops that allocate and write nothing."""

@@ -14,7 +14,8 @@ from perfscope.plugins.numerics.document import Loss, PrecisionLoss
 from perfscope.plugins.numerics.torch.products import ProductWatch
 from perfscope.plugins.numerics.torch.statistics import HALF, extremes, plain
 from perfscope.profiler.torch.op_graph.frames import Frames
-from perfscope.profiler.torch.op_graph.recorder import ModuleStack, OpFacts, StorageIds, facts_of
+from perfscope.profiler.torch.op_graph.recorder import ModuleStack, OpFacts, facts_of
+from perfscope.profiler.torch.op_graph.storages import StorageIds
 
 PLACING = frozenset(
     ["masked_fill", "masked_fill_", "where", "fill", "fill_", "full", "full_like", "new_full", "scalar_tensor"]

@@ -12,7 +12,7 @@ from perfscope.plugins.numerics.document import ProductKind
 from perfscope.plugins.numerics.products import ProductKey, Products
 from perfscope.plugins.precision import sample
 from perfscope.profiler.torch import compat
-from perfscope.profiler.torch.op_graph.recorder import storage_of
+from perfscope.profiler.torch.op_graph.storages import storage_of
 
 MOST_KEPT = 4_000
 """Most products of a step, each at most half a megabyte on the device until the step ends."""

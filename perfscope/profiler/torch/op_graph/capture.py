@@ -90,7 +90,8 @@ class OpGraphCapture:
         if modules:
             self._modules.start()
         insert_lowest(self._mode)
-        self._undo = keep_in_inference_mode(lambda: self._mode is not None and threading.get_ident() == self._thread)
+        stays = keep_in_inference_mode(lambda: self._mode is not None and threading.get_ident() == self._thread)
+        self._undo = undo_all((stays, self._mode.launches.watch()))
 
     def stop(self) -> None:
         """Ends the recording. It never raises because of changes of the program to the mode stack meanwhile."""

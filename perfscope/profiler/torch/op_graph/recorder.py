@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 from weakref import ReferenceType, ref
 
 import torch
-from torch import UntypedStorage
 from torch._ops import HigherOrderOperator
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from perfscope.model.kernel_cost import Cost
 from perfscope.model.op_flops import aten, flops_of
 from perfscope.profiler.torch.op_graph.capture import OpTable
-from perfscope.profiler.torch.op_graph.declared import declared_call
+from perfscope.profiler.torch.op_graph.declared import Launches, declared_call, sum_of
 from perfscope.profiler.torch.op_graph.frames import Frames, Site
 from perfscope.profiler.torch.op_graph.host_reads import HOST_READS, host_read, reason_at
+from perfscope.profiler.torch.op_graph.storages import StorageIds
 from perfscope.profiler.torch.op_graph.token_ids import counted
 
 # Which ``nn.Module`` an op belongs to: a stack per thread, kept by global forward hooks.
@@ -194,90 +195,6 @@ def facts_of(func: Any) -> OpFacts:
     )
 
 
-# Storage identities that stay unique for a whole capture, without keeping any memory alive.
-#
-# An address is reused as soon as a storage dies, so ids by address would join unrelated tensors. Torch
-# keeps one Python object per storage for as long as the storage lives, whoever holds it; a weak reference
-# to that object reports the moment it dies, before its address can come back.
-#
-# (A C++ ``StorageWeakRef`` would do as well, but it pins the storage's small header, and on the CPU the
-# headers then split the freed blocks between them: a step's allocations were seen to pile up to 1 GB.)
-#
-# The same reference dates the death: it comes while the storage is freed, between two ops.
-
-
-class _Watch(ref[Any]):
-    """A weak reference that records the id of its storage."""
-
-    __slots__ = ("address", "identity")
-
-    address: int
-    identity: int
-
-
-class StorageIds:
-    """Assigns 0, 1, 2 ..., one id per storage ever seen; records which of them are alive, and when others died.
-
-    ``now()``: the index of the op that comes next.
-    """
-
-    def __init__(self, now: Callable[[], int]) -> None:
-        self._now = now
-        self._by_address: dict[int, _Watch] = {}
-        self.bytes: list[int] = []
-        """Size of each storage, the largest seen: a resized storage (FSDP frees its gathered weights so) grows."""
-        self.born: list[int | None] = []
-        """Index of the op that made each storage; ``None``: it existed before, or no op was seen to make it."""
-        self.died: list[int | None] = []
-        """Index of the op before which each storage was freed; ``None``: it is alive."""
-
-    def of(self, tensor: Any, *, made: bool = False) -> int:
-        """Id of the tensor's storage; a tensor without one (sparse, opaque) is its own storage.
-
-        ``made``: the op of now made it, if it was not known before.
-        """
-        thing = _storage_or_itself(tensor)
-        known = self._known(thing)
-        if known is not None:
-            self.bytes[known] = max(self.bytes[known], _storage_bytes(thing))
-            return known
-        watch = _Watch(thing, self._forget)
-        watch.address, watch.identity = id(thing), len(self.bytes)
-        self._by_address[watch.address] = watch
-        self.bytes.append(_storage_bytes(thing))
-        self.born.append(self._now() if made else None)
-        self.died.append(None)
-        return watch.identity
-
-    def find(self, tensor: Any) -> int | None:
-        """Id of the tensor's storage if the capture has seen it, else None."""
-        return self._known(_storage_or_itself(tensor))
-
-    def alive(self) -> list[int]:
-        """Ids of the storages that some tensor of the program still holds, ascending."""
-        return sorted(watch.identity for watch in list(self._by_address.values()) if watch() is not None)
-
-    def _known(self, thing: Any) -> int | None:
-        watch = self._by_address.get(id(thing))
-        return watch.identity if watch is not None and watch() is thing else None
-
-    def _forget(self, watch: Any) -> None:
-        address: int = watch.address
-        self.died[watch.identity] = self._now()
-        if self._by_address.get(address) is watch:
-            del self._by_address[address]
-
-
-def _storage_or_itself(tensor: Any) -> Any:
-    storage = storage_of(tensor)
-    return tensor if storage is None else storage
-
-
-def _storage_bytes(thing: Any) -> int:
-    """Bytes of a storage; 0 for a wrapper, whose parts, if any, are storages that are seen separately."""
-    return int(thing.nbytes()) if isinstance(thing, UntypedStorage) else 0
-
-
 class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
     """Records until it is taken off the stack. ``modules`` must be started and stopped together with it."""
 
@@ -286,6 +203,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
     def __init__(self, table: OpTable, frames: Frames, modules: ModuleStack) -> None:
         super().__init__()
         self.storages = StorageIds(lambda: len(table))
+        self.launches = Launches(self._record_launch)
         self.active = True
         self.failure: str | None = None
         self._table = table
@@ -310,18 +228,39 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
         kwargs = kwargs or {}
         if any(map(unwraps, types)):
             return NotImplemented  # the subclass takes its tensors apart, and we see the ops on the parts
-        result = func(*args, **kwargs)
+        with self.launches.of_op() as launched:
+            result = func(*args, **kwargs)
         if self.active and not _is_bookkeeping(func):
             with self._lock, torch._C.DisableTorchFunction():
                 try:
                     if self._table.has_room():
-                        self._record(func, args, kwargs, result)
+                        self._record(func, args, kwargs, result, launched)
                 except Exception as error:  # the program must go on; save() reports why there is no graph
                     self.active = False
                     self.failure = f"{func} could not be recorded: {type(error).__name__}: {error}"
         return result
 
-    def _record(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def _record_launch(self, name: str, tensors: list[Any], cost: Cost | None) -> None:
+        """Add a row for a kernel that was launched outside of any op."""
+        if not self.active or not self._table.has_room():
+            return
+        with self._lock, torch._C.DisableTorchFunction():
+            frame: Any = sys._getframe(2)
+            while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("triton."):
+                frame = frame.f_back
+            try:
+                site = self._frames.site(frame)
+                phase, module, line, sequence = self._context(site, range(0), tensors)
+                self._table.append(
+                    name=name, phase=phase, inputs=[self._tensor(tensor) for tensor in tensors], outputs=[], mutated=[],
+                    pointwise=False, reduction=False, view=False, flops=None, declared=cost, module=module, line=line,
+                    sequence=sequence, recompute=_recomputes(site), checks=False, loop=site.loop, host_read=None,
+                )  # fmt: skip
+            except Exception as error:  # as for an op
+                self.active = False
+                self.failure = f"{name} could not be recorded: {type(error).__name__}: {error}"
+
+    def _record(self, func: Any, args: Any, kwargs: Any, result: Any, launched: list[Cost | None]) -> None:
         facts = self._facts.get(func)
         if facts is None:
             facts = self._facts[func] = facts_of(func)
@@ -361,7 +300,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[misc]
             reduction=facts.reduction,
             view=view,
             flops=0 if view else None if any(map(_is_sparse, sources)) else flops_of(facts.name, named.get, results),
-            declared=None if view else declared_call(func, args, kwargs, result),
+            declared=None if view else declared_call(func, args, kwargs, result) or sum_of(launched),
             module=module,
             line=line,
             sequence=sequence,
@@ -493,14 +432,6 @@ def dense_parts(tensor: Any) -> Iterator[Any]:
                 yield from dense_parts(part)
     else:
         yield tensor
-
-
-def storage_of(tensor: Any) -> Any:
-    """The storage of a tensor; ``None`` for sparse and opaque layouts, which have none."""
-    try:
-        return tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):
-        return None
 
 
 _SPARSE = frozenset({torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
