@@ -26,6 +26,7 @@ HEADS = {"ssm": "--heads 16"}
 """Its states: matrix products of Triton need 16 at least."""
 KERNELS = {
     "attention": ("pallas", "window", "shared"),
+    "decode": ("paged",),
     "moe": ("grouped",),
     "ssm": ("kernel", "ssd"),
 }
