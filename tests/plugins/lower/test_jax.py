@@ -15,6 +15,7 @@ from perfscope.plugins.lower import compile_time, inputs, lowering, pages
 from perfscope.plugins.lower.capture import run_program
 from perfscope.plugins.lower.command import lower
 from perfscope.plugins.lower.document import Fate, Lowering
+from perfscope.plugins.lower.xla.passes import passes_of
 from tests.conftest import REPOSITORY
 
 jax = pytest.importorskip("jax")
@@ -201,3 +202,22 @@ def test_pass_times_of_xla_count_once() -> None:
     text = record.format("outer", 1000, 1100) + record.format("algsimp", 1020, 1050) + record.format("cse", 1060, 1070)
     spent = {name: part.ns for (_, _, name), part in compile_time.pass_metadata(text, "step").items()}
     assert spent == {"outer": 60_000, "algsimp": 30_000, "cse": 10_000}
+
+
+def test_the_pass_that_adds_or_removes_an_instruction(tmp_path: Path) -> None:
+    names = ("pipeline-start", "algsimp", "layout-assignment", "fusion")
+    bodies = (
+        "  %a = f32[8]{0} add(%x, %y)\n  %c = f32[4]{0} constant(1)",
+        "  %a = f32[8]{0} add(%x, %y)\n  %t = f32[2,4]{0,1} copy(%x)",
+        "  %a = f32[8]{0} add(%x, %y)\n  ROOT %copy.1 = f32[8]{0} copy(%a)",
+        "  %a.clone = f32[8]{0} add(%x, %y)\n  %copy.2 = f32[8]{0} copy(%a)\n  %copy.3 = f32[8]{0} copy(%a)",
+    )
+    for number, (name, body) in enumerate(zip(names, bodies, strict=True)):
+        (tmp_path / f"module_0001.jit_f.{number:04}.some.after_{name}.before_next.txt").write_text(f"{body}\n")
+    passes = passes_of(tmp_path, "module_0001.jit_f")
+    assert passes.adder("copy", "f32", 8) == "algsimp"  # the two copies of fusion are no addition
+    assert passes.adder("copy", "f32", 8, "{0}") == "layout-assignment"
+    assert passes.adder("add", "f32", 8) == ""  # there from the start
+    assert passes.remover(["c"]) == "algsimp"
+    assert passes.remover(["t"]) == "layout-assignment"
+    assert passes.remover(["a"]) == ""  # fusion renamed it

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,11 @@ from msgspec import Struct
 from perfscope.analyzers.hlo import HloModule
 from perfscope.analyzers.readers import READERS, read_head, unoptimized_program
 from perfscope.model.errors import DataError
+from perfscope.plugins.lower.document import Fate
 from perfscope.plugins.lower.kernel_code import KERNEL_CODE, code_files
-from perfscope.plugins.lower.program import FLOPS_PER_BYTE, Program, ProgramStage
+from perfscope.plugins.lower.program import FLOPS_PER_BYTE, Grouped, Program, ProgramStage
 from perfscope.plugins.lower.xla.fates import fates_as_written, fates_of
+from perfscope.plugins.lower.xla.group import fate
 from perfscope.plugins.lower.xla.lines import Lines, Written
 from perfscope.plugins.lower.xla.passes import is_pass_dump, passes_of
 from perfscope.plugins.lower.xla.written import jaxpr_ops, read_text, stablehlo_ops
@@ -114,7 +116,7 @@ def _program(files: _Files) -> Program:
     stages.append(_code(files))
     total = lines.cost.total
     return Program(
-        name=name, stages=tuple(stages), fates=tuple(fates_of(name, before, lines, passes)),
+        name=name, stages=tuple(stages), fates=(*fates_of(name, before, lines, passes), *_never_hlo(name, stages)),
         weight=total.bytes + total.flops / FLOPS_PER_BYTE,
     )  # fmt: skip
 
@@ -137,6 +139,19 @@ def _written(files: _Files, name: str) -> Iterator[ProgramStage]:
         if mlir is None
         else ProgramStage(name="StableHLO", ops=stablehlo_ops(read_text(mlir)), file=str(mlir))
     )
+
+
+def _never_hlo(name: str, stages: Sequence[ProgramStage]) -> Iterator[Fate]:
+    """Lines of the StableHLO without an instruction: folded on the way into HLO, before any pass runs."""
+    by_name = {stage.name: stage.ops for stage in stages}
+    later = {op.place for stage in ("HLO before optimization", "HLO after optimization") for op in by_name[stage]}
+    groups: dict[str, Grouped] = {}
+    for op in by_name["StableHLO"]:
+        if op.place and op.place not in later:
+            groups.setdefault(op.place, Grouped()).add(op.op, phase=op.phase)
+    for place, group in groups.items():
+        ops = ", ".join([*dict.fromkeys(group.names)][:3])
+        yield fate("dropped", name, place, group, f"{ops}: folded on the way from StableHLO to HLO")
 
 
 def _code(files: _Files) -> ProgramStage:

@@ -37,7 +37,7 @@ def fates_of(program: str, before: HloModule | None, lines: Lines, passes: Passe
         kept.add(found.place)
         yield found
     if before is not None:
-        yield from _dropped(program, before, lines, kept)
+        yield from _dropped(program, before, lines, kept, passes)
 
 
 def _kept(program: str, before: HloModule | None, lines: Lines, passes: Passes) -> Iterator[Fate]:
@@ -93,7 +93,7 @@ def _materialised(program: str, lines: Lines) -> Iterator[Fate]:
             yield fate("materialised", program, place, group, reason, times=group.count)
 
 
-def _dropped(program: str, before: HloModule, lines: Lines, kept: set[str]) -> Iterator[Fate]:
+def _dropped(program: str, before: HloModule, lines: Lines, kept: set[str], passes: Passes) -> Iterator[Fate]:
     left = {
         (file, line) for _, item in lines.module.instructions() for file, line in (*item.lines, (item.file, item.line))
     }
@@ -107,5 +107,8 @@ def _dropped(program: str, before: HloModule, lines: Lines, kept: set[str]) -> I
             continue
         ops = ", ".join(list(group.reasons)[:3])
         free = {*group.reasons} <= _VIEWS
+        gone = "" if free else passes.remover(group.names)
         reason = "only another view of the same bytes" if free else "folded, simplified or unused"
+        if gone:
+            reason = f"folded into a constant ({gone})" if "constant" in gone else f"gone after {gone}"
         yield fate("dropped", program, place, group, f"{ops}: {reason}")

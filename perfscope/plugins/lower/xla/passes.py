@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from msgspec import Struct
@@ -19,6 +20,7 @@ from perfscope.analyzers.readers import open_bytes
 _NAME = re.compile(r"^(?P<stem>.+?)\.(?P<number>\d{4})\.(?P<pipeline>[^.]+)\.after_(?P<after>.+?)"
                    r"(?:\.before_.+?)?\.txt(?:\.gz|\.xz)?$")  # fmt: skip
 _DEFINED = re.compile(rb"^\s+(?:ROOT )?%?[\w.-]+ = (\w+)\[([\d,]*)\](\{[\d,]*[^}]*\})? ([a-z][\w-]*)\(", re.MULTILINE)
+_NAMED = re.compile(rb"^\s+(?:ROOT )?%?([\w.-]+) = ", re.MULTILINE)
 _MOST_BYTES = 256 << 20
 
 _COPIES = frozenset({
@@ -59,6 +61,16 @@ class Passes:
                 found = found or self.found[number].name
         return found
 
+    def remover(self, names: Iterable[str]) -> str:
+        """The pass after which none of these instructions is left; empty if inlining renamed them, or without dumps."""
+        wanted = frozenset(names)
+        held = [bool(wanted & _names(item.file)) for item in self.found]
+        if not any(held):
+            return ""
+        last = max(number for number, there in enumerate(held) if there)
+        gone = self.found[last + 1].name if last + 1 < len(held) else ""
+        return "" if gone in _COPIES else gone
+
     def _read(self) -> list[Counter[Signature]]:
         if self._counts is None:
             self._counts = [_counted(item.file) for item in self.found]
@@ -80,6 +92,12 @@ def passes_of(folder: Path, stem: str) -> Passes:
 def is_pass_dump(name: str) -> bool:
     """Whether a file is the dump of a pass by its name."""
     return _NAME.match(name) is not None
+
+
+@lru_cache(maxsize=1024)
+def _names(file: Path) -> frozenset[str]:
+    with open_bytes(file, _MOST_BYTES) as data:
+        return frozenset(name.decode("utf-8", "replace") for name in _NAMED.findall(bytes(data)))
 
 
 def _counted(file: Path) -> Counter[Signature]:
