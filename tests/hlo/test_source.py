@@ -84,6 +84,7 @@ def test_names(name: str, path: tuple[str, ...], phase: str, primitive: str) -> 
         ("jit(f)/jvp(jit(log_softmax))/exp", ""),
         ("jit(f)/jvp()/add", ""),
         ("jit(f)/head2d/add", "head2d"),
+        ("jit(f)/jvp(Net)/AttentionOp_0.qk_product/dot_general", "Net/AttentionOp_*.qk_product"),
     ],
 )
 def test_the_module_is_that_of_named_scopes(name: str, module: str) -> None:

@@ -48,7 +48,7 @@ _BRANCH = re.compile(r"branch_\d+_fun")
 _CALL = re.compile(r"([A-Za-z_]\w*)\(", re.ASCII)
 _EQUATION = "->"
 """Part of the scopes that einsum names by its equation."""
-_NUMBER = re.compile(r"(?<=[._\[])\d+(?=/|\]|$)")
+_NUMBER = re.compile(r"(?<=[._\[])\d+(?=[/.\]]|$)")
 _DEEPEST = 32
 """Maximum number of nested transformations that are removed; programs have three or four."""
 
