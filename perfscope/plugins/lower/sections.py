@@ -74,7 +74,8 @@ _CACHES: tuple[Column[CacheAnswer], ...] = (
 )
 
 
-_COMPILED = ("kernels", "kernel code", "kernel source", "HLO after optimization")
+_KERNELS = ("kernels", "kernel code", "kernel source")
+_COMPILED = (*_KERNELS, "HLO after optimization")
 
 
 def rank(fate: Fate) -> float:
@@ -112,7 +113,7 @@ def _headline(lowering: Lowering) -> str:
         there = {stage.name for stage in lowering.stages if not stage.missing}
         if not there & {*_COMPILED}:
             found = "not compiled: only the stages before the compiler are here"
-        elif not there - {*_COMPILED}:
+        elif not there - {*_KERNELS}:
             found = "kernels only: what runs twice or in another dtype is unknown here"
     return f"{lowering.subject}{about}: {found}"
 

@@ -13,6 +13,10 @@ from perfscope.plugins.lower.xla.group import fate, work
 from perfscope.plugins.lower.xla.lines import PLUMBING, Lines, Written, phase
 
 
+_REPEATS = frozenset({"broadcast", "iota", "reshape"})
+"""Opcodes that compute nothing: their values are views or copies of smaller ones."""
+
+
 def recomputed(program: str, before: HloModule | None, lines: Lines) -> Iterator[Fate]:
     """Yield lines that run again, and those that XLA merged with their first run."""
     again: dict[str, Grouped] = defaultdict(Grouped)
@@ -22,6 +26,8 @@ def recomputed(program: str, before: HloModule | None, lines: Lines) -> Iterator
     chains: list[Instruction] = []
     for computation, row in lines.rows():
         item = row.instruction
+        if item.opcode in _REPEATS:
+            continue
         kernel = lines.kernel(computation, item)
         copied = XLA_COPY in item.name or XLA_COPY in kernel
         place = lines.shown(computation, item)
@@ -73,7 +79,7 @@ def _written(before: HloModule) -> Iterator[tuple[str, Grouped, str]]:
     chains = []
     named = Written(before)
     for holder, item in before.instructions():
-        if item.opcode in PLUMBING or item.file is None:
+        if item.opcode in PLUMBING | _REPEATS or item.file is None:
             continue
         if named.phase(holder.name, item) == "recompute":
             chains.append(item)
