@@ -12,7 +12,6 @@ from perfscope.plugins.lower.xla.duplicates import XLA_COPY, duplicates
 from perfscope.plugins.lower.xla.group import fate, work
 from perfscope.plugins.lower.xla.lines import PLUMBING, Lines, Written, phase
 
-
 _REPEATS = frozenset({"broadcast", "iota", "reshape"})
 """Opcodes that compute nothing: their values are views or copies of smaller ones."""
 
