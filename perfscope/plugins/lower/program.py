@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 
 from msgspec import Struct, field
 
-from perfscope.plugins.lower.document import Fate, Op
+from perfscope.plugins.lower.document import Fate, Op, What
 
 MOST_FILE_BYTES = 4 << 20
 """Largest source file that is read; larger ones are generated."""
@@ -128,3 +129,15 @@ def _lines(file: str) -> Sequence[str]:
         return path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return ()
+
+
+def fate(
+    what: What, program: str, where: str, group: Grouped, reason: str, *, times: int = 0, before: str = "",
+    after: str = "", by: Literal["program", "compiler"] = "program",
+) -> Fate:  # fmt: skip
+    """The fate of a line from its group."""
+    return Fate(
+        what=what, program=program, place=where, code=code_at(where), phases=tuple(group.phases),
+        times=times or group.count, before=before, after=after, bytes=group.bytes, flops=group.flops, reason=reason,
+        by=by, ops=names(group.names), kernels=names(group.kernels),
+    )  # fmt: skip

@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from typing import Literal
 
 from msgspec import Struct
 
@@ -14,7 +15,7 @@ from perfscope.analyzers.readers import LoggedGraph
 from perfscope.analyzers.torch_compile import node_bytes
 from perfscope.model.compile_log import CompiledKernel, GraphNode
 from perfscope.plugins.lower.document import Fate, What
-from perfscope.plugins.lower.program import FLOPS_PER_BYTE, Grouped, code_at, listed, names, place_of
+from perfscope.plugins.lower.program import FLOPS_PER_BYTE, Grouped, code_at, fate, listed, place_of
 from perfscope.plugins.lower.torch.dtypes import conversion_reasons, promotions
 
 _PRODUCTS = ("aten.mm.", "aten.addmm.", "aten.bmm.", "aten.baddbmm.")
@@ -212,8 +213,9 @@ def _transposed(passage: Passage) -> Iterator[Fate]:
             elif called is not None:
                 reason = f"the program's own copy: .{called[1]}() of {of}"
             old, _, new = order.partition(" -> ")
-            by = "program" if own else "compiler"
-            yield _of("transposed", passage, where, group, reason, before=old, after=new, by=by)
+            yield _of(
+                "transposed", passage, where, group, reason, before=old, after=new, by="program" if own else "compiler"
+            )
     yield from _layouts(passage)
 
 
@@ -302,18 +304,6 @@ def _phase(backward: bool) -> str:
 
 def _of(
     what: What, passage: Passage, where: str, group: Grouped, reason: str, *, times: int = 0, before: str = "",
-    after: str = "", by: str = "program",
+    after: str = "", by: Literal["program", "compiler"] = "program",
 ) -> Fate:  # fmt: skip
     return fate(what, passage.program, where, group, reason, times=times, before=before, after=after, by=by)
-
-
-def fate(
-    what: What, program: str, where: str, group: Grouped, reason: str, *, times: int = 0, before: str = "",
-    after: str = "", by: str = "program",
-) -> Fate:  # fmt: skip
-    """The fate of a line from its group."""
-    return Fate(
-        what=what, program=program, place=where, code=code_at(where), phases=tuple(group.phases),
-        times=times or group.count, before=before, after=after, bytes=group.bytes, flops=group.flops, reason=reason,
-        by="compiler" if by == "compiler" else "program", ops=names(group.names), kernels=names(group.kernels),
-    )  # fmt: skip

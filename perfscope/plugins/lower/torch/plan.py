@@ -9,8 +9,16 @@ from perfscope.analyzers.torch_compile import planned_pairs
 from perfscope.model.torch_plan import PlannedGraph, TorchPlan
 from perfscope.model.trace import Trace
 from perfscope.plugins.lower.document import Fate
-from perfscope.plugins.lower.program import FLOPS_PER_BYTE, Grouped, Program, ProgramStage, StageOp, listed, place_of
-from perfscope.plugins.lower.torch.fates import fate
+from perfscope.plugins.lower.program import (
+    FLOPS_PER_BYTE,
+    Grouped,
+    Program,
+    ProgramStage,
+    StageOp,
+    fate,
+    listed,
+    place_of,
+)
 
 _MISSING = ("FX graph (dynamo)", "forward graph (AOT autograd)", "backward graph (AOT autograd)")
 _WHY = "a plan keeps kernels only; without --target the program runs here, and its log has the graphs"

@@ -9,8 +9,7 @@ from msgspec.structs import replace
 
 from perfscope.analyzers.hlo import HloModule
 from perfscope.plugins.lower.document import Fate
-from perfscope.plugins.lower.program import Grouped, listed, place_of
-from perfscope.plugins.lower.xla.group import fate
+from perfscope.plugins.lower.program import Grouped, fate, listed, place_of
 from perfscope.plugins.lower.xla.lines import Lines, Written, phase
 from perfscope.plugins.lower.xla.passes import Passes
 from perfscope.plugins.lower.xla.widths import FLOATS, Widths

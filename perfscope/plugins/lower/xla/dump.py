@@ -15,9 +15,8 @@ from perfscope.analyzers.readers import READERS, read_head, unoptimized_program
 from perfscope.model.errors import DataError
 from perfscope.plugins.lower.document import Fate
 from perfscope.plugins.lower.kernel_code import KERNEL_CODE, code_files
-from perfscope.plugins.lower.program import FLOPS_PER_BYTE, Grouped, Program, ProgramStage
+from perfscope.plugins.lower.program import FLOPS_PER_BYTE, Grouped, Program, ProgramStage, fate
 from perfscope.plugins.lower.xla.fates import fates_as_written, fates_of
-from perfscope.plugins.lower.xla.group import fate
 from perfscope.plugins.lower.xla.lines import Lines, Written
 from perfscope.plugins.lower.xla.passes import is_pass_dump, passes_of
 from perfscope.plugins.lower.xla.written import jaxpr_ops, read_text, stablehlo_ops

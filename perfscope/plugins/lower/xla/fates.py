@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 from perfscope.analyzers.hlo import COLLECTIVES, HloModule, primitive, scope_of
 from perfscope.plugins.lower.document import Fate
-from perfscope.plugins.lower.program import Grouped, listed, place_of
+from perfscope.plugins.lower.program import Grouped, fate, listed, place_of
 from perfscope.plugins.lower.xla.dtypes import conversions, converted
-from perfscope.plugins.lower.xla.group import fate
 from perfscope.plugins.lower.xla.lines import PLUMBING, Lines, phase
 from perfscope.plugins.lower.xla.orders import transposed, transposes
 from perfscope.plugins.lower.xla.passes import Passes

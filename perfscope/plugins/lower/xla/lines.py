@@ -13,6 +13,7 @@ from perfscope.analyzers.hlo import (
     REPEATED,
     SAME_BUFFER,
     Computation,
+    Cost,
     Fusions,
     HloModule,
     Instruction,
@@ -248,3 +249,8 @@ def shown_shape(instruction: Instruction) -> str:
 def text_of(instruction: Instruction) -> str:
     """The instruction by name, without its shape and attributes."""
     return f"{instruction.name} = {instruction.opcode}({', '.join(instruction.operands)})"
+
+
+def work(once: Cost, runs: int) -> int:
+    """FLOPs and transcendentals of all runs."""
+    return (once.flops + once.transcendentals) * runs

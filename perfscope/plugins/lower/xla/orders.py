@@ -8,8 +8,7 @@ from typing import Literal
 
 from perfscope.analyzers.hlo import Computation, HloModule, Instruction, primitive
 from perfscope.plugins.lower.document import Fate
-from perfscope.plugins.lower.program import Grouped, place_of
-from perfscope.plugins.lower.xla.group import fate
+from perfscope.plugins.lower.program import Grouped, fate, place_of
 from perfscope.plugins.lower.xla.lines import Lines, Source, Written, phase, shown_shape
 from perfscope.plugins.lower.xla.passes import Passes, Signature
 

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from perfscope.analyzers.hlo import HloModule, Instruction
 from perfscope.plugins.lower.document import Fate
-from perfscope.plugins.lower.program import Grouped, place_of
+from perfscope.plugins.lower.program import Grouped, fate, place_of
 from perfscope.plugins.lower.xla.duplicates import XLA_COPY, duplicates
-from perfscope.plugins.lower.xla.group import fate, work
-from perfscope.plugins.lower.xla.lines import PLUMBING, Lines, Written, phase
+from perfscope.plugins.lower.xla.lines import PLUMBING, Lines, Written, phase, work
 
 _REPEATS = frozenset({"broadcast", "iota", "reshape"})
 """Opcodes that compute nothing: their values are views or copies of smaller ones."""
