@@ -28,6 +28,7 @@ ROUNDS, LATE_ROUNDS, LATE = 1, 200, 3
 INPUT_S, REST_S = 0.2, 0.05
 
 
+@jax.named_scope("work")
 def work(x_DD: jax.Array, rounds: int) -> jax.Array:
     """``rounds`` products."""
     return jax.lax.fori_loop(0, rounds, lambda _, y_DD: jnp.tanh(y_DD @ y_DD * 1e-2), x_DD)
@@ -41,7 +42,8 @@ def step_of(mesh: Mesh, defect: str | None) -> jax.stages.Wrapped:
         x_DD = x_1DD.reshape(WIDTH, WIDTH)
         late = jax.lax.axis_index("d") == LATE
         x_DD = jax.lax.cond(late, lambda y: work(y, late_rounds), lambda y: work(y, ROUNDS), x_DD)  # defect: straggler
-        return (x_DD + jax.lax.psum(x_DD, "d") * 1e-3).reshape(1, WIDTH, WIDTH)
+        with jax.named_scope("sum"):
+            return (x_DD + jax.lax.psum(x_DD, "d") * 1e-3).reshape(1, WIDTH, WIDTH)
 
     return jax.jit(jax.shard_map(train_step, mesh=mesh, in_specs=P("d"), out_specs=P("d")))
 

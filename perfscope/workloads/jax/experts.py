@@ -67,15 +67,20 @@ class Block:
     def _local(self, weights: Weights, x_BLD: jax.Array) -> jax.Array:
         """The block on the sequences of one device: x_BLD."""
         x_TD = layer_norm(weights["norm"], x_BLD).reshape(-1, self.size.dim)
-        bias_E = self.skew * jnp.linspace(1, 0, self.size.heads, dtype=x_TD.dtype)  # with --skew, to the first experts
-        logit_TK, expert_TK = jax.lax.top_k(x_TD @ weights["router_DE"] + bias_E, moe.CHOICES)
-        weight_TK = jax.nn.softmax(logit_TK.astype(jnp.float32)).astype(x_TD.dtype)
+        with jax.named_scope("router"):
+            bias_E = self.skew * jnp.linspace(1, 0, self.size.heads, dtype=x_TD.dtype)  # --skew: to the first experts
+            logit_TK, expert_TK = jax.lax.top_k(x_TD @ weights["router_DE"] + bias_E, moe.CHOICES)
+            weight_TK = jax.nn.softmax(logit_TK.astype(jnp.float32)).astype(x_TD.dtype)
         capacity = -(-int(self.capacity * expert_TK.size) // self.size.heads)
-        room_ECD, slot_R = moe.into_room(x_TD, expert_TK, self.size.heads, capacity)
         exchange = partial(jax.lax.all_to_all, axis_name="expert", tiled=True)
-        x_XCD = exchange(room_ECD, split_axis=0, concat_axis=1)  # C: of all devices along the axis
-        y_ECD = exchange(moe.computed(weights["experts"], x_XCD), split_axis=1, concat_axis=0)
-        return x_BLD + moe.out_of_room(y_ECD, slot_R, weight_TK).reshape(x_BLD.shape)
+        with jax.named_scope("dispatch"):
+            room_ECD, slot_R = moe.into_room(x_TD, expert_TK, self.size.heads, capacity)
+            x_XCD = exchange(room_ECD, split_axis=0, concat_axis=1)  # C: of all devices along the axis
+        with jax.named_scope("experts"):
+            y_XCD = moe.computed(weights["experts"], x_XCD)
+        with jax.named_scope("combine"):
+            y_ECD = exchange(y_XCD, split_axis=1, concat_axis=0)
+            return x_BLD + moe.out_of_room(y_ECD, slot_R, weight_TK).reshape(x_BLD.shape)
 
 
 def _gathered(mesh: Mesh, weights: Weights, stacked: bool) -> Weights:

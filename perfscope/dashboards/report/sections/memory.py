@@ -16,6 +16,7 @@ from perfscope.dashboards.report.sections.memory_picture import (
     moment,
 )
 from perfscope.model.memory import KnownBy, MemoryPhase
+from perfscope.model.trace.tables import MemoryCategory
 from perfscope.model.units import format_bytes, format_share
 from perfscope.model.untrusted_text import sanitize, shorten
 
@@ -141,7 +142,7 @@ def memory_fact(section: MemorySection) -> str:
     if entry is None:
         return ""
     memory = entry.worst
-    parts = f" ({', '.join(_parts(memory))})" if memory.peak_bytes else ""
+    parts = f" ({', '.join(_parts(memory))})" if memory.peak_bytes and _parts(memory) else ""
     return f"memory of {_whole_name(entry)}: {size_words(memory)}{parts}"
 
 
@@ -152,7 +153,7 @@ def memory_tile(section: MemorySection) -> Tile | None:
         return None
     memory = entry.worst
     what = "memory held" if memory.first == memory.last else "peak memory"
-    parts = f"; {', '.join(_parts(memory))}" if memory.peak_bytes else ""
+    parts = f"; {', '.join(_parts(memory))}" if memory.peak_bytes and _parts(memory) else ""
     return Tile(what, format_bytes(memory.peak_bytes), f"{_whole_name(entry)}{parts}")
 
 
@@ -253,7 +254,9 @@ def _is_of_ranks(entry: MemoryEntry) -> bool:
 
 
 def _parts(memory: Memory) -> list[str]:
-    """The largest categories, including blocks from before the recording."""
+    """The largest categories, including blocks from before the recording; empty if no category is known."""
+    if not memory.unseen_bytes and {held.category for held in memory.by_category} == {MemoryCategory.UNKNOWN}:
+        return []
     parts = [(category.bytes, category_words(category.category)) for category in memory.by_category]
     largest = sorted([*parts, (memory.unseen_bytes, UNSEEN)], key=lambda item: -item[0])[:MOST_PARTS]
     return [
