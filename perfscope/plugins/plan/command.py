@@ -19,7 +19,7 @@ from perfscope.commands.options import (
     write_answers,
 )
 from perfscope.commands.run import TARGET, RunCommand
-from perfscope.model.errors import DONE, UsageError
+from perfscope.model.errors import DONE, DataError, UsageError
 from perfscope.plugins.plan.options import comma, fixed_axes, share
 
 if TYPE_CHECKING:
@@ -220,6 +220,9 @@ def _problem(asked: dict[str, Any], configuration: Configuration | None) -> tupl
     model = None if configuration is None else configuration.model
     if asked["model"] is not None:
         model = read_decoder(asked["model"])
+    if model is None and configuration is not None and configuration.missing:
+        keys = ", ".join(configuration.missing)
+        raise DataError(f"--config {configuration.path}: without {keys}, also in its base_config; give --model")
     if model is None:
         raise UsageError("nothing to plan: give --model config.json, a --config with the model, or a program")
     sequence, batch = asked["sequence"], asked["global_batch"]

@@ -37,6 +37,8 @@ class Configuration(Struct, frozen=True, kw_only=True):
     text: str
     model: Decoder | None = None
     """MaxText: the model itself."""
+    missing: tuple[str, ...] = ()
+    """MaxText: keys of the model that the file and its base lack."""
     sequence: int | None = None
     per_device: int | None = None
     """Sequences of one device, for a global batch."""
@@ -45,6 +47,20 @@ class Configuration(Struct, frozen=True, kw_only=True):
 
 def read_configuration(path: str) -> Configuration:
     """Read a file. ``DataError`` in one line if it is of none of the three."""
+    text = _text(path)
+    values = _values(text)
+    if re.search(r"^\s*\[(?:parallelism|training)\]", text, re.MULTILINE):
+        return _torchtitan(path, text)
+    if "base_emb_dim" in values or any(key.startswith("ici_") for key in values):
+        base = Path(path).parent / values["base_config"] if values.get("base_config") else None
+        inherited = _values(_text(str(base))) if base is not None and base.is_file() else {}
+        return _maxtext(path, text, {**inherited, **values})
+    if "distributed_type" in values or "compute_environment" in values:
+        return Configuration(kind="accelerate", path=path, text=text)
+    raise DataError(f"--config {path}: not a configuration of torchtitan (.toml), MaxText or accelerate (.yml)")
+
+
+def _text(path: str) -> str:
     try:
         data = Path(path).read_bytes()[: MOST_BYTES + 1]
         text = data.decode("utf-8")
@@ -54,14 +70,7 @@ def read_configuration(path: str) -> Configuration:
         raise DataError(f"--config {path}: not text") from error
     if len(data) > MOST_BYTES:
         raise DataError(f"--config {path}: larger than {MOST_BYTES >> 20} MiB")
-    values = _values(text)
-    if re.search(r"^\s*\[(?:parallelism|training)\]", text, re.MULTILINE):
-        return _torchtitan(path, text)
-    if "base_emb_dim" in values or any(key.startswith("ici_") for key in values):
-        return _maxtext(path, text, values)
-    if "distributed_type" in values or "compute_environment" in values:
-        return Configuration(kind="accelerate", path=path, text=text)
-    raise DataError(f"--config {path}: not a configuration of torchtitan (.toml), MaxText or accelerate (.yml)")
+    return text
 
 
 def _values(text: str) -> dict[str, str]:
@@ -109,9 +118,10 @@ def _maxtext(path: str, text: str, values: dict[str, str]) -> Configuration:
             experts_per_token=(_whole(values, "num_experts_per_tok", 1) or 1) if experts > 1 else 0,
             expert_ffn=known["ffn"] * wide if experts > 1 else 0,
         )  # fmt: skip
+    missing = [names[name] for name, size in sizes.items() if not size] + ([] if vocab else ["vocab_size"])
     return Configuration(
-        kind="maxtext", path=path, text=text, model=model, sequence=_whole(values, "max_target_length"),
-        per_device=_whole(values, "per_device_batch_size"),
+        kind="maxtext", path=path, text=text, model=model, missing=tuple(missing),
+        sequence=_whole(values, "max_target_length"), per_device=_whole(values, "per_device_batch_size"),
     )  # fmt: skip
 
 

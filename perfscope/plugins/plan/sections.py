@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from perfscope.dashboards.report.blocks import (
     Badge,
@@ -28,6 +29,9 @@ from perfscope.plugins.plan.document import Plan, PlannedCandidate, dump
 
 FEW, COMPARED = 10, 3
 """Meshes shown at once, and those whose accounts are shown next to each other."""
+
+MOST_STAGES = 8
+"""Stages whose layers are listed one by one."""
 
 GATHERED = {True: "every use", False: "once per step"}
 
@@ -75,6 +79,8 @@ def _facts(plan: Plan) -> Iterator[str]:
     if plan.parameters:
         order = f"; from neighbouring devices to distant ones: {', '.join(best.candidate.order)}"
         yield f"run it with {best.candidate.how}{order if best.candidate.order else ''}"
+    if len(best.layers) > 1:
+        yield f"stages so that the slowest is as fast as possible: {stage_layers(best)}"
     same = [one for one in plan.candidates[1:] if one.equal_to_best]
     others = len(plan.candidates) - 1
     if same:
@@ -162,6 +168,16 @@ def _badge(plan: Plan, one: PlannedCandidate) -> Badge | None:
     if one is plan.candidates[0]:
         return Badge("first", "better")
     return Badge("equal", "open") if one.equal_to_best else None
+
+
+def stage_layers(one: PlannedCandidate) -> str:
+    """The layers of the stages: ``8, 9, 9 and 6 layers``, ``4 of 20 layers``."""
+    *first, last = one.layers
+    if len(set(one.layers)) == 1:
+        return f"{len(one.layers)} of {last} layers"
+    runs = [f"{len(list(group))} x {count}" for count, group in groupby(one.layers)]
+    counts = runs if len(one.layers) > MOST_STAGES else [*map(str, first), str(last)]
+    return f"{', '.join(counts[:-1])} and {counts[-1]} layers"
 
 
 def _gathered(one: PlannedCandidate) -> str | None:

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from perfscope.__main__ import run
 from perfscope.model.errors import DataError
 from perfscope.plugins.plan.candidate import Candidate, Mesh
 from perfscope.plugins.plan.document import PlannedCandidate
 from perfscope.plugins.plan.formats import read_configuration, written
+from perfscope.plugins.plan.sections import stage_layers
 
 TITAN = """\
 # a comment that stays
@@ -83,6 +85,16 @@ def test_torchtitan(tmp_path: Path) -> None:
         written(configuration, row(Mesh(pipeline=2), schedule="zb-h1"), 2, 64)
 
 
+def test_maxtext_with_a_base(tmp_path: Path) -> None:
+    file = tmp_path / "small.yml"
+    file.write_text('base_config: "base.yml"\n' + MAXTEXT.replace("vocab_size: 32000\n", ""))
+    assert read_configuration(str(file)).missing == ("vocab_size",)
+    (tmp_path / "base.yml").write_text("vocab_size: 32_000 # powers of 2\nbase_emb_dim: 1\n")
+    model = read_configuration(str(file)).model
+    assert model is not None
+    assert (model.vocab, model.hidden) == (32_000, 4096)
+
+
 def test_maxtext(tmp_path: Path) -> None:
     configuration = read_configuration(read(tmp_path, MAXTEXT, "16b.yml"))
     assert configuration.model is not None
@@ -120,3 +132,10 @@ def test_a_plan_writes_the_configuration_again(tmp_path: Path) -> None:
     names = ("data", "fsdp", "tensor")
     sizes = [document[f"ici_{name}_parallelism"] for name in names]
     assert sizes[0] * sizes[1] * sizes[2] == 8
+
+
+def test_layers_of_stages_in_words() -> None:
+    one = row(Mesh(pipeline=4))
+    assert stage_layers(replace(one, layers=(8, 8, 8, 8))) == "4 of 8 layers"
+    assert stage_layers(replace(one, layers=(8, 9, 9, 6))) == "8, 9, 9 and 6 layers"
+    assert stage_layers(replace(one, layers=(7, *[8] * 14, 7))) == "1 x 7, 14 x 8 and 1 x 7 layers"
