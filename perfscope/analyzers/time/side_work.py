@@ -65,9 +65,9 @@ class SideCall(Struct, frozen=True, kw_only=True):
     """Number in the counted steps; ``None`` if only their share is known, from samples."""
     total_ns: int
     each_ns: int | None
-    """Median of one; ``None`` from samples."""
+    """Mean of one; ``None`` from samples."""
     bytes: int | None
-    """Median of the bytes written by one save; ``None`` if not counted."""
+    """Mean of the bytes written by one save; ``None`` if not counted."""
     asynchronous: bool
     rows: tuple[int, ...]
     """Rows of ``samples`` inside of them."""
@@ -151,7 +151,6 @@ def _exact_call(trace: Trace, kind: str, members: Int64, saving: Intervals) -> S
     if kind == "evaluation":
         spans = difference(spans, saving)
     samples = _samples_in(trace, spans)
-    lengths = covered(spans, rows["from_ns"][members], rows["until_ns"][members])
     total = time_with_core(trace, spans)
     total -= _queue_ns(trace, samples, total)
     written = rows["bytes"][members]
@@ -170,8 +169,8 @@ def _exact_call(trace: Trace, kind: str, members: Int64, saving: Intervals) -> S
         site=_loop_site(trace, samples) or own if kind == "evaluation" else own,
         count=len(members),
         total_ns=total,
-        each_ns=round(median(lengths.tolist()) * total / max(1, int(lengths.sum()))),
-        bytes=round(median(written.tolist())) if len(written) else None,
+        each_ns=round(total / len(members)),
+        bytes=round(float(written.mean())) if len(written) else None,
         asynchronous=kind == "save" and (call in _ASYNCHRONOUS or bool(_later(rows, members).any())),
         rows=tuple(samples.tolist()),
         spans=spans,

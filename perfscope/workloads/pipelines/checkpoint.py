@@ -23,7 +23,7 @@ from perfscope.workloads.options import Options, Size, options_of, parser_of
 from perfscope.workloads.training import build, loss_of, report
 
 SIZES = {
-    "tiny": Size(batch=2, seq=16, dim=128, heads=2, layers=2, vocab=2048),
+    "tiny": Size(batch=2, seq=16, dim=192, heads=2, layers=2, vocab=512),
     "cpu": Size(batch=4, seq=64, dim=256, heads=4, layers=4, vocab=8192),
     "gpu": Size(batch=8, seq=1024, dim=2048, heads=16, layers=16, vocab=32_000),
 }
