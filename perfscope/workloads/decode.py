@@ -5,8 +5,8 @@
 
 Variants of the cache: ``static`` (full length, written in place), ``growing`` (joined with each part), ``masked``
 (written through a mask), ``beams`` (rows picked for each token), ``paged`` (pages of ``PAGE`` positions, joined for
-each token, as a program without a paged kernel does). All write the same tokens. ``--steps`` is the number of tokens,
-``--seq`` the length of the prompts.
+each token, as a program without a paged kernel does), ``pages`` (read where they are). All write the same tokens.
+``--steps`` is the number of tokens, ``--seq`` the length of the prompts.
 
 Shapes: B batch, L new positions, T positions of the cache, D model features, H heads, K features of a head, V
 vocabulary.
@@ -21,9 +21,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from perfscope.workloads.data import batches
+from perfscope.workloads.kernels.paged import paged_attention
 from perfscope.workloads.options import Options, Size, options_of, parser_of
 
-VARIANTS = ("static", "growing", "masked", "beams", "paged")
+VARIANTS = ("static", "growing", "masked", "beams", "paged", "pages")
+PAGED = ("paged", "pages")
 PAGE = 16
 """Positions of a page."""
 SIZES = {
@@ -39,16 +41,16 @@ class Cache(nn.Module):
     def __init__(self, size: Size, variant: str, length: int) -> None:
         super().__init__()
         self.variant, self.filled, self.length = variant, 0, length
-        shape = (2, size.batch, size.heads, 0 if variant in ("growing", "paged") else length, size.dim // size.heads)
+        shape = (2, size.batch, size.heads, 0 if variant in ("growing", *PAGED) else length, size.dim // size.heads)
         self.kv_2BHTK: torch.Tensor
         self.register_buffer("kv_2BHTK", torch.zeros(shape))
-        if variant == "paged":
+        if variant in PAGED:
             self.pages = Pages(size, length)
 
     def extended(self, new_2BHLK: torch.Tensor) -> torch.Tensor:
         """Takes in new positions and returns all that are filled: kv_2BHTK."""
         first, self.filled = self.filled, self.filled + new_2BHLK.shape[3]
-        if self.variant == "paged":
+        if self.variant in PAGED:
             return self.pages.extended(first, new_2BHLK)
         if self.variant == "growing":
             self.kv_2BHTK = torch.cat((self.kv_2BHTK, new_2BHLK), dim=3)  # defect: data_movement: copies all positions
@@ -58,6 +60,13 @@ class Cache(nn.Module):
         else:
             self.kv_2BHTK[:, :, :, first : self.filled] = new_2BHLK
         return self.kv_2BHTK[:, :, :, : self.filled]
+
+    def attend(self, q_BHK: torch.Tensor, new_2BHLK: torch.Tensor) -> torch.Tensor:
+        """Takes in one position and returns its attention over all pages, read where they are: o_BHK."""
+        self.filled = self.pages.write(self.filled, new_2BHLK)
+        table_BM = self.pages.table_BM[:, : -(-self.filled // PAGE)]
+        filled_B = torch.full((len(q_BHK),), self.filled, dtype=torch.int32, device=q_BHK.device)
+        return paged_attention(q_BHK, *self.pages.pages_2NPHK, table_BM, filled_B)
 
     def pick(self, rows_B: torch.Tensor) -> None:
         """Goes on with these rows, as beam search does."""
@@ -78,13 +87,18 @@ class Pages(nn.Module):
 
     def extended(self, first: int, new_2BHLK: torch.Tensor) -> torch.Tensor:
         """Takes in new positions, the first at ``first``, and returns all that are filled: kv_2BHTK."""
-        filled = first + new_2BHLK.shape[3]
-        place_L = torch.arange(first, filled, device=new_2BHLK.device)
-        page_BL, within_L = self.table_BM[:, place_L // PAGE], place_L % PAGE
-        self.pages_2NPHK[:, page_BL, within_L] = new_2BHLK.transpose(2, 3)
+        filled = self.write(first, new_2BHLK)
         used_BM = self.table_BM[:, : -(-filled // PAGE)]
         kv_2BTHK = self.pages_2NPHK[:, used_BM].flatten(2, 3)  # defect: data_movement: copies all pages
         return kv_2BTHK[:, :, :filled].transpose(2, 3)
+
+    def write(self, first: int, new_2BHLK: torch.Tensor) -> int:
+        """Takes in new positions; the number of all that are filled."""
+        filled: int = first + new_2BHLK.shape[3]
+        place_L = torch.arange(first, filled, device=new_2BHLK.device)
+        page_BL, within_L = self.table_BM[:, place_L // PAGE], place_L % PAGE
+        self.pages_2NPHK[:, page_BL, within_L] = new_2BHLK.transpose(2, 3)
+        return filled
 
 
 class Block(nn.Module):
@@ -101,8 +115,11 @@ class Block(nn.Module):
     def forward(self, x_BLD: torch.Tensor) -> torch.Tensor:
         """x_BLD."""
         qkv_3BHLK = self.qkv(self.norm1(x_BLD)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        k_BHTK, v_BHTK = self.cache.extended(qkv_3BHLK[1:]).unbind(0)
-        o_BHLK = F.scaled_dot_product_attention(qkv_3BHLK[0], k_BHTK, v_BHTK, is_causal=x_BLD.shape[1] > 1)
+        if self.cache.variant == "pages" and x_BLD.shape[1] == 1:
+            o_BHLK = self.cache.attend(qkv_3BHLK[0, :, :, 0], qkv_3BHLK[1:]).unsqueeze(2)
+        else:
+            k_BHTK, v_BHTK = self.cache.extended(qkv_3BHLK[1:]).unbind(0)
+            o_BHLK = F.scaled_dot_product_attention(qkv_3BHLK[0], k_BHTK, v_BHTK, is_causal=x_BLD.shape[1] > 1)
         x_BLD = x_BLD + self.out(o_BHLK.transpose(1, 2).flatten(2))
         return x_BLD + self.down(F.gelu(self.up(self.norm2(x_BLD))))
 

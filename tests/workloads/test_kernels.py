@@ -192,6 +192,19 @@ def test_selective_scan() -> None:
     assert_near(ours, plain, TOLERANCE["float32"])
 
 
+def test_paged_attention() -> None:
+    from perfscope.workloads.kernels.paged import paged_attention
+
+    torch.manual_seed(0)
+    q, (k, v), filled = torch.randn(3, 6, 16), torch.randn(2, 12, 4, 2, 16), [1, 9, 16]
+    table = torch.randperm(12).view(3, 4)
+    ours = paged_attention(q, k, v, table, torch.tensor(filled, dtype=torch.int32))
+    for row, length in enumerate(filled):
+        keys, values = (x[table[row]].flatten(0, 1)[:length].repeat_interleave(3, 1).double() for x in (k, v))
+        weights = torch.softmax(torch.einsum("hk,thk->ht", q[row].double(), keys) / 4, -1)
+        assert_near([ours[row]], [torch.einsum("ht,thk->hk", weights, values)], TOLERANCE["float32"])
+
+
 @pytest.mark.slow
 @needs_triton
 @pytest.mark.parametrize("target", ["h100", "mi300x"])

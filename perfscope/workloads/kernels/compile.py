@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from perfscope.workloads.kernels import flash, grouped, launch, loss, norm, rotary, selective
+from perfscope.workloads.kernels import flash, grouped, launch, loss, norm, paged, rotary, selective
 
 TARGETS = {"h100": ("cuda", 90, 32), "b200": ("cuda", 100, 32), "mi300x": ("hip", "gfx942", 64)}
 """Backend, architecture and threads of a warp, as Triton names them."""
@@ -86,6 +86,12 @@ def states() -> None:
     selective.run_backward(y, a, a, read, starts)
 
 
+def decoding() -> None:
+    """One new position per sequence over pages, with shared keys."""
+    pages = _meta(4096, 16, 8, 128)
+    paged.run(_meta(64, 32, 128), pages, pages, _meta(64, 64, dtype=torch.int64), _meta(64, dtype=torch.int32))
+
+
 def _meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
@@ -95,6 +101,7 @@ PROGRAMS: dict[str, Callable[[], None]] = {
     "layers": layers,
     "experts": experts,
     "states": states,
+    "decoding": decoding,
 }
 
 
