@@ -205,6 +205,29 @@ def test_paged_attention() -> None:
         assert_near([ours[row]], [torch.einsum("ht,thk->hk", weights, values)], TOLERANCE["float32"])
 
 
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
+def test_scaled_product(dtype: str) -> None:
+    from perfscope.workloads.kernels import quantized
+
+    torch.manual_seed(0)
+    parts = [quantized.quantized(torch.randn(rows, 96), getattr(torch, dtype)) for rows in (40, 72)]
+    (x, x_scale), (weight, scale) = parts
+    exact_x, exact_weight = (whole.double() * factor[:, None] for whole, factor in parts)
+    ours = quantized.scaled_product(x, x_scale, weight, scale)
+    assert_near([ours], [exact_x @ exact_weight.T], 5e-3)  # the result has the 8 bits of bfloat16
+
+
+def test_int4_product() -> None:
+    from perfscope.workloads.kernels import quantized
+
+    torch.manual_seed(0)
+    x, weight = torch.randn(40, 256), torch.randn(72, 256)
+    packed, scale = quantized.packed(weight)
+    assert (quantized.unpacked(packed, scale) - weight).abs().max() <= scale.max() / 2 + 1e-6
+    ours = quantized.int4_product(x, packed, scale)
+    assert_near([ours], [x.double() @ quantized.unpacked(packed, scale).double().T], TOLERANCE["float32"])
+
+
 @pytest.mark.slow
 @needs_triton
 @pytest.mark.parametrize("target", ["h100", "mi300x"])

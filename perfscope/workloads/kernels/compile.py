@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from perfscope.workloads.kernels import flash, grouped, launch, loss, norm, paged, rotary, selective
+from perfscope.workloads.kernels import flash, grouped, launch, loss, norm, paged, quantized, rotary, selective
 
 TARGETS = {"h100": ("cuda", 90, 32), "b200": ("cuda", 100, 32), "mi300x": ("hip", "gfx942", 64)}
 """Backend, architecture and threads of a warp, as Triton names them."""
@@ -92,6 +92,16 @@ def decoding() -> None:
     paged.run(_meta(64, 32, 128), pages, pages, _meta(64, 64, dtype=torch.int64), _meta(64, dtype=torch.int32))
 
 
+def inference() -> None:
+    """Products of quantized factors."""
+    scale = _meta(2048, dtype=torch.float32)
+    for dtype in (torch.int8, torch.float8_e4m3fn):
+        factor = _meta(2048, 2048, dtype=dtype)
+        quantized.run(factor, scale, factor, scale)
+    whole = _meta(2048, 1024, dtype=torch.uint8)
+    quantized.run_int4(_meta(2048, 2048), whole, _meta(2048, 16, dtype=torch.float32))
+
+
 def _meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
@@ -102,6 +112,7 @@ PROGRAMS: dict[str, Callable[[], None]] = {
     "experts": experts,
     "states": states,
     "decoding": decoding,
+    "inference": inference,
 }
 
 
