@@ -259,3 +259,15 @@ def test_a_wait_without_a_line_of_the_program_has_no_fix() -> None:
 def test_the_profilers_own_end_is_a_fault_of_the_recording() -> None:
     (finding,) = judge(RULE, _loop(10_000, name="$profiler.py:213 stop_trace").build()).findings
     assert (finding.about, finding.cost_ns, finding.advice) == ("recording", None, "")
+
+
+def test_the_cost_is_that_of_the_usual_steps() -> None:
+    """One of three traced steps is delayed by something that is rare in the run."""
+    b = TraceBuilder(recorded=EVERYTHING - {"device_work"}, step_times_us=(10_000,) * 20)
+    at = 0.0
+    for number, length in enumerate((300_000, 10_000, 10_000)):
+        b.step(number, at, at + length)
+        b.op("aten::mm", at, at + 7_000)
+        at += length
+    (finding,) = judge(RULE, b.build()).findings
+    assert finding.cost_ns_per_step == 3_000_000

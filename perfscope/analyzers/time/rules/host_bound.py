@@ -43,7 +43,7 @@ larger batches. If the host's work is unknown, the finding has no fix but explai
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
 from msgspec import Struct
@@ -51,7 +51,7 @@ from msgspec import Struct
 from perfscope.analyzers.consequences import FRAMEWORK_SUBJECT
 from perfscope.analyzers.examined import host_records
 from perfscope.analyzers.spans import removed_time, worst_spans
-from perfscope.analyzers.time.account import StepAccount, step_accounts, time_of_cause
+from perfscope.analyzers.time.account import StepAccount, step_accounts, time_of_cause, warm_accounts
 from perfscope.analyzers.time.calls import Framework, framework
 from perfscope.analyzers.time.fixes import does, move, situation
 from perfscope.analyzers.time.host_activity import NOT_RECORDED, main_thread
@@ -116,7 +116,8 @@ def check(trace: Trace) -> Iterable[Finding]:
         return
     locked = list(_waits_for_lock(trace, account))
     yield from locked
-    total = account.total_ns if keeps_idle(account) else {}
+    usual = _usual_ns(trace, account)
+    total = usual if keeps_idle(account) else {}
     works: dict[tuple[str, tuple[str | None, str | None]], _Work] = {}
     doubtful = doubtful_causes(account.total_ns, account.whole_ns)
     dispatches = trace.fact(single_operations) is not None or trace.fact(small_call) is not None
@@ -125,7 +126,7 @@ def check(trace: Trace) -> Iterable[Finding]:
         if cause in doubtful:
             continue
         rare = account.device == MISSING and median(account.shares([cause])) < PART_SHARE
-        often = total.get(cause, 0) >= max(1, PART_SHARE * account.whole_ns) and not rare
+        often = total.get(cause, 0) >= max(1, PART_SHARE * sum(usual.values())) and not rare
         if often or (cause == "saving" and _saves_at_times(trace, account)):
             work = _work(trace, account, cause)
             if work.kind is FrameKind.CHECKPOINT and trace.fact(side_work) is not None:
@@ -139,7 +140,7 @@ def check(trace: Trace) -> Iterable[Finding]:
             key = (work.subject, work.place())
             works[key] = work if key not in works else works[key].merged(work)
     for work in works.values():
-        yield _finding(trace, account, work)
+        yield _finding(trace, account, work, sum(usual[cause] for cause in work.covers_ns))
     if doubtful and not works and not locked:
         waited = format_share(account.total_ns["core_wait"], account.whole_ns)
         raise AbstainError(
@@ -247,9 +248,16 @@ def _without_address(name: str) -> str:
     return words[2] if len(words) > 2 else "a built-in function"
 
 
-def _finding(trace: Trace, account: StepAccount, work: _Work) -> Finding:
+def _usual_ns(trace: Trace, account: StepAccount) -> Mapping[str, int]:
+    """Return the time by cause as if all steps of the account were as those without outliers and compilation."""
+    usual = next((warm for warm in trace.fact(warm_accounts) if warm.device == account.device), account)
+    steps = len(account.numbers) / max(1, len(usual.numbers))
+    return {cause: round(steps * ns) for cause, ns in usual.total_ns.items()}
+
+
+def _finding(trace: Trace, account: StepAccount, work: _Work, cost: int) -> Finding:
     whose = "its ops do not run" if account.device == MISSING else f"{account.name or 'the device'} is idle"
-    cost, lines = sum(work.covers_ns.values()), work.lines.lines
+    lines = work.lines.lines
     if work.kind is FrameKind.PROFILER:
         return _of_profiler(work, format_share(cost, account.whole_ns), _MARKS[framework(trace)])
     inner = lines[0].inner if lines else ()
