@@ -7,12 +7,13 @@ import zipfile
 from pathlib import Path
 from typing import Literal
 
-ProgramFile = Literal["stablehlo", "jax_export", "torch_export"]
+ProgramFile = Literal["stablehlo", "jax_export", "torch_export", "onnx"]
 
 NAMES: dict[ProgramFile, str] = {
     "stablehlo": "StableHLO (MLIR)",
     "jax_export": "an artifact of jax.export",
     "torch_export": "a program of torch.export",
+    "onnx": "an ONNX model",
 }
 """Kind -> its name for people."""
 
@@ -25,6 +26,8 @@ _BYTECODE = b"ML\xefR"
 _COMMENTS = re.compile(rb"(?:\s++|//[^\n]*+\n?)*+")
 _MLIR = re.compile(rb"#[a-z_]\w*\s*=\s*|#loc\b|(?:builtin\.)?module\s*(?:@\S+\s*)?(?:attributes\s*)?\{|func\.func\b")
 _DIALECT = re.compile(rb"\b(?:stablehlo|mhlo|chlo|vhlo|sdy)\b|func\.func\b")
+_ONNX = b"\x08"
+"""Version of the format, the first field of the protocol buffer."""
 _ZIP = b"PK\x03\x04"
 _TORCH_MEMBERS = re.compile(r"(?:^|/)(?:models/[^/]+\.json|serialized_exported_program\.json)$")
 _LARGEST_TABLE = 1 << 16
@@ -37,6 +40,8 @@ def program_file(path: Path, head: bytes) -> ProgramFile | None:
         return "stablehlo"
     if head.startswith(_ZIP):
         return "torch_export" if _is_torch_export(path) else None
+    if path.suffix.lower() == ".onnx" and head.startswith(_ONNX):
+        return "onnx"
     root = int.from_bytes(head[:4], "little")
     # a flatbuffer has no magic: its first number is the offset of its root table, which holds the module as bytecode
     if 4 <= root < min(_LARGEST_TABLE, len(head)) and _BYTECODE + b"\rStableHLO" in head:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
 import sys
 import time
 from importlib import import_module
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 
 DEFAULT_TARGET = "h100"
 DEFAULT_LIMIT_S = 900.0
+_SIZE = re.compile(r"[^\s=-][^\s=]*=\d+")
+"""A size of an ONNX model's inputs after its file: ``batch=8``."""
 FRAMEWORKS = ("auto", "jax", "torch")
 
 
@@ -33,7 +38,8 @@ class CompileCommand(RunCommand):
         """Return words of perfscope, words of the program, and the kind of program."""
         ours, target, kind = super().split(ctx, args)
         if len(target) > 1 and kind != "module" and _holds_program(Path(target[0])):
-            return [*ours, *target[1:]], target[:1], kind
+            sizes = list(takewhile(_SIZE.fullmatch, target[1:])) if target[0].lower().endswith(".onnx") else []
+            return [*ours, *target[1 + len(sizes) :]], [target[0], *sizes], kind
         return ours, target, kind
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
@@ -197,6 +203,8 @@ def _program_file(words: tuple[str, ...], *, module: bool) -> Framework | None:
     """
     path = Path(words[0])
     if module or not _holds_program(path):
+        if not module and path.suffix.lower() == ".onnx" and path.is_file():
+            raise UsageError(f"{words[0]}: not an ONNX model (empty, or a pointer of Git LFS?)")
         return None
     from perfscope.analyzers.readers import read_head
     from perfscope.model.documents.program_files import program_file
@@ -204,11 +212,23 @@ def _program_file(words: tuple[str, ...], *, module: bool) -> Framework | None:
     head = read_head(path)
     kind = program_file(path, head)
     if kind is not None:
-        return "torch" if kind == "torch_export" else "jax"
+        if kind == "onnx":
+            _need_converter(words[0])
+        return "torch" if kind in ("torch_export", "onnx") else "jax"
     reader = _reader_of_hlo(path, head)
     if any(program.is_scheduled or program.platform is not None for program in reader.read(path).hlo):
         raise UsageError(f"{words[0]}: this program is compiled already; `perfscope analyze {words[0]}` judges it")
     return "jax"
+
+
+def _need_converter(path: str) -> None:
+    """``UsageError`` with the package to install if there is no converter of ONNX models."""
+    missing = [name for name in ("onnx", "onnx2torch") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"{path}: an ONNX model needs onnx2torch, which converts it to PyTorch: `pip install onnx2torch`, or "
+            "export the model with torch.export.save"
+        )
 
 
 def _holds_program(path: Path) -> bool:
@@ -246,7 +266,7 @@ def request_of(
 ) -> Request:
     """The request for `compile_program`, with the target as plain data. ``UsageError``: unknown policy.
 
-    ``exported``: the single word is a file with a program before optimization.
+    ``exported``: the first word is a file with a program before optimization; sizes of an ONNX model follow it.
     """
     from perfscope.plugins.ahead.common.compile import default_memory_limit
     from perfscope.plugins.ahead.request import Limits, Request, parse_checkpoint
@@ -256,7 +276,8 @@ def request_of(
         raise UsageError("--checkpoint is for JAX; for PyTorch perfscope advise memory has the code")
     file = str(Path(words[0]).resolve()) if exported else None
     if file is not None and framework == "torch":
-        words, module = ("perfscope.plugins.ahead.torch.exported_program", file), True
+        program = "onnx_program" if file.lower().endswith(".onnx") else "exported_program"
+        words, module = (f"perfscope.plugins.ahead.torch.{program}", file, *words[1:]), True
     return Request(
         framework=framework,
         arguments=words,

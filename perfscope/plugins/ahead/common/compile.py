@@ -420,7 +420,10 @@ def _nothing_compiled_error(
     elif log.failed is not None:
         why, lines = log.failed, log.failed_lines
     elif log.failure is not None:
-        why = f"the program failed before it called a compiled function: {log.failure.get('text')}"
+        text = str(log.failure.get("text"))
+        of_file = first.lower().endswith((".onnx", ".pt2")) and text.startswith("SystemExit: ")
+        before = "the program failed before it called a compiled function: "
+        why = text.removeprefix("SystemExit: ") if of_file else before + text
         lines = tuple(log.failure.get("lines", ()))
     elif manifest.not_compiled:
         not_compiled = manifest.not_compiled[0]

@@ -40,6 +40,7 @@ PRIVATE: dict[str, str] = {
     "device of the host": "torch._dynamo.device_interface.CpuInterface.Worker",
     "dispatch modes": "torch.utils._python_dispatch.TorchDispatchMode",
     "dispatch of fake tensors": "torch._subclasses.fake_tensor.FakeTensorMode.dispatch",
+    "dispatch of subclasses": "torch._C.DisableTorchFunctionSubclass",
     "dispatch of torch functions": "torch._C.DisableTorchFunction",
     "end of the backward": "torch.autograd.Variable._execution_engine.queue_callback",
     "entry of inductor": "torch._inductor.compile_fx.compile_fx_inner",
@@ -50,6 +51,8 @@ PRIVATE: dict[str, str] = {
     "forward of data parallelism": "torch.nn.parallel.distributed.DistributedDataParallel._inside_ddp_forward",
     "group by name": "torch.distributed.distributed_c10d._resolve_process_group",
     "kernels of inductor": "torch._inductor.scheduler.NopKernelSchedulerNode",
+    "hooks after modules": "torch.nn.modules.module._global_forward_hooks",
+    "hooks before modules": "torch.nn.modules.module._global_forward_pre_hooks",
     "leaving modes": "torch.utils._python_dispatch._disable_current_modes",
     "lowering of a graph": "torch._inductor.graph.GraphLowering.compile_to_module",
     "memory of a graph": f"{_WRAPPER}.AllocateLine",
@@ -122,6 +125,11 @@ def map_devices(tree: Any, change: Callable[[torch.device], torch.device]) -> An
     return _private("trees of arguments")(torch.device, change, tree)
 
 
+def map_tensors(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Nested arguments with each tensor changed."""
+    return _private("trees of arguments")(torch.Tensor, change, tree)
+
+
 def without_modes() -> contextlib.AbstractContextManager[Any]:
     """Inside, no dispatch mode is active: tensors are real."""
     context: contextlib.AbstractContextManager[Any] = _private("leaving modes")()
@@ -137,6 +145,25 @@ def without_torch_functions() -> contextlib.AbstractContextManager[Any]:
     """Inside, subclasses of tensors do not override functions."""
     context: contextlib.AbstractContextManager[Any] = torch._C.DisableTorchFunction()
     return context
+
+
+def without_functions_of_subclasses() -> contextlib.AbstractContextManager[Any]:
+    """Inside, ``__torch_function__`` of subclasses is not called; modes stay."""
+    context: contextlib.AbstractContextManager[Any] = torch._C.DisableTorchFunctionSubclass()
+    return context
+
+
+@contextlib.contextmanager
+def without_hooks_of_modules() -> Iterator[None]:
+    """Inside, calls of modules call no hooks that were registered for all modules."""
+    kept = [(hooks, dict(hooks)) for hooks in map(_private, ("hooks after modules", "hooks before modules"))]
+    for hooks, _ in kept:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, before in kept:
+            hooks.update(before)
 
 
 def below_autograd() -> contextlib.AbstractContextManager[Any]:
