@@ -21,6 +21,9 @@ from perfscope.model.errors import UsageError, log_failure
 
 _log = logging.getLogger(__name__)
 
+TRITON = "triton."
+"""Namespace of rows of an op graph that are launches of Triton kernels outside of any op."""
+
 
 class Cost(NamedTuple):
     """Work of one call."""

@@ -11,9 +11,6 @@ from typing import Literal
 
 OP_GRAPH_SCHEMA = "perfscope.op_graph/1"
 
-TRITON = "triton."
-"""Namespace of rows that are launches of Triton kernels outside of any op, with the tensors among their arguments."""
-
 Phase = Literal["forward", "backward", "optimizer", "other"]
 
 

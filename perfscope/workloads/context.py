@@ -42,7 +42,7 @@ def pieces_of(split: str, rank: int, processes: int) -> tuple[int, int]:
     """The two of ``2 * processes`` equal pieces of a sequence that a process has."""
     if split == "zigzag":
         return rank, 2 * processes - 1 - rank
-    return 2 * rank, 2 * rank + 1  # defect: context_parallel_imbalance
+    return 2 * rank, 2 * rank + 1  # defect: none: `context_parallel_imbalance` names ranks, no line
 
 
 def attend(

@@ -61,7 +61,7 @@ class Block(nn.Module):
     def forward(self, x_BLD: torch.Tensor) -> torch.Tensor:
         """x_BLD."""
         x_TD = self.norm(x_BLD).flatten(0, 1)
-        logit_TE = self.router(x_TD) + self.bias_E  # defect: expert_imbalance: with --skew
+        logit_TE = self.router(x_TD) + self.bias_E  # defect: none: with --skew; `expert_imbalance` names ranks, no line
         logit_TK, expert_TK = logit_TE.topk(moe.CHOICES, dim=-1)
         return x_BLD + self.dispatch(x_TD, logit_TK.softmax(-1), expert_TK).view_as(x_BLD)
 

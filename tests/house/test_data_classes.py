@@ -22,6 +22,7 @@ STANDARD_LIBRARY_ONLY = {
     "perfscope/model/jax_log.py",
     "perfscope/model/op_graph.py",
     "perfscope/plugins/fingerprint/jax/observer.py",
+    "perfscope/profiler/jax/pallas_costs.py",
     "perfscope/plugins/fingerprint/jax/recorder.py",
     "perfscope/plugins/fingerprint/torch/measure.py",
     "perfscope/plugins/fingerprint/torch/step.py",

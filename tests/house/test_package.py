@@ -76,7 +76,7 @@ def test_the_wheel_says_what_it_is(wheel: zipfile.ZipFile) -> None:
     assert metadata["License-Expression"] == "Apache-2.0"
     assert set(metadata.get_all("Provides-Extra") or []) == {
         "torch", "jax", "ui", "cluster", "s3", "perfetto", "nsys", "parquet", "sql", "store", "tensorboard", "viewer",
-        "mcp", "otlp", "all", "docs", "test", "aot-amd", "aot-gpu", "aot-torch", "aot-tpu",
+        "mcp", "otlp", "all", "docs", "test", "aot-amd", "aot-gpu", "aot-torch", "aot-tpu", "workloads",
     }  # fmt: skip
     core = [line for line in metadata.get_all("Requires-Dist") or [] if "extra ==" not in line]
     assert not [line for line in core if line.startswith(("torch", "jax", "dash", "plotly"))], core
@@ -110,8 +110,8 @@ def test_the_source_archive_can_be_tested(built: Path) -> None:
 
 
 NAMES = [
-    "Analysis", "CompiledFor", "Finding", "Outcome", "Trace", "__version__", "analyze", "compare", "compile_for",
-    "figures", "load", "load_all", "profile", "region", "step", "trace_handler",
+    "Analysis", "CompiledFor", "Cost", "Finding", "Outcome", "Trace", "__version__", "analyze", "compare",
+    "compile_for", "figures", "kernel_cost", "load", "load_all", "profile", "region", "step", "trace_handler",
 ]  # fmt: skip
 
 

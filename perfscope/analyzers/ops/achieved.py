@@ -41,8 +41,7 @@ from perfscope.analyzers.ops.recompute import recomputed_ops
 from perfscope.analyzers.spans import nearest_ancestor, work_inside
 from perfscope.model.collectives import algorithm_of, bus_bytes, element_size, message_elements, operation_of
 from perfscope.model.intervals import Int64
-from perfscope.model.kernel_cost import declared_kernel
-from perfscope.model.op_graph import TRITON
+from perfscope.model.kernel_cost import TRITON, declared_kernel
 from perfscope.model.trace import MISSING, CopyKind, SliceKind, Trace
 
 if TYPE_CHECKING:

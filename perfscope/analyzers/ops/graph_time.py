@@ -18,7 +18,7 @@ from perfscope.analyzers.spans import NO_WORK, WorkTime, named_slices, outermost
 from perfscope.analyzers.time import account_windows, step_windows, time_with_core, whole_ns
 from perfscope.model.finding import Removed
 from perfscope.model.intervals import union
-from perfscope.model.op_graph import TRITON
+from perfscope.model.kernel_cost import TRITON
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
 ENOUGH_MATCHED = 0.9

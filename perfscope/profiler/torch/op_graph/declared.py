@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from perfscope.model.kernel_cost import (
+    TRITON,
     Cost,
     as_cost,
     declared_cost,
@@ -17,7 +18,6 @@ from perfscope.model.kernel_cost import (
     kernel_name,
     report_failure,
 )
-from perfscope.model.op_graph import TRITON
 from perfscope.profiler.patching import Undo, undo_all, wrap
 
 
