@@ -271,9 +271,9 @@ def test_blocks_on_four_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def expected_torch_experts(mesh: Mesh) -> dict[tuple[str, int, int], int]:
-    """As `expected_experts` for four sequences on four ranks; the loss is not exchanged."""
+    """As `expected_experts` for four sequences on four ranks; layers are summed together, and the loss is not."""
     batch, processes = 4, 4
-    weights = 6 * DIM * DIM * EXPERTS // mesh.expert * FLOAT
+    weights = LAYERS * 6 * DIM * DIM * EXPERTS // mesh.expert * FLOAT
     whole = 2 * VOCAB * DIM + LAYERS * (2 * DIM + DIM * EXPERTS) + 2 * DIM
     found = {("all-reduce", whole * FLOAT, processes): 1}
     if mesh.expert > 1:
