@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.accuracy.case import Case, jax_program, torch_program
+from tests.accuracy.case import Case, Program, jax_program, torch_program
 
 _SAVES = {"sync": "torch.save(self.state()", "dcp": "dcp.save(self.state()"}
 _EVALUATES = {"eval_stall": "evaluated.append(evaluate(", "needless_grad": "loss_of(model, tokens_BM) * len"}
@@ -15,7 +15,17 @@ _IN_JAX = (
 _METRICS = {"tracker": {"host_bound": "json.dumps({"}, "clip": {"host_sync": "norm.item()"}}
 
 
+_FILES = "perfscope.workloads.pipelines.files"
+
 PIPELINES: tuple[Case, ...] = (
+    Case(
+        name="one file per sample",
+        framework="torch",
+        mode="eager",
+        source=Program(module=_FILES, arguments=()),
+        twin=Program(module=_FILES, arguments=("--twin",)),
+        expects={"storage_bound": "np.fromfile(self.paths"},
+    ),
     *(
         Case(
             name=f"saves in the loop, {way}",

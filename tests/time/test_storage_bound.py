@@ -19,7 +19,7 @@ RECORDED = (EVERYTHING - {"device_work"}) | {"python_samples", "storage", "run_s
 
 
 def training(
-    stack: str = READ, *, busy: float = 0.1, share: float = 0.5, megabytes: float = 8, worker: str = ""
+    stack: str = READ, *, busy: float = 0.1, share: float = 0.5, megabytes: float = 8, worker: str = "", wait: float = 0
 ) -> TraceBuilder:
     """Steps of 10 ms, of which ``share`` is in ``stack``, ``busy`` of it on the processor; 40 samples per step."""
     b = TraceBuilder(recorded=RECORDED)
@@ -35,7 +35,7 @@ def training(
             )  # fmt: skip
             if worker:
                 b.sample(worker, at + piece * every, lasts=every, cpu=every * busy, worker="worker 0")
-        b.run_step(number, at, at + STEP_US)
+        b.run_step(number, at, at + STEP_US, wait=wait)
         at += STEP_US
         b.row("storage", step=number, at_ns=round(at * 1000), read_bytes=round(number * megabytes * 1e6),
               fetched_bytes=round(number * megabytes * 0.75e6))  # fmt: skip
@@ -102,3 +102,13 @@ def test_without_counters_it_abstains() -> None:
     b = training()
     b.recorded = RECORDED - {"storage"}
     assert judge(b).missing == ("storage",)
+
+
+def test_on_a_busy_machine_it_abstains() -> None:
+    outcome = judge(training(wait=STEP_US / 2))
+    assert outcome.status == "abstained"
+    assert "core" in (outcome.reason or "")
+
+
+def test_a_line_of_an_op_reads_nothing() -> None:
+    assert judge(training("train.py(29): main > train.py(62): forward > torch.matmul")).status == "clean"

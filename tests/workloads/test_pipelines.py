@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-from perfscope.workloads.pipelines import checkpoint, evaluation, metrics  # noqa: E402 (they import torch)
+from perfscope.workloads.pipelines import checkpoint, evaluation, files, metrics  # noqa: E402 (they import torch)
 from perfscope.workloads.pipelines.packages import needed  # noqa: E402
 
 
@@ -34,6 +34,12 @@ def test_metrics_and_clipping_change_no_number() -> None:
     twin = metrics.train(metrics.parsed(["--size", "tiny", "--steps", "3"]))
     for name in ("tracker", "clip"):
         assert metrics.train(metrics.parsed(["--size", "tiny", "--steps", "3", "--defect", name])) == twin
+
+
+def test_files_that_were_read_before_the_loop_train_the_same(tmp_path: Path) -> None:
+    command = ["--steps", "3", "--bytes", "65536", "--folder", str(tmp_path)]
+    assert files.train(files.parsed(command)) == files.train(files.parsed([*command, "--twin"]))
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_absent_package_is_one_line_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

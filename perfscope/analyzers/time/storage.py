@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from perfscope.analyzers.time.account import step_accounts
 from perfscope.analyzers.time.host_activity import main_thread
-from perfscope.analyzers.time.samples import free_samples, sampled_lines, shown_kinds, stacks
+from perfscope.analyzers.time.samples import free_samples, outside_ops, sampled_lines, shown_kinds, stacks
 from perfscope.analyzers.time.side_work import side_samples
 from perfscope.analyzers.time.sites import CallSite
 from perfscope.analyzers.time.whole_run.cores import core_wait_share
@@ -29,8 +29,11 @@ from perfscope.model.trace import MISSING, Trace
 LEAST_SHARE = HIGH_SHARE
 """Smallest share of the step: teams schedule a task for a twentieth."""
 
-LEAST_BYTES = 65_536
-"""Minimum number of bytes read per step: with fewer, the lines wait for something else."""
+LEAST_BYTES = 262_144
+"""Minimum number of bytes read per step: a slow disk delivers fewer in 3 ms, and lines wait for something else then."""
+
+MOST_CORE_WAIT = 0.5
+"""Share of the steps without a core from which waits for storage and for a core look the same."""
 
 LEAST_SAMPLES = 10
 """Minimum number of samples of waiting: fewer do not show which line has most of the time."""
@@ -98,10 +101,15 @@ def storage_bytes(trace: Trace) -> StorageBytes | None:
     return StorageBytes(read=max(read, fetched), fetched=fetched)
 
 
+def too_busy(trace: Trace) -> bool:
+    """Whether the host waited too long for a core to judge other waiting."""
+    return (trace.fact(core_wait_share) or 0.0) >= MOST_CORE_WAIT
+
+
 def storage_wait(trace: Trace) -> StorageWait | None:
     """Return the waiting for storage that is worth a finding; ``None`` without."""
     counted = trace.fact(storage_bytes)
-    if counted is None or counted.read < LEAST_BYTES:
+    if counted is None or counted.read < LEAST_BYTES or too_busy(trace):
         return None
     samples, known, main = trace.rows["samples"], trace.fact(stacks), trace.fact(main_thread)
     free = free_samples(trace, main)
@@ -118,6 +126,7 @@ def storage_wait(trace: Trace) -> StorageWait | None:
         waiting, reading, loader = own, made, True
     else:
         others = free[~in_loader & (trace.fact(side_samples)[free] == 0)]
+        others = others[outside_ops(trace, others)]  # an op computes, and reads no file
         reading = _reading(trace, others)
         waiting, loader = reading.rows, False
         if len(reading.rows) < LEAST_SAMPLES:
