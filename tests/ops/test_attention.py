@@ -13,7 +13,7 @@ from perfscope.analyzers.ops.attention import find_attentions
 from perfscope.analyzers.programs.attention_traffic import written_attention
 from tests.graphs import GraphBuilder
 from tests.hlo_build import GPU, hlo_module, hlo_trace
-from tests.ops.attention_programs import ENTRY, LOOP, attention_program
+from tests.ops.attention_programs import ENTRY, LOOP, VALUE_PRODUCT, attention_program
 
 SCORES = (8, 64, 64)
 
@@ -152,6 +152,25 @@ def test_a_convolution_that_is_a_product() -> None:
     """
     window = "window={size=6 stride=5 pad=0_0 lhs_dilate=6}"
     assert _products(hlo_module(text.replace("WINDOW", window))) == {"c": (6, 8)}
+
+
+SPLIT = """%halves = f32[8,256,2,128] bitcast(%p)
+      %values = f32[8,2,128,64] bitcast(%v)
+      %parts = f32[8,2,256,64] dot(%halves, %values), lhs_batch_dims={0,2}, rhs_batch_dims={0,1}, \
+lhs_contracting_dims={3}, rhs_contracting_dims={2}
+      %none = f32[] constant(0)
+      %o = f32[QUERIES] reduce(%parts, %none), dimensions={1}, to_apply=%add"""
+PART = """%some = f32[8,256,128] slice(%p), slice={[0:8], [0:256], [0:128]}
+      %values = f32[8,128,64] slice(%v), slice={[0:8], [0:128], [0:64]}
+      %o = f32[QUERIES] dot(%some, %values), lhs_batch_dims={0}, rhs_batch_dims={0}, \
+lhs_contracting_dims={2}, rhs_contracting_dims={1}"""
+
+
+def test_a_sum_that_is_split_into_more_products_is_one_over_the_row() -> None:
+    """As XLA for GPUs splits a long sum: 8 products over 256 keys become 16 over 128, which are added."""
+    (found,) = hlo_trace(attention_program((VALUE_PRODUCT, SPLIT))).fact(written_attention)
+    assert (found.score.instruction.name, found.shape.dims) == ("s", (8, 256, 256))
+    assert hlo_trace(attention_program((VALUE_PRODUCT, PART))).fact(written_attention) == (), "half of the row only"
 
 
 def test_values_in_loops_count_as_often_as_they_run() -> None:

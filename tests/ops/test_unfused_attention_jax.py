@@ -50,11 +50,11 @@ def library(q: Any, k: Any, v: Any, bias: Any = None) -> Any:
 
 
 def naive(*qkv: Any) -> Any:
-    return workload("attention").ATTENTION["naive"](*qkv)
+    return workload("attention").naive_attention(*qkv)
 
 
 def blocked(*qkv: Any) -> Any:
-    return workload("attention").ATTENTION["blocked"](*qkv)
+    return workload("attention").blocked_attention(*qkv)
 
 
 def unrolled(q: Any, k: Any, v: Any) -> Any:

@@ -22,7 +22,16 @@ from functools import cached_property
 
 from msgspec import Struct
 
-from perfscope.analyzers.graph.program_graph import ELEMENTWISE, LINEAR, MOVES, NOWHERE, Node, OpClass, ProgramGraph
+from perfscope.analyzers.graph.program_graph import (
+    ELEMENTWISE,
+    LINEAR,
+    MOVES,
+    NOWHERE,
+    Node,
+    OpClass,
+    Product,
+    ProgramGraph,
+)
 
 _MOST_MAXIMUM_STEPS = 150
 """Values from a row's maximum back to the scores; programs have about thirty. Beyond it the maximum counts as running,
@@ -72,6 +81,11 @@ def score_groups(graph: ProgramGraph[Node]) -> Iterator[ScoreGroup]:
             for group in groups
             if group.weighted is not None or any(nodes[score].place in places - {NOWHERE} for score in group.scores)
         )
+
+
+def _sums(product: Product, row: int, batch: int) -> bool:
+    """Whether a product sums over rows of so many elements; XLA splits a long sum into more products of a batch."""
+    return product.summed == row or (row % product.summed == 0 and product.batch * product.summed == batch * row)
 
 
 class RowMaxima:
@@ -239,7 +253,7 @@ class _Search:
         made = [product for score in scores if (product := nodes[score].product)]
         for user in readers:
             product = nodes[user].product
-            if product is None or product.summed not in rows.values():
+            if product is None or not any(_sums(product, row, score.batch) for row in rows.values() for score in made):
                 continue
             slot = 1 if product.factors[0] in linear else 0
             factors = [product.factors[slot], *(factor for score in made for factor in score.factors)]

@@ -31,6 +31,22 @@ from perfscope.workloads.jax.options import parse
 from perfscope.workloads.jax.training import train
 from perfscope.workloads.options import Size
 
+
+def naive_attention(q_BHLK: jax.Array, k_BHMK: jax.Array, v_BHMK: jax.Array, window: int | None = None) -> jax.Array:
+    """Causal attention, every step of it a trip through memory: o_BHLK."""
+    length = q_BHLK.shape[-2]
+    past_LM = causal_mask(length, window)
+    scores_BHLM = q_BHLK @ k_BHMK.mT / math.sqrt(q_BHLK.shape[-1])  # defect: unfused_attention: L * M scores in memory
+    scores_BHLM = jnp.where(past_LM, scores_BHLM.astype(jnp.float32), -jnp.inf)
+    return jax.nn.softmax(scores_BHLM).astype(q_BHLK.dtype) @ v_BHMK
+
+
+def causal_mask(length: int, window: int | None) -> jax.Array:
+    """Whether a query sees a key, at most the last ``window`` of them: past_LM."""
+    past_LM = jnp.tril(jnp.ones((length, length), bool))
+    return past_LM if window is None else past_LM & ~jnp.tril(jnp.ones((length, length), bool), -window)
+
+
 VARIANTS = ("naive", "blocked", "pallas", "library", "window-naive", "window", "shared-naive", "shared")
 WINDOW = 0.25
 """Keys that a query of ``window`` sees, as a share of the sequence."""
@@ -39,17 +55,6 @@ SIZES = {
     "cpu": Size(batch=4, seq=256, dim=128, heads=4, layers=2),
     "gpu": Size(batch=8, seq=1024, dim=1024, heads=16, layers=4, vocab=4096),
 }
-
-
-def naive_attention(q_BHLK: jax.Array, k_BHMK: jax.Array, v_BHMK: jax.Array, window: int | None = None) -> jax.Array:
-    """Causal attention, every step of it a trip through memory: o_BHLK."""
-    length = q_BHLK.shape[-2]
-    past_LM = jnp.tril(jnp.ones((length, length), bool))
-    if window is not None:
-        past_LM &= ~jnp.tril(jnp.ones((length, length), bool), -window)
-    scores_BHLM = q_BHLK @ k_BHMK.mT / math.sqrt(q_BHLK.shape[-1])  # defect: unfused_attention: L * M scores in memory
-    scores_BHLM = jnp.where(past_LM, scores_BHLM.astype(jnp.float32), -jnp.inf)
-    return jax.nn.softmax(scores_BHLM).astype(q_BHLK.dtype) @ v_BHMK
 
 
 def pallas_attention(q_BHLK: jax.Array, k_BGMK: jax.Array, v_BGMK: jax.Array, window: int | None = None) -> jax.Array:

@@ -76,7 +76,7 @@ def gathered_attention(devices: int, q_BHLK: jax.Array, k_BHMK: jax.Array, v_BHM
     length = q_BHLK.shape[2]
     k_BHMK, v_BHMK = jax.lax.all_gather(jnp.stack((k_BHMK, v_BHMK)), AXIS, axis=3, tiled=True)
     place_L = jax.lax.axis_index(AXIS) * length + jnp.arange(length)
-    scores_BHLM = q_BHLK @ k_BHMK.mT / math.sqrt(q_BHLK.shape[-1])  # defect: none: scores to all keys in memory
+    scores_BHLM = q_BHLK @ k_BHMK.mT / math.sqrt(q_BHLK.shape[-1])  # defect: unfused_attention: to all keys
     past_LM = place_L[:, None] >= jnp.arange(devices * length)
     scores_BHLM = jnp.where(past_LM, scores_BHLM.astype(jnp.float32), -jnp.inf)
     return jax.nn.softmax(scores_BHLM).astype(q_BHLK.dtype) @ v_BHMK

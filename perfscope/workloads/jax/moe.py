@@ -1,6 +1,4 @@
-"""A mixture of experts in JAX. Variants of dispatch: ``einsum``, ``ragged`` (sorted) and ``scatter`` into fixed room.
-
-Another is ``grouped``: rows sorted by expert, multiplied by Pallas kernels that take a block of one expert's rows each.
+"""A mixture of experts in JAX: ``einsum``, ``ragged`` (sorted), ``scatter`` into fixed room, ``grouped`` by kernels.
 
 Shapes: B batch, L sequence, T = B * L tokens, D model features, E experts, K experts a token,
 R = T * K routed rows, C capacity of an expert, F hidden features, G = 2 * F, S slots.

@@ -25,11 +25,7 @@ from perfscope.workloads.jax.training import train
 from perfscope.workloads.options import Size
 
 VARIANTS = ("scan", "associative", "kernel", "ssd-scan", "ssd-chunked", "ssd")
-SIZES = {
-    "tiny": Size(batch=4, seq=96, dim=16, heads=4, layers=1, vocab=64),
-    "cpu": Size(batch=4, seq=256, dim=32, heads=8, layers=2),
-    "gpu": Size(batch=8, seq=512, dim=1024, heads=16, layers=2, vocab=4096),
-}
+"""Variants whose name begins with ``ssd`` are a different layer."""
 
 
 def scan(a_BLDN: jax.Array, u_BLDN: jax.Array) -> jax.Array:
@@ -43,6 +39,13 @@ def scan(a_BLDN: jax.Array, u_BLDN: jax.Array) -> jax.Array:
     inputs = jnp.moveaxis(a_BLDN, 1, 0), jnp.moveaxis(u_BLDN, 1, 0)
     _, h_LBDN = jax.lax.scan(advance, jnp.zeros_like(u_BLDN[:, 0]), inputs)  # defect: sequential_scan
     return jnp.moveaxis(h_LBDN, 0, 1)
+
+
+SIZES = {
+    "tiny": Size(batch=4, seq=96, dim=16, heads=4, layers=1, vocab=64),
+    "cpu": Size(batch=4, seq=256, dim=32, heads=8, layers=2),
+    "gpu": Size(batch=8, seq=512, dim=1024, heads=16, layers=2, vocab=4096),
+}
 
 
 def associative(a_BLDN: jax.Array, u_BLDN: jax.Array) -> jax.Array:
