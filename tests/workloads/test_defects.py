@@ -30,6 +30,7 @@ TWINS = [
     ("moe", "loop", "grouped"),
     ("ssm", "scan", "parallel"),
     ("ssm", "scan", "selective"),
+    ("kernels.ssd", "scan", "chunks"),
 ]
 
 
