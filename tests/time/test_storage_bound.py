@@ -54,7 +54,7 @@ def test_the_line_that_reads_is_named_with_its_bytes_and_the_page_cache() -> Non
     assert finding.cost_ns_per_step == 5_000_000
     row = finding.evidence[0]
     assert (row["read_bytes"], row["fetched_bytes"], row["page_cache_share"]) == (8_000_000, 6_000_000, 0.25)
-    assert row["reading_share"] == pytest.approx(0.9)
+    assert row["reading_share"] == pytest.approx(1.0)
     assert "1.6 GB/s" in finding.detail, "8 MB in the rest of the step"
     assert finding.advice.startswith("Read ahead")
 
@@ -73,7 +73,10 @@ def test_below_a_twentieth_of_the_step_it_is_clean(share: float, status: str) ->
 
 
 def test_decoding_is_work_and_no_waiting() -> None:
-    assert judge(training(busy=0.6)).status == "clean"
+    decode = f"{LOADER} > train.py(5): __getitem__ > decode"
+    assert judge(training(decode, busy=0.6)).status == "clean"
+    assert judge(training(decode, busy=0.1)).status == "flagged"
+    assert judge(training(READ, busy=0.6)).status == "flagged", "a call that only reads"
 
 
 def test_waiting_without_bytes_is_for_something_else() -> None:

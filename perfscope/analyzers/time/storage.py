@@ -43,6 +43,9 @@ WAITS = 0.5
 not the work on the data, is what the step waits for.
 """
 
+_READS = frozenset({"fromfile", "pread", "read", "read_bytes", "readall", "readinto"})
+"""Calls that only read: with bytes from storage all of their time is reading, also that of the system's copies."""
+
 _MAY_READ = (FrameKind.UNKNOWN, FrameKind.USER, FrameKind.LIBRARY, FrameKind.LOADER, FrameKind.DISPATCH)
 """Kinds of frames that read files. Others wait for something else."""
 
@@ -168,14 +171,19 @@ def _reading(trace: Trace, rows: Int64) -> _Reading:
     kinds, otherwise = shown_kinds(trace, rows), _waits_otherwise(trace, rows)
     may = (samples["frame"][rows] != MISSING) & (samples["cpu_ns"][rows] != MISSING) & ~otherwise
     may &= np.isin(kinds, _MAY_READ)
+    counted = trace.fact(storage_bytes)
+    from_storage = counted is not None and counted.fetched >= WAITS * counted.read
     groups: dict[tuple[int, str], list[int]] = defaultdict(list)
     for row in rows[may].tolist():
         frame = int(samples["frame"][row])
         groups[int(known.user[frame]), known.texts[frame]].append(row)
     reading, waits = list[int](), 0.0
-    for group in groups.values():
+    for (_, text), group in groups.items():
         time = float(samples["lasts_ns"][group].sum())
-        asleep = time - min(time, float(samples["cpu_ns"][group].sum()) / busy)
+        ran = float(np.minimum(samples["cpu_ns"][group], samples["lasts_ns"][group]).sum())
+        asleep = time - min(time, ran / busy)
+        if from_storage and text.rpartition(".")[2] in _READS:
+            asleep = time
         if asleep >= WAITS * time:
             reading += group
             waits += asleep

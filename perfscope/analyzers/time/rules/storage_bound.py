@@ -19,7 +19,8 @@ else meanwhile, and worker processes that together need more bytes per second th
 waiting, whatever their number. Small files and random access are slower than large files that are read in order.
 
 How it is found: sampled stacks (`perfscope run`) show the lines that have little processor time while they run, in the
-data loader, its worker processes, or the loop; the share of waiting for a core is subtracted. The system's counters
+data loader, its worker processes, or the loop; the share of waiting for a core is subtracted. A call that only reads
+(`np.fromfile`, `file.read`) counts with all of its time if most of the bytes come from storage. The system's counters
 (`/proc/PID/io`, Linux) show the bytes that the program and its workers read per step, and how many of them came from
 storage: the others were in the page cache. Reads from a network's file system may count as read and not as fetched. It
 is flagged if half of the time to make a batch is such waiting, and the step waits a twentieth of its time for it. Then
