@@ -9,8 +9,6 @@ _EVALUATES = {"eval_stall": "evaluated.append(evaluate(", "needless_grad": "loss
 _IN_JAX = (
     ("saves in the loop, npz", "tiny", ("checkpoint", "--defect", "npz"), ("checkpoint", "--twin"),
      {"checkpoint_stall": "np.savez("}),
-    ("frequent evaluation", "cpu", ("evaluation", "--defect", "item", "--every", "8"), ("evaluation",),
-     {"eval_stall": "evaluated.append(evaluate("}),
 )  # fmt: skip
 _METRICS = {"tracker": {"host_bound": "json.dumps({"}, "clip": {"host_sync": "norm.item()"}}
 

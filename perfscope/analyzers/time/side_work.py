@@ -18,7 +18,6 @@ from perfscope.analyzers.time.host_activity import main_thread
 from perfscope.analyzers.time.host_lines import step_functions
 from perfscope.analyzers.time.samples import device_waits, free_samples, sampled_site, shown_kinds, stacks
 from perfscope.analyzers.time.sites import UNKNOWN_SITE, CallSite
-from perfscope.analyzers.time.untraced import trace_step_time
 from perfscope.analyzers.time.whole_run.cores import time_with_core
 from perfscope.model.frames.kinds import FrameKind
 from perfscope.model.frames.side_work import evaluates, restores
@@ -195,8 +194,7 @@ def _samples_in(trace: Trace, spans: Intervals) -> Int64:
 def _queue_ns(trace: Trace, samples: Int64, total: int) -> int:
     """Time of side work in which the host waited for steps that it had launched before.
 
-    At most one step for all, if the host waits in each step; else at most the work of all steps, by a window of steps
-    with waits at both ends.
+    At most one step for all, if the host waits in each step; else all of it, because the work of the steps is unknown.
     """
     waits = trace.fact(device_waits)[samples]
     if not waits.any():
@@ -205,8 +203,7 @@ def _queue_ns(trace: Trace, samples: Int64, total: int) -> int:
     waited = round(total * float(lasts[waits].sum()) / max(1, int(lasts.sum())))
     if trace.step_times_ns:
         return min(waited, round(median(trace.step_times_ns))) if "device_work" in trace.recorded else 0
-    timed = trace.fact(trace_step_time)
-    return waited if timed is None else min(waited, round(timed.ns * _counted_steps(trace)[0]))
+    return waited
 
 
 def _loop_site(trace: Trace, samples: Int64) -> CallSite | None:

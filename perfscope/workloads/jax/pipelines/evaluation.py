@@ -51,7 +51,7 @@ def train(options: Options, every: int) -> list[float]:
         state, loss = update(state, jax.device_put(tokens_BM, device))
         losses.append(loss)
         if step % every == every - 1:
-            evaluated.append(evaluate(loss_only, state.weights, held_BM, options))  # defect: eval_stall
+            evaluated.append(evaluate(loss_only, state.weights, held_BM, options))  # defect: none: the host runs ahead
     for number, value in enumerate(evaluated):
         print(f"evaluation {number:3d}  loss {value:.4f}")
     return report(losses) + evaluated
