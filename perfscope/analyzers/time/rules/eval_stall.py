@@ -23,10 +23,10 @@ samples decoded again in each evaluation.
 How it is found: `perfscope run` notes the time from `model.eval()` to `model.train()`, if no step ends in between, and
 the stacks that it samples show the lines. In programs without these calls, an evaluation is a function of the program
 with such a name (`evaluate`, `validate`, `validation_step`, `test`, `estimate_loss`), by its share of the sampled
-stacks of steps without a profiler; compiling is not counted, and neither is waiting for steps that were launched
-before, if the host runs ahead of them. The cost is the time of all evaluations between the first and the last step
-without a profiler, without saves in them, divided by all steps, if it is at least a tenth. All of it is an upper
-bound: some evaluation is wanted.
+stacks of steps without a profiler; compiling is not counted, and neither are waits for the device if the host runs
+ahead of its steps, because they may be for those. The cost is the time of all evaluations between the first and the
+last step without a profiler, without saves in them, divided by all steps, if it is at least a tenth. All of it is an
+upper bound: some evaluation is wanted.
 
 Fix: evaluate less often, on fewer batches, or in another process that reads checkpoints. Make one evaluation cheaper:
 `torch.no_grad()` (`needless_grad`), batches larger than those of training, sums that stay on the device until the end
