@@ -22,7 +22,8 @@ RECORDED = frozenset({
     "jax_replicated_work", "jax_weak_state", "large_vocabulary", "lora_merged_each_call", "lora_over_trained_base",
     "masked_entropy", "no_cache", "node_loop", "numpy_doubles", "padded_to_max_length", "prices_in_float16",
     "rank_in_compiled_step", "replay_buffer", "running_metric", "save_often", "shared_trunk", "single_requests",
-    "slow_dataset", "static_batches", "validate_with_grad", "varying_lengths",
+    "slow_dataset", "static_batches", "torch_draws_weights", "torch_reads_the_disk", "torch_validates_often",
+    "validate_with_grad", "varying_lengths",
 })  # fmt: skip
 """Programs with a recording in fixtures/advice."""
 

@@ -84,7 +84,7 @@ def check(trace: Trace) -> Iterator[Finding]:
     per_step = round(cost / found.steps)
     site = sampled_site(trace, first.frame)
     name = trace.text(int(trace.rows["frames"]["name"][first.callee]))
-    if name == "<module>" or _WRAPPER.search(name):
+    if name.startswith("<") or _WRAPPER.search(name):  # <module>, <listcomp>
         name = site.where().label()
     number = found.numbers[-1]
     trace_it = f"`perfscope run --steps {number}:{number + 1} ...` traces such a step."

@@ -39,6 +39,7 @@ from perfscope.analyzers.time.account import step_accounts
 from perfscope.analyzers.time.fixes import situation
 from perfscope.analyzers.time.side_work import side_work
 from perfscope.analyzers.time.storage import StorageWait, storage_bytes, storage_wait, too_busy
+from perfscope.model.documents.causes import Cause
 from perfscope.model.finding import AbstainError, Finding, Scope, Where, fit_title
 from perfscope.model.severity import severity_of
 from perfscope.model.trace import Trace
@@ -61,7 +62,8 @@ def check(trace: Trace) -> Iterator[Finding]:
         return
     step = run.whole_ns / run.steps
     cost = round(found.share * step)
-    function = found.site.function or found.call
+    function = found.site.function
+    function = found.call if function is None or function.startswith("<") else function
     place = Where(file=found.site.file, line=found.site.line).label()
     rate = found.bytes.read / max(1, cost)
     yield Finding(
@@ -77,9 +79,7 @@ def check(trace: Trace) -> Iterator[Finding]:
         cost_ns_per_step=cost,
         untraced_ns_per_step=cost,
         where=found.site.where(),
-        covers_ns={"input": max((account.total_ns["input"] for account in trace.fact(step_accounts)), default=0)}
-        if found.in_loader
-        else {},
+        covers_ns=_covers(trace, found),
         evidence=(
             {
                 "site": place,
@@ -93,6 +93,19 @@ def check(trace: Trace) -> Iterator[Finding]:
             },
         ),
     )
+
+
+def _covers(trace: Trace, found: StorageWait) -> dict[Cause, int]:
+    """Return the part of the account of the traced steps that is this waiting."""
+    accounts = trace.fact(step_accounts)
+    if found.in_loader:
+        return {"input": max((account.total_ns["input"] for account in accounts), default=0)}
+    return {
+        "other_host": max(
+            (min(account.total_ns["other_host"], round(found.share * account.whole_ns)) for account in accounts),
+            default=0,
+        )
+    }
 
 
 def _detail(found: StorageWait, step_ns: float, cost_ns: int) -> str:
@@ -112,7 +125,7 @@ def _detail(found: StorageWait, step_ns: float, cost_ns: int) -> str:
 
 def _advice(trace: Trace, found: StorageWait) -> str:
     fewer = (
-        "read fewer bytes (a compressed or smaller format, only what is used), pack small files into shards that are "
+        "read fewer bytes (a compressed or smaller format, only what is used). Pack small files into shards that are "
         "read in order, or copy the data to a local disk or memory first."
     )
     if found.workers:

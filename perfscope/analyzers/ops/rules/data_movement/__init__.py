@@ -135,8 +135,9 @@ _WORDS: dict[str, _Words] = {
     "page_gather": _Words(
         "the pages of the cache are joined by {cause} before attention reads them",
         "Each step reads and writes all that earlier steps left.",
-        "Let attention read the pages where they are: a kernel for paged caches (`flash_attn_with_kvcache(..., "
-        "block_table=table)`, FlashInfer, vLLM), or `flex_attention` with a block mask of the pages.",
+        "Let attention read the pages where they are: use a kernel for paged caches. There are "
+        "`flash_attn_with_kvcache(..., block_table=table)`, FlashInfer and vLLM's, or `flex_attention` with a block "
+        "mask of the pages.",
     ),
     "kept_join": _Words(
         "{op} copies all that was kept before, in each step",
