@@ -39,7 +39,6 @@ from perfscope.analyzers.time.account import step_accounts
 from perfscope.analyzers.time.fixes import situation
 from perfscope.analyzers.time.side_work import side_work
 from perfscope.analyzers.time.storage import StorageWait, storage_bytes, storage_wait, too_busy
-from perfscope.model.documents.causes import Cause
 from perfscope.model.finding import AbstainError, Finding, Scope, Where, fit_title
 from perfscope.model.severity import severity_of
 from perfscope.model.trace import Trace
@@ -95,7 +94,7 @@ def check(trace: Trace) -> Iterator[Finding]:
     )
 
 
-def _covers(trace: Trace, found: StorageWait) -> dict[Cause, int]:
+def _covers(trace: Trace, found: StorageWait) -> dict[str, int]:
     """Return the part of the account of the traced steps that is this waiting."""
     accounts = trace.fact(step_accounts)
     if found.in_loader:
