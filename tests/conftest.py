@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 
 # The duration of an example depends on the load of the machine.
 # Each run draws other examples: few of them every day find what many find in one run.
-settings.register_profile("perfscope", deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("perfscope", deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("perfscope")
 
 # Tests start Python hundreds of times: without bytecode every process would compile perfscope and the tests again.

@@ -103,8 +103,8 @@ def test_another_device_has_another_time(tmp_path: Path, capsys: pytest.CaptureF
     ("name", "words"),
     [
         ("A100", "close: A100 SXM 80GB, A100 PCIe 80GB, A100 40GB"),
-        ("abacus", "known: GB200, B200"),
-        ("", "known: GB200"),
+        ("abacus", "known: GB300, B300, GB200, B200"),
+        ("", "known: GB300"),
     ],
 )
 def test_an_unknown_device_is_one_line(

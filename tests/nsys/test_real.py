@@ -92,6 +92,7 @@ def test_steps_and_regions_of_a_loop_that_marks_its_steps(tmp_path: Path) -> Non
     assert min(trace.rows["steps"]["end_ns"] - trace.rows["steps"]["start_ns"]) > 10_000_000, "it sleeps 10 ms"
 
 
+@pytest.mark.slow
 def test_chosen_steps_are_recorded_alone(tmp_path: Path) -> None:
     done = by_nsys("--steps", "4:7", write(tmp_path, STEPS), cwd=tmp_path)
     assert done.returncode == 0, done.stderr

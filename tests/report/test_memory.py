@@ -309,7 +309,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-@pytest.mark.parametrize(("count", "fullest", "numbers"), [(1, 0, 1), (3, 1, 3), (240, 239, 4)])
+@pytest.mark.parametrize(
+    ("count", "fullest", "numbers"), [(1, 0, 1), (3, 1, 3), pytest.param(240, 239, 4, marks=pytest.mark.slow)]
+)
 def test_words_lie_on_nothing(page: Page, tmp_path: Path, count: int, fullest: int, numbers: int, width: int) -> None:
     for capacity in (80 * GIB, 141 * GIB, None):
         file = tmp_path / f"{capacity}.html"

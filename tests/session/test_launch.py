@@ -100,6 +100,7 @@ def test_a_program_that_asks_for_torch_before_it_imports_it_is_captured(tmp_path
     assert process["steps_seen"] == 12
 
 
+@pytest.mark.slow
 def test_an_argument_that_is_not_utf_8_costs_no_run(tmp_path: Path) -> None:
     program = write(tmp_path, ASKS_FIRST)
     done = captured("--level", "light", program, b"data/\xff", cwd=tmp_path)

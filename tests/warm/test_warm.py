@@ -48,6 +48,7 @@ def started(*words: str, cwd: Path, **options: Any) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
+@pytest.mark.slow
 def test_it_sees_what_it_sees_in_a_process_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "work.py").write_text("def works():\n    1 / 0\nworks()\n")
     command = [sys.executable, write(tmp_path, SEES), "a b", "-c"]

@@ -139,6 +139,7 @@ def test_policies_differ() -> None:
     assert own(looped, "none") != own(looped, "full")
 
 
+@pytest.mark.slow
 def test_names() -> None:
     text, book = changed(scanned, "none", "names")
     assert text == own(scanned, "names")

@@ -73,6 +73,7 @@ assert [value.what for value in world.made_up()] == ["numpy"]
 """
 
 
+@pytest.mark.slow
 def test_tensors_without_data_are_copied_and_what_stands_for_a_class_is_a_class() -> None:
     """In one process: most of its time goes to loading torch."""
     pytest.importorskip("torch")

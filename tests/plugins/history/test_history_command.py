@@ -142,6 +142,7 @@ def test_nothing_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert list(tmp_path.iterdir()) == [], "asking makes no store"
 
 
+@pytest.mark.slow
 def test_a_run_that_cannot_be_read_is_not_in_the_way(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     next(RUNS.glob("*-train-0003")).joinpath("run.json").write_text("{")
     out, err = said(capsys, "step time")

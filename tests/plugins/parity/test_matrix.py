@@ -67,6 +67,7 @@ def test_the_side_that_is_wrong_parts_from_all_others(recorded: Path, capsys: py
     assert "first at norm" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_recorded_sides_need_no_program_and_must_have_one_set_of_inputs_and_weights(
     recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -102,10 +102,16 @@ def step(module: Any, weights: Any, optimizer: Adam, maps: dict[str, str] = MAPS
     ("wrong", "cause"),
     [
         (Adam(epsilon=1e-6), r"epsilon: 1e-08 in A, 1e-06 in B"),
-        (Adam("inside"), r"place of epsilon: after the root in A, inside the root in B"),
+        pytest.param(
+            Adam("inside"), r"place of epsilon: after the root in A, inside the root in B", marks=pytest.mark.slow
+        ),
         (Adam("coupled"), r"weight decay: 0.01, decoupled in A, 0.01, added to the gradient in B"),
-        (Adam("correction"), r"bias correction: yes in A, no in B"),
-        (Adam("twice"), r"embedding.weight: its update: learning rate: 0.001 in A, 0.002 in B"),
+        pytest.param(Adam("correction"), r"bias correction: yes in A, no in B", marks=pytest.mark.slow),
+        pytest.param(
+            Adam("twice"),
+            r"embedding.weight: its update: learning rate: 0.001 in A, 0.002 in B",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_planted_difference_is_named(wrong: Adam, cause: str) -> None:

@@ -46,7 +46,28 @@ def pytest_of(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_what_holds_passes_and_a_failure_names_line_and_fix(tmp_path: Path) -> None:
-    """In one process of pytest. Each test of it fails at its last line, after those that hold."""
+    """In one process of pytest. A test of it fails at its last line, after those that hold."""
+    done = pytest_of(
+        tmp_path,
+        "def test_script(perfscope_run):\n"
+        "    run = perfscope_run('train.py', 'read')\n"
+        "    run.assert_finding('host_sync', file='train.py', line=16)\n"
+        "    assert run.step_ns > 0\n"
+        "    run.assert_peak_below(1 << 30)\n"
+        "    print('the script holds')\n"
+        "    run.assert_no_finding('host_sync')\n"
+        "def test_passes():\n"
+        "    pass\n",
+    )
+    assert done.returncode == 1
+    assert "1 failed, 1 passed" in done.stdout
+    for said in ("the script holds", "train.py:16", "Fix: Keep the value on the device"):
+        assert said in done.stdout
+
+
+@pytest.mark.slow
+def test_functions_and_programs_that_are_missing(tmp_path: Path) -> None:
+    """As above, for a function of the test's process and a program that does not exist."""
     done = pytest_of(
         tmp_path,
         "import train\n"
@@ -57,20 +78,12 @@ def test_what_holds_passes_and_a_failure_names_line_and_fix(tmp_path: Path) -> N
         "    run.assert_peak_below(1 << 30)\n"
         "    print('the function holds')\n"
         "    run.assert_finding('host_sync')\n"
-        "def test_script(perfscope_run):\n"
-        "    run = perfscope_run('train.py', 'read')\n"
-        "    run.assert_finding('host_sync', file='train.py', line=16)\n"
-        "    print('the script holds')\n"
-        "    run.assert_no_finding('host_sync')\n"
         "def test_broken(perfscope_run):\n"
-        "    perfscope_run('missing.py')\n"
-        "def test_passes():\n"
-        "    pass\n",
+        "    perfscope_run('missing.py')\n",
     )
     assert done.returncode == 1
-    assert "3 failed, 1 passed" in done.stdout
-    for said in ("the function holds", "the script holds", "host_sync found nothing", "train.py:16",
-                 "Fix: Keep the value on the device", "missing.py ended with exit code 125"):  # fmt: skip
+    assert "2 failed" in done.stdout
+    for said in ("the function holds", "host_sync found nothing", "missing.py ended with exit code 125"):
         assert said in done.stdout
 
 

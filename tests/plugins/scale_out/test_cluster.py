@@ -103,6 +103,7 @@ def test_what_kills_every_worker_is_lost_alone(cluster: Any) -> None:
     assert done == {0: 0, 1: LostTask(why="was killed with its worker several times"), 2: 2, 3: 3}
 
 
+@pytest.mark.slow
 def test_what_the_work_raises(cluster: Any) -> None:
     with pytest.raises(DataError, match="file: cut off"):
         list(work_on_cluster(breaks, range(2), address=cluster.scheduler_address))

@@ -251,7 +251,7 @@ def _without_address(name: str) -> str:
 def _usual_ns(trace: Trace, account: StepAccount) -> Mapping[str, int]:
     """Return the time by cause as if all steps of the account were as those without outliers and compilation."""
     usual = next((warm for warm in trace.fact(warm_accounts) if warm.device == account.device), account)
-    steps = len(account.numbers) / max(1, len(usual.numbers))
+    steps = len(account.numbers) / len(usual.numbers) if usual.numbers else 1.0  # 1.0: a recording without steps
     return {cause: round(steps * ns) for cause, ns in usual.total_ns.items()}
 
 
