@@ -47,4 +47,6 @@ def state() -> str:
         return "in use"
     if os.environ.get(SWITCH, "").lower() == "off":
         return f"turned off by {SWITCH}"
+    if any(Path(__file__).parent.glob("_core*")):
+        return "of another machine or version: install perfscope again; large files take longer to read"
     return "not built; large files take longer to read"

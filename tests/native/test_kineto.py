@@ -142,4 +142,5 @@ def test_a_library_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(native, "_VERSION", -5)
     assert native.library.__wrapped__() is None
     monkeypatch.setattr(native, "library", native.library.__wrapped__)
-    assert native.state().startswith("not built")
+    built = any(Path(native.__file__).parent.glob("_core*"))
+    assert native.state().startswith("of another machine or version" if built else "not built")
