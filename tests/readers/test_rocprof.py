@@ -1,4 +1,4 @@
-"""rocprofv3: tables of a process and the JSON document become one trace; files that are none are refused."""
+"""rocprofv3: tables of a process and the JSON document become one trace; other files are refused."""
 
 from __future__ import annotations
 

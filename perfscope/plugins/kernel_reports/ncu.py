@@ -12,8 +12,6 @@ host, no process name.
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -21,16 +19,14 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from perfscope.analyzers.readers import open_bytes
 from perfscope.model.errors import DataError
 from perfscope.model.trace import Trace
+from perfscope.plugins.kernel_reports.csv_file import reports_in_csv
 from perfscope.plugins.kernel_reports.record import KernelReport, attach_reports, report_trace, reports_of
 
 FORMAT = "ncu"
 JOINS = (".csv", ".log", ".txt")
 """Endings of files in a folder that may be such reports."""
-LARGEST = 4 << 30
-"""Maximum bytes of a file: a million launches with a few metrics."""
 
 _NOTHING_KNOWN = "ncu recorded none of the metrics that perfscope reads: profile with `--set basic` or more"
 
@@ -103,12 +99,7 @@ def sniff(path: Path, head: bytes) -> bool:
 
 def read(path: Path) -> Trace:
     """Return a trace with a report per launch. ``DataError``, one line, for a corrupt file or one without a launch."""
-    with open_bytes(path, LARGEST) as data:
-        lines = iter(io.BytesIO(data).readline if isinstance(data, bytes) else data.readline, b"")
-        try:
-            reports = tuple(_reports(csv.reader(line.decode("utf-8", "replace").replace("\0", "") for line in lines)))
-        except csv.Error as error:
-            raise DataError(f"{path}: not CSV of ncu: {error}") from error
+    reports = reports_in_csv(path, FORMAT, _reports)
     if not reports:
         raise DataError(f"{path}: a header of ncu without a launch: it is cut off, or no kernel was profiled")
     known = any(report.compute is not None or report.registers is not None for report in reports)

@@ -6,25 +6,20 @@ others have no meaning for what limits a kernel, or need each other's.
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from perfscope.analyzers.readers import open_bytes
 from perfscope.model.errors import DataError
 from perfscope.model.trace import Trace
+from perfscope.plugins.kernel_reports.csv_file import reports_in_csv
 from perfscope.plugins.kernel_reports.record import KernelReport, attach_reports, report_trace, reports_of
 
 FORMAT = "rocprofv3_counters"
 TOOL = "rocprofv3"
 JOINS = ("counter_collection.csv",)
-
-LARGEST = 4 << 30
-"""Maximum bytes of a file."""
 
 COUNTERS: Mapping[str, str] = {
     "VALUBusy": "compute",
@@ -45,12 +40,7 @@ def sniff(path: Path, head: bytes) -> bool:
 
 def read(path: Path) -> Trace:
     """Return a trace with a report per dispatch. ``DataError``, one line, for a corrupt file or one without any."""
-    with open_bytes(path, LARGEST) as data:
-        lines = iter(io.BytesIO(data).readline if isinstance(data, bytes) else data.readline, b"")
-        try:
-            reports = tuple(_reports(csv.reader(line.decode("utf-8", "replace").replace("\0", "") for line in lines)))
-        except csv.Error as error:
-            raise DataError(f"{path}: not CSV of rocprofv3: {error}") from error
+    reports = reports_in_csv(path, TOOL, _reports)
     if not reports:
         raise DataError(f"{path}: a table of counters without a dispatch: it is cut off, or no kernel was counted")
     known = any(report.compute is not None or report.memory is not None for report in reports)

@@ -40,7 +40,7 @@ def compilation(name: str = "add", number: int = 0, **metadata: Any) -> dict[str
                          "target": {"backend": "cuda", "arch": 90, "warp_size": 32},
                          "src_constants": {"(1,)": 1, "(2,)": 1024, "(3,)": True}, **metadata},
             "file_content": {"add.ttir": "module {}", "add.sass": SASS},
-            "python_source": {"file_path": "/work/kernels.py", "start_line": 20, "code": SOURCE},
+            "python_source": {"file_path": "/project/kernels.py", "start_line": 20, "code": SOURCE},
         },
     }  # fmt: skip
 

@@ -45,7 +45,7 @@ def test_a_triton_kernel_has_its_configuration_registers_and_spills(tmp_path: Pa
     (trace,) = load_all(path)
     first, *_, last = reports_of(trace)
     assert [report.blocks for report in reports_of(trace)] == [64, 64, 16, None]
-    assert (first.config, first.line) == ("BLOCK 1024, EVEN True, 4 warps, 3 stages", "/work/kernels.py:20")
+    assert (first.config, first.line) == ("BLOCK 1024, EVEN True, 4 warps, 3 stages", "/project/kernels.py:20")
     assert (first.threads_per_block, first.registers, first.spills, first.shared_bytes) == (128, 255, 2, 98_304)
     assert first.tuned == "best of 3 configurations, 2.0x as fast as their median"
     assert (first.possible_occupancy, first.limit) == (12.5, "registers and shared memory")

@@ -79,7 +79,7 @@ def test_transformer_on_eight_devices(tmp_path: Path) -> None:
 
 
 EXPERTS, CHOICES, ROOM = 8, 2, 2
-"""Of the mixture of experts at ``--size cpu``: experts, experts of a token, room of an expert over its fair share."""
+"""The mixture of experts at ``--size cpu``: its experts, those of each token, and capacity over an even share."""
 
 
 def expected_experts(mesh: Mesh) -> dict[tuple[str, int, int], int]:

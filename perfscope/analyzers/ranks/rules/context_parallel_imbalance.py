@@ -153,7 +153,7 @@ def _divided(ranks: RankSet, group: Group) -> _Divided | None:
 
 
 def _finding(ranks: RankSet, rising: Sequence[_Divided]) -> Iterable[Finding]:
-    """Yield the finding unless it saves too little; groups of one mesh run side by side, so the dearest counts."""
+    """Yield the finding unless it saves too little. Groups of a mesh run at the same time: the costliest counts."""
     costs = {one.group: _cost_ns(ranks, one) for one in rising}
     worst = max(rising, key=lambda one: costs[one.group])
     cost, whole = costs[worst.group], ranks.job.whole_ns

@@ -20,7 +20,7 @@ FX, JOINT = "FX graph (dynamo)", "joint graph (AOT autograd)"
 FORWARD, BACKWARD = "forward graph (AOT autograd)", "backward graph (AOT autograd)"
 INFERENCE, AFTER = "inference graph (AOT autograd)", "after inductor's passes"
 CODE = "output code"
-_WHY = "not in this log: TORCH_TRACE=DIR writes it where torch compiles it anew (not from a cache)"
+_WHY = "not in this log: TORCH_TRACE=DIR writes it when torch compiles and takes nothing from a cache"
 _DEFINED = re.compile(r"^(\w+) = async_compile\.\w+\(", re.MULTILINE)
 _MOST_TEXT = 240
 
