@@ -18,7 +18,7 @@ LARGEST = 4 << 30
 def reports_in_csv(
     path: Path, tool: str, reports: Callable[[Iterator[list[str]]], Iterator[KernelReport]]
 ) -> tuple[KernelReport, ...]:
-    """Return the reports that ``reports`` makes of a file's rows. ``DataError``, one line, for what is no CSV."""
+    """Return the reports that ``reports`` makes of a file's rows. ``DataError``, one line, if it is not CSV."""
     with open_bytes(path, LARGEST) as data:
         lines = iter(io.BytesIO(data).readline if isinstance(data, bytes) else data.readline, b"")
         try:
