@@ -27,7 +27,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 PLUGIN_WORKERS ?= 1
 SLOW_WORKERS ?= 2
-# Named, not found: pytest rewrites the assertions of every package that has a plug-in, and perfscope has one.
+# Plug-ins are named: if pytest looks for them, it rewrites the assertions of every module of their packages, perfscope among them.
 PYTEST_PLUGINS := --disable-plugin-autoload -p xdist -p _hypothesis_pytestplugin
 FUZZ_INPUTS ?= 2000
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')

@@ -19,12 +19,19 @@ RECORDED = (EVERYTHING - {"device_work"}) | {"python_samples", "storage", "run_s
 
 
 def training(
-    stack: str = READ, *, busy: float = 0.1, share: float = 0.5, megabytes: float = 8, worker: str = "", wait: float = 0
+    stack: str = READ,
+    *,
+    busy: float = 0.1,
+    share: float = 0.5,
+    megabytes: float = 8,
+    worker: str = "",
+    wait: float = 0,
+    op_from: float = 0,
 ) -> TraceBuilder:
     """Steps of 10 ms, of which ``share`` is in ``stack``, ``busy`` of it on the processor; 40 samples per step."""
     b = TraceBuilder(recorded=RECORDED)
     b.step(0, 0, STEP_US)
-    b.op("aten::relu", 0, STEP_US)
+    b.op("aten::relu", op_from * STEP_US, STEP_US)
     at, every = FIRST_US, STEP_US / 40
     for number in range(1, STEPS + 1):
         for piece in range(40):
@@ -57,6 +64,11 @@ def test_the_line_that_reads_is_named_with_its_bytes_and_the_page_cache() -> Non
     assert row["reading_share"] == pytest.approx(1.0)
     assert "1.6 GB/s" in finding.detail, "8 MB in the rest of the step"
     assert finding.advice.startswith("Read ahead")
+
+
+def test_the_time_of_a_read_in_the_loop_is_not_left_for_other_rules() -> None:
+    finding = only(training("train.py(30): main > train.py(5): read > np.fromfile", op_from=0.5))
+    assert finding.covers_ns == {"other_host": 5_000_000}
 
 
 def test_workers_that_wait_for_storage_are_what_the_program_waits_for() -> None:

@@ -64,13 +64,13 @@ def check(trace: Trace) -> Iterator[Finding]:
     function = found.site.function
     function = found.call if function is None or function.startswith("<") else function
     place = Where(file=found.site.file, line=found.site.line).label()
-    rate = found.bytes.read / max(1, cost)
+    rate = found.bytes.fetched / max(1, step)
     yield Finding(
         subject="reading from storage",
         title=fit_title(
             f"the step waits for storage: {format_bytes(found.bytes.read)} per step in {function}", function
         ),
-        detail=_detail(found, step, cost),
+        detail=_detail(found, rate, step - cost, cost),
         severity=severity_of(found.share, 1.0),
         basis="measured",
         advice=_advice(trace, found),
@@ -107,18 +107,17 @@ def _covers(trace: Trace, found: StorageWait) -> dict[str, int]:
     }
 
 
-def _detail(found: StorageWait, step_ns: float, cost_ns: int) -> str:
-    cached = f"{found.bytes.cached:.0%} of them in the page cache"
-    rest = max(1.0, step_ns - cost_ns)
-    text = f"{found.bytes.fetched / max(1, step_ns):.3g} GB/s come from storage, {cached}. "
+def _detail(found: StorageWait, rate: float, rest_ns: float, cost_ns: int) -> str:
+    rest = max(1.0, rest_ns)
+    text = f"{rate:.3g} GB/s come from storage; {found.bytes.cached:.0%} of what is read is in the page cache. "
     if found.workers:
         return (
             f"{text}{found.workers} workers wait {found.reading_share:.0%} of their time for it. Without waiting the "
             f"steps need {found.bytes.read / rest:.3g} GB/s."
         )
     return (
-        f"{text}Read ahead, it is hidden if storage delivers {found.bytes.read / rest:.3g} GB/s during the rest of the "
-        f"step; half as many bytes save about {format_ns(cost_ns / 2)}."
+        f"{text}Reading ahead hides the waiting if storage delivers {found.bytes.read / rest:.3g} GB/s during the rest "
+        f"of the step; half as many bytes save about {format_ns(cost_ns / 2)}."
     )
 
 
