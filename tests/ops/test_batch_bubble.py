@@ -75,3 +75,16 @@ def test_rows_are_idle_from_the_second_padding_on() -> None:
         rows.note(buffer.copy_(call[:, None]))
     rows.note(ids)
     assert rows.counts() == (0, 0, 1, 1, 2, None), "the copy is of each call"
+
+
+@pytest.mark.torch
+def test_the_ids_that_are_kept_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from perfscope.profiler.torch import idle_rows
+
+    monkeypatch.setattr(idle_rows, "MOST_BYTES", 3 * 16)
+    rows = idle_rows.IdleRows()
+    for _ in range(4):
+        rows.note(torch.ones((2, 1), dtype=torch.int64))
+    assert rows.counts() == (0, 2, 2, None)

@@ -111,6 +111,29 @@ def test_a_model_that_stays_in_evaluation_mode_is_no_evaluation(log: SideWorkLog
     assert not log.events()
 
 
+def test_a_compiled_function_may_switch_the_mode(log: SideWorkLog) -> None:
+    model = torch.nn.Dropout()
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def evaluated(x: Any) -> Any:
+        model.eval()
+        result = model(x)
+        model.train()
+        return result
+
+    assert evaluated(torch.ones(2)).tolist() == [1, 1]
+    torch.compiler.reset()
+
+
+def test_data_that_is_loaded_leaves_room_for_saves(log: SideWorkLog, tmp_path: Path) -> None:
+    path = tmp_path / "weights.pt"
+    for number in range(3):
+        torch.save(torch.zeros(3), path)
+        torch.load(path)
+        log.step_ended(number)
+    assert [event.activity for event in log.events()] == ["save"] * 3
+
+
 def test_bytes_from_storage_and_of_system_calls_are_counted(tmp_path: Path) -> None:
     before = storage_with_workers()
     if before is None:

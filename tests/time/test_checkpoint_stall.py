@@ -16,10 +16,13 @@ STEP_US, STEPS, FIRST_US = 10_000.0, 40, 1_000_000.0
 RUN = EVERYTHING | {"run_steps", "side_work"}
 
 
-def run(*, every: int = 8, save_us: float = 40_000, slower_us: float = 0, of_steps: bool = True) -> TraceBuilder:
+def run(
+    *, every: int = 8, save_us: float = 40_000, slower_us: float = 0, of_steps: bool = True, kept: int = 1
+) -> TraceBuilder:
     """A traced step, and 40 steps of 10 ms of which each ``every``-th saves 80 MB as well.
 
     ``slower_us``: the saves are stored during the three next steps, each of which takes that much longer.
+    ``kept``: the recording has each step whose number is a multiple of it.
     """
     b = TraceBuilder(recorded=RUN)
     b.step(0, 0, STEP_US)
@@ -33,7 +36,8 @@ def run(*, every: int = 8, save_us: float = 40_000, slower_us: float = 0, of_ste
             storing = 3 * (STEP_US + slower_us) if slower_us else 0
             _event(b, "save", at, at + save_us, stored=at + save_us + storing, of_steps=of_steps)
             at += save_us if of_steps else 0
-        b.run_step(number, begin, at)
+        if number % kept == 0:
+            b.run_step(number, begin, at)
         times.append(at - begin)
     b.step_times_us = tuple(times)
     return b
@@ -93,6 +97,12 @@ def test_steps_while_a_save_is_stored_are_compared_with_the_others() -> None:
     row = finding.evidence[0]
     assert (row["step_ns"], row["other_step_ns"], row["slowed_steps"]) == (15_000_000, 10_000_000, 12)
     assert finding.cost_ns == 12 * 5_000_000
+
+
+def test_of_a_long_run_the_steps_that_are_not_kept_count_too() -> None:
+    finding = only(run(save_us=10, slower_us=5_000, kept=2))
+    assert finding.evidence[0]["slowed_steps"] == round(4 * 39 / 20)
+    assert finding.cost_ns == round(4 * 5_000_000 * 39 / 20)
 
 
 @pytest.mark.parametrize(("slower_us", "status"), [(900, "clean"), (2_500, "flagged")])

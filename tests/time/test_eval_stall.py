@@ -60,6 +60,16 @@ def test_below_a_tenth_of_the_time_it_is_clean(rare_us: float, status: str) -> N
     assert judge(training(EVALUATE, rare_us=rare_us, exact=True)).status == status
 
 
+def test_evaluations_of_several_lines_have_their_mean_time() -> None:
+    b = training(EVALUATE, exact=True)
+    start = round((FIRST_US + 2 * STEP_US) * 1000)
+    b.row(
+        "side_work", kind=b.code("evaluation"), call=b.code("eval"), file=b.code("other.py"), line=9,
+        function=b.code("check"), from_ns=start, until_ns=start + 4_000_000, stored_ns=-1, bytes=-1, of_steps=True,
+    )  # fmt: skip
+    assert "6 evaluations of 34.0 ms" in only(b).title
+
+
 def test_a_function_that_each_step_calls_is_no_evaluation() -> None:
     assert judge(training("train.py(33): main > train.py(50): validate_inputs > f", every=1)).status == "clean"
 

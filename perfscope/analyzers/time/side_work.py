@@ -267,7 +267,11 @@ def _in_each_step(trace: Trace, inside: npt.NDArray[np.bool_]) -> bool:
     having = np.unique(samples["step"][inside & known])
     count = max(len(times), len(np.unique(samples["step"][known])))
     lasting = samples["step_ns"][inside & known]
-    return len(having) > OFTEN * count or not len(times) or bool(np.median(lasting) < LONGER * np.median(times))
+    if not len(times):
+        return True
+    if not len(lasting):
+        return False
+    return len(having) > OFTEN * count or bool(np.median(lasting) < LONGER * np.median(times))
 
 
 def _sampled_calls(trace: Trace, whole_ns: int) -> list[SideCall]:
@@ -348,6 +352,7 @@ def contention(trace: Trace) -> Contention | None:
     slowed, usual = times[plain & (2 * inside > end - begin)], times[plain & (inside == 0)]
     if len(slowed) < LEAST_SLOWED or len(usual) < LEAST_SLOWED or np.median(slowed) < SLOWER * np.median(usual):
         return None
+    scale = _window(trace)[2] / len(free)  # of a long run every n-th step is kept
     first = int(chosen[0])
     written = rows["bytes"][chosen]
     written = written[written > 0]
@@ -361,10 +366,10 @@ def contention(trace: Trace) -> Contention | None:
             exact=True,
         ),
         call=trace.text(int(rows["call"][first])),
-        slowed=len(slowed),
+        slowed=round(scale * len(slowed)),
         during_ns=round(float(np.median(slowed))),
         usual_ns=round(float(np.median(usual))),
-        extra_ns=max(0, round(float((slowed - np.median(usual)).sum()))),
+        extra_ns=max(0, round(scale * float((slowed - np.median(usual)).sum()))),
         lock=_is_late(trace, storing),
     )
 

@@ -50,7 +50,7 @@ class SideWork:
     """A save, a wait for one, or an evaluation."""
 
     activity: str
-    """``save``, ``restore``, ``wait`` (for an asynchronous save) or ``evaluation``."""
+    """``save``, ``wait`` (for an asynchronous save) or ``evaluation``."""
     call: str
     """Function that was called, such as ``save``."""
     file: str

@@ -101,7 +101,7 @@ SIDE_WORK = Table(
     "of time.",
     columns=(
         *_from_until("the call, or the evaluation,"),
-        text_column("kind", "`save`, `restore`, `wait` (until an asynchronous save is stored) or `evaluation`"),
+        text_column("kind", "`save`, `wait` (until an asynchronous save is stored) or `evaluation`"),
         text_column("call", "function that was called; of an evaluation `eval`"),
         text_column("file", "file of the program's line", nullable=True),
         Column(name="line", dtype="int64", unit="line", doc="line of the program", nullable=True),

@@ -53,14 +53,16 @@ CALLS: tuple[Call, ...] = (
 """A call inside another one of these is not a second event."""
 
 IN_STEPS: tuple[Call, ...] = (
-    *CALLS,
+    *(call for call in CALLS if call[3] != RESTORE),
     ("numpy", "", "save", SAVE),
     ("numpy", "", "savez", SAVE),
     ("numpy", "", "savez_compressed", SAVE),
     ("orbax.checkpoint.checkpoint_manager", "CheckpointManager", "wait_until_finished", WAIT),
     ("orbax.checkpoint._src.checkpointers.async_checkpointer", "AsyncCheckpointer", "wait_until_finished", WAIT),
 )
-"""Further calls in the steps of a training that write arrays, or wait until they are written."""
+"""Calls in the steps of a training that write arrays, or wait until they are written. Restores are left out: a data set
+may load a file per sample.
+"""
 
 ALIASES = {
     "torch.serialization": ("torch",),

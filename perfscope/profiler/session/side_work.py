@@ -16,7 +16,7 @@ from typing import Any
 
 from perfscope.model.documents.counters import SideWork
 from perfscope.profiler.patching import wrap
-from perfscope.profiler.session.checkpoints import IN_STEPS, SAVE, WAIT, Checkpoint, CheckpointLog
+from perfscope.profiler.session.checkpoints import IN_STEPS, MOST_PENDING, SAVE, WAIT, Checkpoint, CheckpointLog
 from perfscope.profiler.session.storage import own_storage
 
 EVALUATION = "evaluation"
@@ -51,6 +51,7 @@ class SideWorkLog(CheckpointLog):
     def step_ended(self, number: int) -> None:
         """A step ended: discard an open evaluation, and look for saves that are stored by now."""
         self._open = None
+        self._collect()
         if number < LOOKS_EVERY or number % LOOKS_EVERY == 0:
             self.watch()
         for entry in list(self._pending):
@@ -65,14 +66,22 @@ class SideWorkLog(CheckpointLog):
 
     def events(self) -> tuple[SideWork, ...]:
         """All events so far."""
-        for event in self.taken():
-            if len(self._done) < MOST_EVENTS:
-                self._done.append(_event(event))
+        self._collect()
         waiting = [_event(event._replace(done_ns=0)) for event, _, _ in self._pending]
         return (*self._done, *waiting)
 
+    def _collect(self) -> None:
+        """Move new events to those that are kept."""
+        room = MOST_EVENTS - len(self._done)
+        if self._events:
+            self._done += map(_event, self.taken()[:room])
+
     def _switching(self, original: Any) -> Any:
+        from torch.compiler import is_compiling
+
         def train(module: Any, mode: bool = True) -> Any:
+            if is_compiling():  # what follows would break the graph
+                return original(module, mode)
             if getattr(self._inside, "train", False) or threading.current_thread() is not threading.main_thread():
                 return original(module, mode)
             self._inside.train = True
@@ -93,7 +102,8 @@ class SideWorkLog(CheckpointLog):
             begin, line, _ = self._open
             self._open = None
             end = time.perf_counter_ns()
-            self._events.append(Checkpoint(EVALUATION, "eval", begin, end, line, True, end, ""))
+            if len(self._events) < MOST_PENDING:
+                self._events.append(Checkpoint(EVALUATION, "eval", begin, end, line, True, end, ""))
 
     def _call_name(self, holder: str, function: str) -> str:
         return f"{holder}.{function}" if holder else function

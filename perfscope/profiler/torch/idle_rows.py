@@ -10,6 +10,11 @@ from typing import Any
 
 import torch
 
+from perfscope.profiler.torch.op_graph.storages import storage_of
+
+MOST_BYTES = 64 << 20
+"""Memory that the ids may keep alive: those of a call may be a part of a tensor with the whole text."""
+
 END = 1
 """Ids of a run that may be the end of the text: many tokenizers pad with the id of the end."""
 
@@ -19,6 +24,9 @@ class IdleRows:
 
     def __init__(self) -> None:
         self._calls: list[Any] = []
+        self._storages: set[int] = set()
+        """Addresses of the storages that are kept alive."""
+        self._bytes = 0
         self._padding: int | None = None
 
     def note(self, ids: Any, model: Any = None) -> None:
@@ -28,13 +36,20 @@ class IdleRows:
         plain = type(ids) is torch.Tensor and ids.dim() == 2 and ids.shape[1] == 1 and ids.shape[0] > 1
         if not plain or ids.device.type == "meta":
             self._calls.append(None)
-        else:
-            # On the CPU a copy: the program may write the next ids into the same tensor.
-            self._calls.append(ids.detach().clone() if ids.device.type == "cpu" else ids.detach())
+            return
+        # On the CPU a copy: the program may write the next ids into the same tensor.
+        held = ids.detach().clone() if ids.device.type == "cpu" else ids.detach()
+        storage = storage_of(held)
+        if storage is not None and storage.data_ptr() not in self._storages:
+            self._storages.add(storage.data_ptr())
+            self._bytes += storage.nbytes()
+        self._calls.append(held if storage is not None and self._bytes <= MOST_BYTES else None)
 
     def clear(self) -> None:
         """Forget all calls."""
         self._calls.clear()
+        self._storages.clear()
+        self._bytes = 0
 
     def counts(self) -> tuple[int | None, ...]:
         """Rows without work of each call; ``None`` for calls whose rows are unknown. Waits for the device."""

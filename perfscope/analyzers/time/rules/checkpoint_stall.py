@@ -89,7 +89,7 @@ def _title(found: SideWork, call: SideCall) -> str:
         return "the loop waits while checkpoints are saved"
     each, many = format_ns(call.each_ns), call.count != 1
     if call.kind == "wait":
-        return f"the loop waits until saves are stored: {call.count:,} times, {each} each"
+        return f"the loop waits until saves are stored: {call.count:,} time{'s' * many}, {each} each"
     which = "asynchronous " if call.asynchronous else ""
     return f"the loop waits for {call.count:,} {which}save{'s' * many} of {each} in {found.steps:,} steps"
 

@@ -112,7 +112,7 @@ def _which(found: SideWork, calls: tuple[SideCall, ...]) -> str:
     if any(call.count is None or call.each_ns is None for call in calls):
         return "training waits for evaluations"
     count = sum(call.count or 0 for call in calls)
-    each = format_ns(calls[0].each_ns or 0)
+    each = format_ns(sum(call.total_ns for call in calls) / max(1, count))
     return f"training waits for {count:,} evaluation{'s' * (count != 1)} of {each} in {found.steps:,} steps"
 
 
