@@ -221,3 +221,23 @@ def test_the_pass_that_adds_or_removes_an_instruction(tmp_path: Path) -> None:
     assert passes.remover(["c"]) == "algsimp"
     assert passes.remover(["t"]) == "layout-assignment"
     assert passes.remover(["a"]) == ""  # fusion renamed it
+
+
+def test_a_line_is_merged_only_if_its_forward_is_left(tmp_path: Path) -> None:
+    """XLA keeps `sin` of line 1 once, and replaces line 2 by it: the compiled program does not have line 2."""
+
+    def sines(phases: str, line: int) -> str:
+        names = {"forward": "jvp()", "again": "transpose(jvp())/checkpoint/rematted_computation"}
+        return "".join(
+            f"  {phase}.{line} = f32[64]{{0}} sine(x), "
+            f'metadata={{op_name="jit(f)/{names[phase]}/sin" source_file="a.py" source_line={line}}}\n'
+            for phase in phases.split()
+        )
+
+    bodies = {"before": sines("forward again", 1) + sines("forward again", 2), "cpu_after": sines("forward", 1)}
+    for name, body in bodies.items():
+        head = f"HloModule jit_f, is_scheduled={str(name == 'cpu_after').lower()}\n\nENTRY main {{\n"
+        text = f"{head}  x = f32[64]{{0}} parameter(0)\n{body}  ROOT r = (f32[64]{{0}}) tuple(forward.1)\n}}\n"
+        (tmp_path / f"module_0001.jit_f.{name}_optimizations.txt").write_text(text)
+    found = lowering.of(inputs.read(tmp_path), "f", line=None, op=None)
+    assert [fate.place for fate in found.fates if fate.what == "merged"] == ["a.py:1"]

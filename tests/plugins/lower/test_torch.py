@@ -53,6 +53,9 @@ def test_why_a_line_runs_twice(block: Lowering, convolution: Lowering) -> None:
     called = line_of(BLOCK, "checkpoint(self.block")
     assert again.reason == f"the backward computes it again: torch.utils.checkpoint called at torch_block.py:{called}"
     assert again.flops > 2 * 128 * 64 * 256  # the product, and the elements of gelu
+    (written,) = [fate for fate in fates(block, "converted", BLOCK, "h = functional.gelu(self.up(h))")
+                  if (fate.phases, fate.after) == (("recompute",), "float32")]  # fmt: skip
+    assert written.reason == "gelu computes in float32 inside and returns bfloat16"  # as in the forward
     (chosen,) = fates(convolution, "recomputed", CONVOLUTION, "h = h * self.scale")
     assert "AOT autograd's partitioner" in chosen.reason
     assert again.reason in first_screen(block)
@@ -93,6 +96,12 @@ def test_why_values_are_float32(block: Lowering, convolution: Lowering) -> None:
     assert "autocast: linear runs in bfloat16" in narrowed
     assert softmax.reason in first_screen(block)
     assert all(fate.reason in first_screen(convolution) for fate in (norm, scale))
+
+
+def test_values_go_through_memory_also_behind_a_view(block: Lowering) -> None:
+    (read,) = fates(block, "materialised", BLOCK, "torch.softmax(")
+    assert read.bytes == 2 * 2 * 4 * 8 * 32 * 32  # bfloat16 weights, written and read by the product through a view
+    assert read.reason == f"read at torch_block.py:{line_of(BLOCK, 'weights @ heads')}"
 
 
 def test_stages_kernels_and_compile_time(block: Lowering) -> None:

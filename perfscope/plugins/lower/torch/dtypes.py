@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from perfscope.analyzers.readers import LoggedGraph
 from perfscope.model.compile_log import GraphNode
@@ -25,8 +25,8 @@ _BITS = {"float64": 64, "float32": 32, "float16": 16, "bfloat16": 16}
 _PLAIN = re.compile(r"^(?:torch\.(?:nn\.functional\.)?|torch\._C\._nn\.)")
 
 
-def conversion_reasons(dynamo: LoggedGraph | None, graph: LoggedGraph, backward: bool) -> Mapping[str, str]:
-    """By name of a node, the reason of a conversion; the same text for equal reasons."""
+def conversion_reasons(dynamo: LoggedGraph | None, graph: LoggedGraph, gradients: Collection[str]) -> Mapping[str, str]:
+    """By name of a node, the reason of a conversion; ``gradients``: nodes of the backward that the forward lacks."""
     reasons: dict[str, str] = defaultdict(lambda: "the graph converts it there")
     at_line: dict[tuple[str, int], list[GraphNode]] = defaultdict(list)
     known: dict[str, GraphNode] = {}
@@ -42,7 +42,7 @@ def conversion_reasons(dynamo: LoggedGraph | None, graph: LoggedGraph, backward:
             users[name].append(node)
     for node in inside:
         written = at_line.get((node.place.file, node.place.line), []) if node.place is not None else []
-        reasons[node.name] = _reason(node, written, known, users, backward)
+        reasons[node.name] = _reason(node, written, known, users, node.name in gradients)
     return reasons
 
 

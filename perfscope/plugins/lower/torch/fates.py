@@ -14,11 +14,11 @@ from msgspec import Struct
 from perfscope.analyzers.readers import LoggedGraph
 from perfscope.analyzers.torch_compile import node_bytes
 from perfscope.model.compile_log import CompiledKernel, GraphNode
+from perfscope.model.op_flops import CONVOLUTIONS, FUSED_ATTENTION, PLAIN_PRODUCTS, product_flops
 from perfscope.plugins.lower.document import Fate, What
 from perfscope.plugins.lower.program import FLOPS_PER_BYTE, Grouped, code_at, fate, listed, place_of
 from perfscope.plugins.lower.torch.dtypes import conversion_reasons, promotions
 
-_PRODUCTS = ("aten.mm.", "aten.addmm.", "aten.bmm.", "aten.baddbmm.")
 _FREE = re.compile(
     r"^(?:getitem|get_attr|operator|placeholder|aten\.(?:view|reshape|permute|expand|unsqueeze|squeeze|slice|select|t|transpose"
     r"|alias|detach|as_strided|split|full|empty|arange|_unsafe_view|scalar_tensor)\b)"
@@ -98,15 +98,24 @@ def fates_of(passage: Passage) -> Iterator[Fate]:
 
 
 def work(node: GraphNode, known: Mapping[str, GraphNode]) -> int:
-    """FLOPs of a node: two per multiply-add of a product, one per element of other arithmetic; 0 of a view."""
-    if _FREE.match(node.op) or any(not isinstance(size, int) for size in node.shape):
+    """FLOPs of a node: of products and convolutions, and one per element of the result of other arithmetic.
+
+    0 of views, copies, conversions and attention (the log does not have its mask), and of sizes that are symbols.
+    """
+    name = node.op.removeprefix("aten.").partition(".")[0]
+    sizes = [size for size in node.shape if isinstance(size, int)]
+    no_arithmetic = _FREE.match(node.op) or node.op in (*_COPIES, *CONVERTS) or FUSED_ATTENTION.match(name)
+    if no_arithmetic or len(sizes) < len(node.shape):
         return 0
-    elements = math.prod(size for size in node.shape if isinstance(size, int))
-    if node.op.startswith(_PRODUCTS):
-        left = next((known[name] for name in node.inputs[-2:] if name in known), None)
-        inner = left.shape[-1] if left is not None and left.shape else 1
-        return 2 * elements * (inner if isinstance(inner, int) else 1)
-    return elements
+    operands = [known[value].shape for value in node.inputs if value in known]
+    summed: tuple[int | str, ...] | None = None
+    if name in PLAIN_PRODUCTS and operands:
+        summed = operands[-2:][0][-1:]
+    elif name in CONVOLUTIONS and len(operands) > 1:
+        summed = operands[1][1:]
+    if summed is None:
+        return math.prod(sizes)
+    return product_flops(math.prod(sizes), math.prod(size for size in summed if isinstance(size, int)))
 
 
 def _known(graph: LoggedGraph) -> dict[str, GraphNode]:
@@ -170,14 +179,15 @@ def _converted(passage: Passage) -> Iterator[Fate]:
 def _conversions(passage: Passage) -> Iterator[Fate]:
     for backward, graph in passage.graphs():
         known = _known(graph)
-        reasons = conversion_reasons(passage.dynamo, graph, backward)
+        gradients = {node.name for node in nodes_of(graph)} - passage.recomputed if backward else set()
+        reasons = conversion_reasons(passage.dynamo, graph, gradients)
         groups: dict[tuple[str, str, str, str], Grouped] = defaultdict(Grouped)
         for node in nodes_of(graph):
             if node.op in CONVERTS and node.inputs and node.dtype:
                 old = known[node.inputs[0]].dtype or "" if node.inputs[0] in known else ""
                 if old and old != node.dtype and "float" in old and "float" in node.dtype:
                     group = groups[place(node), old, node.dtype, reasons[node.name]]
-                    group.add(node.name, bytes_=node_bytes(node), phase=_phase(backward))
+                    group.add(node.name, bytes_=node_bytes(node), phase=_phase_of(passage, node, backward))
                     kernels = (one.name for one in passage.kernels if node.name in one.nodes)
                     group.kernels |= dict.fromkeys(kernels)
         for (where, old, new, reason), group in groups.items():
@@ -189,29 +199,32 @@ def _transposed(passage: Passage) -> Iterator[Fate]:
         known = _known(graph)
         written = passage.written.get(backward)
         from_aot = {node.name for node in nodes_of(written)} if written is not None else set(known)
-        groups: dict[tuple[str, str, bool], Grouped] = defaultdict(Grouped)
+        groups: dict[tuple[str, str, bool, str], Grouped] = defaultdict(Grouped)
         for node in nodes_of(graph):
             if node.op not in _COPIES or not node.inputs:
                 continue
             old, new = _strides(graph, node.inputs[0]), _strides(graph, node.name)
             if old and new and old != new:
-                group = groups[place(node), f"{old} -> {new}", node.name in from_aot]
-                group.add(node.name, bytes_=node_bytes(node), phase=_phase(backward))
+                phase = _phase_of(passage, node, backward)
+                group = groups[place(node), f"{old} -> {new}", node.name in from_aot, phase]
+                group.add(node.name, bytes_=node_bytes(node), phase=phase)
                 group.kernels |= dict.fromkeys(one.name for one in passage.kernels if node.name in one.nodes)
                 if (view := _permuted(known, node)) is not None:
                     group.reasons[f"{view.op.split('.')[1]} at {place(view)}"] = None
-        for (where, order, is_aot), group in groups.items():
+        for (where, order, is_aot, phase), group in groups.items():
             called = _CALLED.search(code_at(where) or _dynamo_text(passage, where))
-            own = called is not None and not backward and is_aot
+            own = called is not None and phase != "backward" and is_aot
             views = list(group.reasons)
             of = f"the view that {views[0]} makes" if views else "a view in another order"
             reason = f"the op needs its operand in order, and copies {of}"
             if not is_aot:
                 reason = "added by inductor's passes, for an op that needs this order"
-            elif backward:
+            elif phase == "backward":
                 reason = f"the gradient of a permute: copied for the op that reads it, {of}"
             elif called is not None:
                 reason = f"the program's own copy: .{called[1]}() of {of}"
+            if phase == "recompute":
+                reason = f"{reason}; the backward runs it again"
             old, _, new = order.partition(" -> ")
             yield _of(
                 "transposed", passage, where, group, reason, before=old, after=new, by="program" if own else "compiler"
@@ -230,6 +243,14 @@ def _permuted(known: Mapping[str, GraphNode], node: GraphNode) -> GraphNode | No
         if not _FREE.match(node.op):
             return None
     return None
+
+
+def _maker(known: Mapping[str, GraphNode], name: str) -> GraphNode | None:
+    """The node that computes a value, through views; ``None`` for a constant."""
+    node = known.get(name)
+    while node is not None and _FREE.match(node.op) and node.op != "placeholder":
+        node = known.get(node.inputs[0]) if node.inputs else None
+    return node
 
 
 def _layouts(passage: Passage) -> Iterator[Fate]:
@@ -258,12 +279,14 @@ def _materialised(passage: Passage) -> Iterator[Fate]:
         read: dict[str, dict[str, None]] = defaultdict(dict)
         for node in nodes_of(graph):
             for name in node.inputs:
-                made = known.get(name)
-                if made is None or made.op == "placeholder" or _FREE.match(made.op) or name not in holder:
+                made = _maker(known, name)
+                if made is None or made.op == "placeholder" or made.name not in holder:
                     continue
-                if holder.get(node.name, "") not in ("", holder[name]) and made.name not in groups[place(made)].names:
+                kernel = holder[made.name]
+                if holder.get(node.name, "") not in ("", kernel) and made.name not in groups[place(made)].names:
                     group = groups[place(made)]
-                    group.add(name, bytes_=2 * node_bytes(made), kernel=holder[name], phase=_phase(backward))
+                    phase = _phase_of(passage, made, backward)
+                    group.add(made.name, bytes_=2 * node_bytes(made), kernel=kernel, phase=phase)
                     read[place(made)][place(node)] = None
         for where, group in groups.items():
             if where and group.count:
@@ -300,6 +323,10 @@ def _strides(graph: LoggedGraph, name: str) -> str:
 
 def _phase(backward: bool) -> str:
     return "backward" if backward else "forward"
+
+
+def _phase_of(passage: Passage, node: GraphNode, backward: bool) -> str:
+    return "recompute" if backward and node.name in passage.recomputed else _phase(backward)
 
 
 def _of(

@@ -87,7 +87,7 @@ def _asked(before: HloModule) -> dict[Conversion, str]:
 def _added(adder: str, dtype: str) -> str:
     if adder.startswith("float-normalization"):
         return f"added by XLA ({adder}): this backend computes {dtype} in float32"
-    return f"added by XLA ({adder})" if adder else "added by XLA: the program has no such conversion"
+    return f"added by XLA ({adder})" if adder else "added by XLA, by a pass that is unknown"
 
 
 def _simplified(

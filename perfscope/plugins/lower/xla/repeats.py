@@ -52,16 +52,17 @@ def recomputed(program: str, before: HloModule | None, lines: Lines) -> Iterator
             reason = "XLA runs it again instead of keeping its result (rematerialization: memory was short)"
         yield fate("recomputed", program, place, group, reason, times=runs[place] + first[place])
     if before is not None:
-        yield from _merged(program, before, {*again})
+        yield from _merged(program, before, {*first} - {*again})
 
 
 def _runs(number: int) -> str:
     return f"{number} run{'' if number == 1 else 's'}"
 
 
-def _merged(program: str, before: HloModule, kept: set[str]) -> Iterator[Fate]:
+def _merged(program: str, before: HloModule, once: set[str]) -> Iterator[Fate]:
+    """Yield lines that the backward repeats as written, of those that only the forward of the compiled program has."""
     for place, group, cause in _written(before):
-        if place not in kept:
+        if place in once:
             reason = f"{cause} repeats it in the backward; XLA merged both, so it runs once and no memory is freed"
             yield fate("merged", program, place, group, reason, times=1)
 
