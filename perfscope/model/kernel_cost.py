@@ -109,7 +109,7 @@ def declared_kernel(name: str) -> Cost | None:
     try:
         if formula is not None:
             inspect.signature(formula).bind()
-    except TypeError:
+    except (TypeError, ValueError):  # it has parameters, or no signature
         return None
     return None if formula is None else declared_cost(name)
 
@@ -121,9 +121,14 @@ def is_declared(name: str) -> bool:
 
 
 def as_cost(value: Any) -> Cost:
-    """Return the result of a formula as a `Cost`: a number means FLOPs. ``TypeError`` for anything else."""
+    """Return the result of a formula as a `Cost` of whole numbers: a number means FLOPs.
+
+    ``TypeError`` for anything else, ``ValueError`` or ``OverflowError`` for numbers that are not finite.
+    """
     if isinstance(value, Cost):
-        return value
+        flops, moved = value
+        whole = {key: int(part) for key, part in flops.items()} if isinstance(flops, Mapping) else int(flops)
+        return Cost(whole, None if moved is None else int(moved))
     if isinstance(value, (int, float)):
         return Cost(flops=int(value))
     raise TypeError(f"the formula returned {type(value).__name__}, not perfscope.Cost or a number of FLOPs")
@@ -133,7 +138,10 @@ def as_cost(value: Any) -> Cost:
 def _load_plugins() -> None:
     for plugin in plugins.plugins():
         if plugin.costs:
-            plugins.load(plugin.costs)
+            try:
+                plugins.load(plugin.costs)
+            except Exception as error:  # another author's broken module must not end the program that is recorded
+                log_failure(_log, f"the costs of plug-in {plugin.name} cannot be loaded", error)
 
 
 def report_failure(name: str, error: Exception) -> None:

@@ -189,10 +189,10 @@ def test_launches_of_triton_are_recorded_outside_of_ops_and_added_up_inside(
     def scaled(x: Any, n: Any) -> None: ...
     def stated(x: Any, n: Any) -> None: ...
 
-    perfscope.kernel_cost(scaled)(lambda x, n: perfscope.Cost(flops=n, bytes=2 * x.nbytes))
+    perfscope.kernel_cost(scaled)(lambda x, n: perfscope.Cost(flops=n / 1, bytes=2.0 * x.nbytes))
 
-    def metadata(grid: Any, metadata: Any, bound: Any) -> dict[str, int]:
-        return {"flops16": bound["n"] * grid[0], "bytes": 8}
+    def metadata(grid: Any, metadata: Any, bound: Any) -> dict[str, float]:
+        return {"flops16": bound["n"] * grid[0] / 1, "bytes": 8.0}
 
     kernels = [Jitted(scaled), Jitted(stated, metadata)]
 

@@ -76,8 +76,8 @@ def _with_stating_rules(original: Any) -> Any:
 def _stating(original: Any) -> Any:
     def lower(context: Any, *nodes: Any, **parameters: Any) -> Any:
         results = original(context, *nodes, **parameters)
-        # the cost is a remark: a program compiles without it
-        with contextlib.suppress(AttributeError, IndexError, KeyError, TypeError, ValueError):
+        # a program compiles without its cost, too
+        with contextlib.suppress(ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError):
             numbers = _numbers(context, parameters)
             if numbers:
                 _write(results[0].owner, numbers)

@@ -109,7 +109,7 @@ def launch_cost(kernel: Any, compiled: Any, arguments: tuple[Any, ...], named: M
         grid = named["grid"]
         stated = metadata(grid(bound) if callable(grid) else grid, getattr(compiled, "metadata", None), bound)
         flops = {dtype: stated[key] for key, dtype in _FLOPS.items() if stated.get(key)}
-        return _with_dtype(Cost(flops or stated.get("flops", 0), stated.get("bytes")), arguments)
+        return _with_dtype(as_cost(Cost(flops or stated.get("flops", 0), stated.get("bytes"))), arguments)
     except Exception as error:  # a function of the user
         report_failure(name, error)
         return None
