@@ -58,7 +58,9 @@ def plain_rotate(x_BLHK: torch.Tensor, cosine_LF: torch.Tensor, sine_LF: torch.T
     first_BLHF, second_BLHF = x_BLHK.chunk(2, dim=-1)
     turned_BLHK = torch.cat((-second_BLHF, first_BLHF), dim=-1)
     cosine_L1K, sine_L1K = cosine_LF.repeat(1, 2)[:, None], sine_LF.repeat(1, 2)[:, None]
-    return (x_BLHK * cosine_L1K + turned_BLHK * sine_L1K).to(x_BLHK.dtype)  # defect: none: eleven passes over memory
+    return (x_BLHK * cosine_L1K + turned_BLHK * sine_L1K).to(
+        x_BLHK.dtype
+    )  # defect: none: ten passes over memory, the kernel makes two
 
 
 class Attention(nn.Module):

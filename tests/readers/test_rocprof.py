@@ -21,11 +21,17 @@ def names(trace: Trace, table: str) -> list[str]:
     return [trace.text(code) for code in trace.rows[table]["name"].tolist()]
 
 
-@pytest.fixture(params=["tables", "json", "packed json"])
+@pytest.fixture(params=["tables", "packed tables", "json", "packed json"])
 def trace(request: pytest.FixtureRequest, tmp_path: Path) -> Trace:
     """The same program as tables and as JSON."""
     if request.param == "tables":
         path = rocprof_files.write(tmp_path)
+    elif request.param == "packed tables":
+        rocprof_files.write(tmp_path)
+        for table in sorted(tmp_path.iterdir()):
+            Path(f"{table}.gz").write_bytes(gzip.compress(table.read_bytes()))
+            table.unlink()
+        path = tmp_path
     else:
         text = json.dumps(rocprof_files.document()).encode()
         path = tmp_path / "238_results.json"

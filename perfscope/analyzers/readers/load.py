@@ -32,9 +32,6 @@ from perfscope.model.plugins import named
 from perfscope.model.trace import Trace
 from perfscope.model.untrusted_text import sanitize
 
-_SEVERAL_FILES = ("_trace.csv", "_agent_info.csv")
-"""Endings of names of sources that are several files, of which one is enough to read all."""
-
 COMMONEST = "kineto"
 """Format that is tried first, because its traces need no other reader."""
 
@@ -323,7 +320,7 @@ def _candidates(folder: Path) -> Iterator[Path]:
             count += 1
             if count > MOST_FILES:
                 raise DataError(f"{folder}: more than {MOST_FILES:,} files below it; name a narrower folder")
-            if not (name.endswith(_SEVERAL_FILES) and belongs_to_other(Path(root, name))):
+            if not belongs_to_other(Path(root, name)):
                 yield Path(root, name)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -33,16 +33,35 @@ class Joined(Struct, frozen=True, kw_only=True):
 def joined(trace: Trace) -> tuple[Joined, ...]:
     """Return the reports by kernel and shape, those with most time in the trace first, then by the tool's time."""
     groups: dict[Key, list[KernelReport]] = defaultdict(list)
+    places: dict[Key, list[int]] = defaultdict(list)
+    launches = Counter[tuple[str, str]]()
     for report in reports_of(trace):
-        groups[report.tool, report.name, report.blocks, report.threads_per_block, report.config].append(report)
+        key = report.tool, report.name, report.blocks, report.threads_per_block, report.config
+        groups[key].append(report)
+        places[key].append(launches[key[:2]])
+        launches[key[:2]] += 1
+    keys_of_name, keys_of_shape = Counter(key[:2] for key in groups), Counter(key[:4] for key in groups)
     kernels = trace.rows["kernels"]
     windows = trace.fact(warm_windows)
     inside = covered(union(windows.starts, windows.ends), kernels["start_ns"], kernels["end_ns"])
-    codes = matched(trace, {name for _, name, *_ in groups})
+    by_time = np.argsort(kernels["start_ns"], kind="stable")
+    named = {
+        name: by_time[np.isin(kernels["name"][by_time], codes)]
+        for name, codes in matched(trace, {name for _, name, *_ in groups}).items()
+    }
     found = []
     for key, reports in groups.items():
-        rows, all_shapes = _rows(trace, key, groups, codes)
-        rows = rows[inside[rows] > 0]
+        tool_and_name, blocks, threads = key[:2], key[2], key[3]
+        rows, all_shapes = named[key[1]], False
+        if len(rows) and blocks is not None and (kernels["blocks"][rows] > 0).all():
+            rows = _of_shape(trace, rows, blocks, threads)
+            all_shapes = keys_of_shape[key[:4]] > 1
+        elif keys_of_name[tool_and_name] > 1 and launches[tool_and_name] == len(rows):
+            rows = rows[places[key]]
+        else:
+            all_shapes = keys_of_name[tool_and_name] > 1
+        all_shapes = all_shapes and len(rows) > 0
+        rows = np.sort(rows[inside[rows] > 0])
         found.append(Joined(reports=tuple(reports), rows=rows, time_ns=int(inside[rows].sum()), all_shapes=all_shapes))
     return tuple(sorted(found, key=lambda one: (-one.time_ns, -sum(r.duration_ns or 0.0 for r in one.reports))))
 
@@ -65,25 +84,10 @@ def matched(trace: Trace, names: set[str]) -> Mapping[str, npt.NDArray[np.int64]
     return result
 
 
-def _rows(
-    trace: Trace, key: Key, groups: Mapping[Key, Sequence[KernelReport]], codes: Mapping[str, npt.NDArray[np.int64]]
-) -> tuple[Int64, bool]:
-    """Return the kernels of a group, and whether they are of all its shapes."""
-    tool, name, blocks, threads, config = key
+def _of_shape(trace: Trace, rows: Int64, blocks: int, threads: int | None) -> Int64:
+    """Return those of the rows with this launch shape."""
     kernels = trace.rows["kernels"]
-    rows = np.flatnonzero(np.isin(kernels["name"], codes[name]))
-    mine = [other for other in groups if other[:2] == (tool, name)]
-    if len(rows) and blocks is not None and (kernels["blocks"][rows] > 0).all():
-        rows = rows[kernels["blocks"][rows] == blocks]
-        equal = kernels["threads_per_block"][rows] == threads
-        # A Triton kernel with specialised warps has more of them than its option `num_warps`.
-        rows = rows[equal] if threads is not None and equal.any() else rows
-        return rows, bool(len(rows)) and any(other[2:4] == key[2:4] and other[4] != config for other in mine)
-    if len(mine) == 1:
-        return rows, False
-    launches = [report for report in reports_of(trace) if (report.tool, report.name) == (tool, name)]
-    if len(launches) != len(rows):
-        return rows, bool(len(rows))
-    order = np.argsort(kernels["start_ns"][rows], kind="stable")
-    wanted = [(one.blocks, one.threads_per_block, one.config) == (blocks, threads, config) for one in launches]
-    return np.sort(rows[order][np.array(wanted, bool)]), False
+    rows = rows[kernels["blocks"][rows] == blocks]
+    equal = kernels["threads_per_block"][rows] == threads
+    # A Triton kernel with specialised warps has more of them than its option `num_warps`.
+    return rows[equal] if threads is not None and equal.any() else rows

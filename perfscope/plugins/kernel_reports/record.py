@@ -46,7 +46,7 @@ class KernelReport(Struct, frozen=True, kw_only=True):
     shared_bytes: int | None = None
     """Per block, static and dynamic."""
     spills: float | None = None
-    """Requests to local memory, or instructions, that move spilled registers."""
+    """Requests, instructions or registers that spill. rocprofv3: bytes of scratch memory per work-item."""
     waves: float | None = None
     """Waves of blocks over all SMs."""
     config: str = ""

@@ -40,9 +40,13 @@ class ReportedKernel(Struct, frozen=True, kw_only=True):
     @property
     def sentence(self) -> str:
         """Limit of the kernel in a few words for a table of kernels; empty if unknown."""
-        return ", ".join(
-            filter(None, (self._bound(), self._occupancy(), "spills registers" if self.mean.spills else ""))
-        )
+        return ", ".join(filter(None, (self._bound(), self._occupancy(), self._spills())))
+
+    def _spills(self) -> str:
+        if not self.mean.spills:
+            return ""
+        # Scratch memory also holds arrays that a kernel indexes.
+        return "scratch memory" if self.mean.tool == "rocprofv3" else "spills registers"
 
     def _bound(self) -> str:
         mean = self.mean

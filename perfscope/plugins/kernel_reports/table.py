@@ -72,7 +72,7 @@ KERNEL_REPORTS: ResultTable[ReportedKernel] = ResultTable(
             "spills",
             float | None,
             "quantity",
-            "requests or instructions that move spilled registers, per launch",
+            "requests, instructions or registers that spill; rocprofv3: bytes of scratch memory per work-item",
             of=lambda row: row.mean.spills,
         ),
         Column("waves", float | None, "count", "waves of blocks over all SMs", of=lambda row: row.mean.waves),

@@ -15,6 +15,7 @@ EPSILON = 1e-6
 
 def run(x_TD: Tensor, weight_D: Tensor) -> tuple[Tensor, Tensor]:
     """y_TD, and the factor of each row in float32 or wider, scale_T."""
+    x_TD = x_TD.contiguous()
     y_TD, scale_T = _results(x_TD)
     if in_triton(x_TD):
         from perfscope.workloads.kernels.triton import norm
@@ -28,7 +29,8 @@ def run(x_TD: Tensor, weight_D: Tensor) -> tuple[Tensor, Tensor]:
 
 def run_backward(dy_TD: Tensor, x_TD: Tensor, weight_D: Tensor, scale_T: Tensor) -> tuple[Tensor, Tensor]:
     """dx_TD, dweight_D."""
-    dy_TD, dx_TD = dy_TD.contiguous(), torch.empty_like(x_TD)
+    dy_TD, x_TD = dy_TD.contiguous(), x_TD.contiguous()
+    dx_TD = torch.empty_like(x_TD)
     if in_triton(x_TD):
         from perfscope.workloads.kernels.triton import norm
 
@@ -41,7 +43,7 @@ def run_backward(dy_TD: Tensor, x_TD: Tensor, weight_D: Tensor, scale_T: Tensor)
 
 def _results(x_TD: Tensor) -> tuple[Tensor, Tensor]:
     wide = torch.promote_types(x_TD.dtype, torch.float32)
-    return torch.empty_like(x_TD), x_TD.new_empty(x_TD.shape[:1], dtype=wide)
+    return x_TD.new_empty(x_TD.shape), x_TD.new_empty(x_TD.shape[:1], dtype=wide)
 
 
 rms_norm = torch.library.custom_op("perfscope_workloads::rms_norm", run, mutates_args=())

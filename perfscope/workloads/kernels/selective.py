@@ -92,11 +92,15 @@ selective_scan.register_autograd(
 @perfscope.kernel_cost(selective_scan)
 def _forward_cost(a_BLDN: Any, u_BLDN: Any, read_BLN: Any) -> perfscope.Cost:
     """Arithmetic outside of matrix products counts no FLOPs; the scan is limited by memory."""
-    states = a_BLDN.shape[3]
-    return perfscope.Cost(bytes=2 * a_BLDN.nbytes + read_BLN.nbytes + a_BLDN.nbytes // states)
+    batch, length, channels, states = a_BLDN.shape
+    starts = 4 * batch * -(-length // STRETCH) * channels * states
+    return perfscope.Cost(bytes=2 * a_BLDN.nbytes + read_BLN.nbytes + a_BLDN.nbytes // states + starts)
 
 
 @perfscope.kernel_cost(selective_scan_backward)
 def _backward_cost(dy_BLD: Any, a_BLDN: Any, u_BLDN: Any, read_BLN: Any, starts_BSDN: Any) -> perfscope.Cost:
-    """a and u are read twice, because a stretch is run again before its gradient."""
+    """a and u are read twice, because a stretch is run again before its gradient.
+
+    Not counted: the states of a stretch, which a program writes to its scratch buffer and reads back from a cache.
+    """
     return perfscope.Cost(bytes=6 * a_BLDN.nbytes + dy_BLD.nbytes + 2 * read_BLN.nbytes + starts_BSDN.nbytes)

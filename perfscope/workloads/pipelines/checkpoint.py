@@ -31,7 +31,7 @@ DEFECTS = {
     "sync": "torch.save of weights and optimizer",
     "dcp": "torch.distributed.checkpoint.save",
     "async": "async_save, again and again: the steps meanwhile share the machine with it",
-    "thread": "torch.save in a thread, of a copy",
+    "thread": "torch.save in a thread, of a copy; a save waits for the one before",
 }
 
 
@@ -52,12 +52,12 @@ class Saver:
 
     def asynchronous(self, step: int) -> None:
         """Copy, and write on another thread."""
-        if self.pending is not None:
-            self.pending.result()
+        self.finish()
         self.pending = dcp.async_save(self.state(), checkpoint_id=self.folder / f"{step % 2}", no_dist=True)
 
     def thread(self, step: int) -> None:
         """Copy, and serialise on another thread."""
+        self.finish()
         copy = torch.utils._pytree.tree_map(lambda part: part.clone() if torch.is_tensor(part) else part, self.state())
         self.pending = threading.Thread(target=torch.save, args=(copy, self.folder / f"{step % 2}.pt"))
         self.pending.start()

@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from perfscope.workloads.pipelines.media import DECODERS, clips_of, write_files, write_shards
 from perfscope.workloads.pipelines.packages import needed
+from perfscope.workloads.training import report
 
 CLIPS = 12
 """Clips of a file."""
@@ -113,10 +114,7 @@ def train(options: argparse.Namespace) -> list[float]:
                 optimizer.step()
                 optimizer.zero_grad()
                 losses.append(loss.detach())
-    values: list[float] = torch.stack(losses).tolist()
-    for step, value in enumerate(values):
-        print(f"step {step:3d}  loss {value:.4f}")
-    return values
+    return report(losses)
 
 
 def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:

@@ -24,6 +24,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from perfscope.workloads.training import report
+
 USED, CLASSES = 512, 10
 """Numbers of a sample that the model uses, and classes."""
 
@@ -79,10 +81,7 @@ def train(options: argparse.Namespace) -> list[float]:
             optimizer.step()
             optimizer.zero_grad()
             losses.append(loss.detach())
-    values: list[float] = torch.stack(losses).tolist()
-    for step, value in enumerate(values):
-        print(f"step {step:3d}  loss {value:.4f}")
-    return values
+    return report(losses)
 
 
 def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:

@@ -28,7 +28,14 @@ from perfscope.analyzers.readers.kineto.categories import call_kind, default_hos
 from perfscope.analyzers.readers.nsys.host import find_steps
 from perfscope.analyzers.readers.rocprof.document import read_document
 from perfscope.analyzers.readers.rocprof.events import Agent, Events
-from perfscope.analyzers.readers.rocprof.tables import AGENTS, KERNELS, is_table, read_tables, split_name
+from perfscope.analyzers.readers.rocprof.tables import (
+    AGENTS,
+    KERNELS,
+    belongs_to_other,
+    is_table,
+    read_tables,
+    split_name,
+)
 from perfscope.model.errors import DataError
 from perfscope.model.trace import MISSING, CopyKind, SliceKind, Trace, TraceBuilder
 from perfscope.model.trace.columns import Array
@@ -56,8 +63,7 @@ def sniff(path: Path, head: bytes) -> bool:
         return is_table(head, KERNELS)
     if named[1] == AGENTS or not is_table(head, named[1]):
         return False
-    kernels = path.with_name(f"{named[0]}_{KERNELS}.csv".lstrip("_"))
-    return named[1] == KERNELS or not kernels.is_file()
+    return not belongs_to_other(path)
 
 
 def read(path: Path) -> list[Trace]:
@@ -71,7 +77,8 @@ def read(path: Path) -> list[Trace]:
 
 def _trace(shown: str, events: Events) -> Trace:
     builder = TraceBuilder(shown, FORMAT)
-    builder.events, builder.unplaced = events.total, builder.unplaced + type(builder.unplaced)(events.unplaced)
+    builder.events = events.total
+    builder.unplaced.update(events.unplaced)
     process = str(events.process) if events.process is not None else "program"
     calls, marks = events.calls.columns(builder), events.marks.columns(builder)
     instants = marks["start"] == marks["end"]

@@ -23,7 +23,7 @@ MARKS, AGENTS = "marker_api_trace", "agent_info"
 LARGEST = 16 << 30
 """Maximum bytes of a table."""
 
-_NAME = re.compile(r"(.*?)_?(kernel_trace|memory_copy_trace|hip_api_trace|marker_api_trace|agent_info)\.csv$")
+_NAME = re.compile(r"(.*?)_?(kernel_trace|memory_copy_trace|hip_api_trace|marker_api_trace|agent_info)\.csv(?:\.gz)?$")
 _AGENT = re.compile(r"(?:(Agent|GPU)\s+)?(\d{1,18})$", re.IGNORECASE)
 _PROCESS = re.compile(r"(?:^|_)(\d{1,9})$")
 _AXES = ("x", "y", "z")
@@ -37,10 +37,18 @@ def split_name(path: Path) -> tuple[str, str] | None:
     return None if match is None else (match[1], match[2])
 
 
+def table_beside(path: Path, domain: str) -> Path:
+    """Return the path of the table of ``domain`` of the same process. ``path``: a table with a name of rocprofv3."""
+    match = _NAME.match(path.name)
+    assert match is not None
+    begin, end = match.span(2)
+    return path.with_name(path.name[:begin] + domain + path.name[end:])
+
+
 def belongs_to_other(path: Path) -> bool:
     """Return whether a file is read with the table of kernels next to it."""
     named = split_name(path)
-    return named is not None and named[1] != KERNELS and path.with_name(f"{named[0]}_{KERNELS}.csv").is_file()
+    return named is not None and named[1] != KERNELS and table_beside(path, KERNELS).is_file()
 
 
 def is_table(head: bytes, domain: str) -> bool:
@@ -53,15 +61,13 @@ def is_table(head: bytes, domain: str) -> bool:
 def read_tables(path: Path) -> Events:
     """Return the events of a table and of the others of the same process. ``DataError`` for a corrupt table."""
     named = split_name(path)
-    begin = "" if named is None else named[0]
     events = no_events()
-    process = _PROCESS.search(begin)
+    process = None if named is None else _PROCESS.search(named[0])
     events.process = None if process is None else int(process[1])
     for domain, add in ((AGENTS, _agents), (KERNELS, _kernel), (COPIES, _copy), (CALLS, _call), (MARKS, _mark)):
         own = domain == (KERNELS if named is None else named[1])
-        table = path if own else path.with_name(f"{begin}_{domain}.csv".lstrip("_"))
-        if own or (named is not None and table.is_file()):
-            for row in _rows(table):
+        if own or (named is not None and table_beside(path, domain).is_file()):
+            for row in _rows(path if own else table_beside(path, domain)):
                 add(events, row)
     return events
 

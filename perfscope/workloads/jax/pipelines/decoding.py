@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from perfscope.workloads.jax.training import report
 from perfscope.workloads.pipelines.media import CLIP, video_clip, write_files
 from perfscope.workloads.pipelines.packages import needed
 
@@ -81,10 +82,7 @@ def train(options: argparse.Namespace) -> list[float]:
         for clips_BTHWC in itertools.islice(loader, options.steps):
             weights, loss = update(weights, clips_BTHWC)
             losses.append(loss)
-    values = [float(loss) for loss in jax.device_get(losses)]
-    for step, value in enumerate(values):
-        print(f"step {step:3d}  loss {value:.4f}")
-    return values
+    return report(losses)
 
 
 def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:

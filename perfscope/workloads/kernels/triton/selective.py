@@ -1,7 +1,8 @@
-"""The selective scan of Mamba in Triton (Gu and Dao 2023): its states stay in registers, also in the backward.
+"""The selective scan of Mamba in Triton (Gu and Dao 2023): the forward keeps its states in registers.
 
-A program has a block of channels of one sequence. The backward makes the states of a stretch of time again. B batch,
-L steps of time, D channels, N states of a channel, S stretches.
+A program has a block of channels of one sequence. The backward makes the states of a stretch of time again, in a
+scratch buffer that each program reuses for every stretch. B batch, L steps of time, D channels, N states of a channel,
+S stretches.
 """
 
 from __future__ import annotations
