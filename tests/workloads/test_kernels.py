@@ -131,7 +131,7 @@ def test_rms_norm() -> None:
     from perfscope.workloads.kernels.norm import EPSILON, rms_norm
 
     torch.manual_seed(0)
-    inputs = [torch.randn(37, 24), torch.randn(24)]
+    inputs = [torch.randn(24, 37).T, torch.randn(24)]
     ours = values_and_gradients(lambda x, w: rms_norm(x, w)[0], inputs)
     plain = values_and_gradients(
         lambda x, w: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPSILON) * w, [x.double() for x in inputs]
@@ -196,7 +196,8 @@ def test_paged_attention() -> None:
     from perfscope.workloads.kernels.paged import paged_attention
 
     torch.manual_seed(0)
-    q, (k, v), filled = torch.randn(3, 6, 16), torch.randn(2, 12, 4, 2, 16), [1, 9, 16]
+    q, k, filled = torch.randn(3, 6, 16), torch.randn(12, 4, 2, 32)[..., :16], [1, 9, 16]
+    v = torch.randn(12, 4, 2, 16)
     table = torch.randperm(12).view(3, 4)
     ours = paged_attention(q, k, v, table, torch.tensor(filled, dtype=torch.int32))
     for row, length in enumerate(filled):
@@ -221,7 +222,7 @@ def test_int4_product() -> None:
     from perfscope.workloads.kernels import quantized
 
     torch.manual_seed(0)
-    x, weight = torch.randn(40, 256), torch.randn(72, 256)
+    x, weight = torch.randn(256, 40).T, torch.randn(72, 256)
     packed, scale = quantized.packed(weight)
     assert (quantized.unpacked(packed, scale) - weight).abs().max() <= scale.max() / 2 + 1e-6
     ours = quantized.int4_product(x, packed, scale)

@@ -20,6 +20,8 @@ def run(q_BHK: Tensor, k_NPGK: Tensor, v_NPGK: Tensor, table_BM: Tensor, filled_
     """o_BHK."""
     q_BHK = q_BHK.contiguous()
     o_BHK = torch.empty_like(q_BHK)
+    if k_NPGK.stride() != v_NPGK.stride() or k_NPGK.stride(-1) != 1:
+        k_NPGK, v_NPGK = k_NPGK.contiguous(), v_NPGK.contiguous()
     if in_triton(q_BHK):
         from perfscope.workloads.kernels.triton import paged
 

@@ -46,6 +46,7 @@ def unpacked(packed_VH: Tensor, scale_VQ: Tensor) -> Tensor:
 
 def run(x_TD: Tensor, x_scale_T: Tensor, weight_VD: Tensor, scale_V: Tensor) -> Tensor:
     """y_TV in bfloat16."""
+    x_TD, weight_VD = x_TD.contiguous(), weight_VD.contiguous()
     y_TV = x_scale_T.new_empty(x_TD.shape[0], weight_VD.shape[0], dtype=torch.bfloat16)
     if in_triton(x_TD):
         from perfscope.workloads.kernels.triton import quantized as kernels
@@ -57,6 +58,7 @@ def run(x_TD: Tensor, x_scale_T: Tensor, weight_VD: Tensor, scale_V: Tensor) -> 
 
 def run_int4(x_TD: Tensor, packed_VH: Tensor, scale_VQ: Tensor) -> Tensor:
     """y_TV in the dtype of x."""
+    x_TD, packed_VH, scale_VQ = x_TD.contiguous(), packed_VH.contiguous(), scale_VQ.contiguous()
     if in_triton(x_TD):
         from perfscope.workloads.kernels.triton import quantized as kernels
 
