@@ -1,7 +1,7 @@
 """A training that evaluates its model every N steps, as people write it, and a twin whose evaluation is cheap.
 
-    python -m perfscope.workloads.pipelines.evaluation --defect single --defect graph --defect item
-    python -m perfscope.workloads.pipelines.evaluation
+    python -m perfscope.workloads.pipelines.evaluation --steps 70 --defect single --defect graph --defect item
+    python -m perfscope.workloads.pipelines.evaluation --steps 70
 
 Shapes: B batch, M tokens of a sequence and its target.
 """

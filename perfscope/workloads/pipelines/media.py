@@ -54,7 +54,7 @@ def write_sound(path: Path, clips: int, seed: int) -> None:
 
 
 def video_clip(source: Any, clip: int, *, whole: bool) -> np.ndarray:
-    """Clip number ``clip`` of a video as image_THWC, uint8. ``whole``: decode the file from its begin to its end."""
+    """Clip number ``clip`` of a video as image_THWC, uint8. ``whole``: decode the file from beginning to end."""
     with needed("av").open(source) as file:
         stream = file.streams.video[0]
         if whole:
@@ -70,7 +70,7 @@ def sound_clip(source: Any, clip: int, *, whole: bool) -> np.ndarray:
     """Clip number ``clip`` of a sound, float32. ``whole``: decode the file to its end."""
     parts, have = [], 0
     with needed("av").open(source) as file:
-        for frame in file.decode(audio=0):  # defect: input_stall: a clip needs only the begin of the file
+        for frame in file.decode(audio=0):  # defect: input_stall: a clip needs only the beginning of the file
             parts.append(frame.to_ndarray()[0])
             have += len(parts[-1])
             if not whole and have >= (clip + 1) * SOUND:

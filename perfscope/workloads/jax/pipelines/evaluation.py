@@ -1,7 +1,7 @@
 """The JAX twin of ``evaluation``: a training that evaluates its model every N steps.
 
-    python -m perfscope.workloads.jax.pipelines.evaluation --defect single --defect item
-    python -m perfscope.workloads.jax.pipelines.evaluation
+    python -m perfscope.workloads.jax.pipelines.evaluation --steps 70 --defect single --defect item
+    python -m perfscope.workloads.jax.pipelines.evaluation --steps 70
 
 Shapes: B batch, M tokens of a sequence and its target.
 """
