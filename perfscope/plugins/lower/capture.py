@@ -18,7 +18,12 @@ COLD: Run = "cold"
 WARM: Run = "warm"
 CACHE = "cache"
 """Folders of the first and second run, and of the compilers' caches."""
-_DUMP = "--xla_dump_hlo_as_text --xla_dump_hlo_as_proto=false --xla_dump_hlo_pass_re=.* --xla_dump_max_hlo_modules=200"
+MOST_PROGRAMS = 200
+"""Programs after which XLA writes no more dumps; each has tens of files."""
+_DUMP = (
+    "--xla_dump_hlo_as_text --xla_dump_hlo_as_proto=false --xla_dump_hlo_pass_re=.* "
+    f"--xla_dump_max_hlo_modules={MOST_PROGRAMS}"
+)
 _GRACE_S = 20.0
 """Seconds from SIGTERM to SIGKILL: the profile is written in them."""
 _ERROR = re.compile(r"[\w.]*(?:Error|Exception|Interrupt)\b")

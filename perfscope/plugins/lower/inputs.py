@@ -10,7 +10,7 @@ from msgspec import Struct, field
 from perfscope.model.errors import DataError
 from perfscope.model.trace import Trace
 from perfscope.plugins.lower import compile_time
-from perfscope.plugins.lower.capture import COLD, WARM, Run
+from perfscope.plugins.lower.capture import COLD, MOST_PROGRAMS, WARM, Run
 from perfscope.plugins.lower.child import DURATIONS, TRACE
 from perfscope.plugins.lower.compile_time import Key, Spent
 from perfscope.plugins.lower.document import CacheAnswer
@@ -68,6 +68,8 @@ def _folder(path: Path) -> Read:
     dumped = path / COLD if (path / COLD).is_dir() else path
     if has_dumps(dumped) or (path / "programs").is_dir():
         found = Read(programs=programs_in(dumped))
+        if dumped != path and len(found.programs) >= MOST_PROGRAMS:
+            found.remarks.append(f"only the first {MOST_PROGRAMS} programs have dumps; later programs are missing here")
         for run, folder in ((COLD, dumped), (WARM, path / WARM)):
             _jax_times(found, folder, run)
         return found

@@ -171,10 +171,10 @@ def _badge(plan: Plan, one: PlannedCandidate) -> Badge | None:
 
 
 def stage_layers(one: PlannedCandidate) -> str:
-    """The layers of the stages: ``8, 9, 9 and 6 layers``, ``4 of 20 layers``."""
+    """The layers of the stages: ``8, 9, 9 and 6 layers``, ``20 layers in each of 4``."""
     *first, last = one.layers
     if len(set(one.layers)) == 1:
-        return f"{len(one.layers)} of {last} layers"
+        return f"{last} layers in each of {len(one.layers)}"
     runs = [f"{len(list(group))} x {count}" for count, group in groupby(one.layers)]
     counts = runs if len(one.layers) > MOST_STAGES else [*map(str, first), str(last)]
     return f"{', '.join(counts[:-1])} and {counts[-1]} layers"

@@ -241,3 +241,27 @@ def test_a_line_is_merged_only_if_its_forward_is_left(tmp_path: Path) -> None:
         (tmp_path / f"module_0001.jit_f.{name}_optimizations.txt").write_text(text)
     found = lowering.of(inputs.read(tmp_path), "f", line=None, op=None)
     assert [fate.place for fate in found.fates if fate.what == "merged"] == ["a.py:1"]
+
+
+def test_programs_of_one_name_have_their_own_stablehlo(tmp_path: Path) -> None:
+    (tmp_path / "jax").mkdir()
+    for number, op in enumerate(("sine", "cosine")):
+        text = (
+            f"HloModule jit_f\n\nENTRY main {{\n  x = f32[64]{{0}} parameter(0)\n  ROOT y = f32[64]{{0}} {op}(x)\n}}\n"
+        )
+        (tmp_path / f"module_{3 * number:04}.jit_f.before_optimizations.txt").write_text(text)
+        (tmp_path / "jax" / f"jax_ir{number:04}_jit_f_compile.mlir").write_text(f"  %0 = stablehlo.{op} %arg0\n")
+
+    def ops(stage: str) -> list[str]:
+        stages = [held for program in inputs.read(tmp_path).programs for held in program.stages]
+        return [op.op for found in stages if found.name == stage for op in found.ops]
+
+    assert ops("StableHLO") == ops("HLO before optimization") == ["sine", "cosine"]
+    (tmp_path / "jax" / "jax_ir0001_jit_f_compile.mlir").unlink()
+    assert ops("StableHLO") == []
+
+
+def test_dumps_that_end_early_have_a_note(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not inputs.read(folder).remarks
+    monkeypatch.setattr(inputs, "MOST_PROGRAMS", 2)
+    assert inputs.read(folder).remarks == ["only the first 2 programs have dumps; later programs are missing here"]

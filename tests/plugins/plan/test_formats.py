@@ -136,6 +136,6 @@ def test_a_plan_writes_the_configuration_again(tmp_path: Path) -> None:
 
 def test_layers_of_stages_in_words() -> None:
     one = row(Mesh(pipeline=4))
-    assert stage_layers(replace(one, layers=(8, 8, 8, 8))) == "4 of 8 layers"
+    assert stage_layers(replace(one, layers=(8, 8, 8, 8))) == "8 layers in each of 4"
     assert stage_layers(replace(one, layers=(8, 9, 9, 6))) == "8, 9, 9 and 6 layers"
     assert stage_layers(replace(one, layers=(7, *[8] * 14, 7))) == "1 x 7, 14 x 8 and 1 x 7 layers"

@@ -6,6 +6,7 @@ a constant, and small ops (``Gather``, ``Concat``, ``Mul`` ...) on constants giv
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -75,6 +76,8 @@ def _value(node: Any, known: dict[str, Any], shapes: dict[str, list[int] | None]
     from onnx.reference import ReferenceEvaluator
 
     if node.op_type not in _FOLDED or node.domain not in ("", "ai.onnx") or len(node.output) != 1:
+        return None
+    if math.prod(shapes.get(node.output[0]) or ()) > MOST_ELEMENTS:
         return None
     given: dict[str, Any] = {name: known.get(name) for name in node.input if name}
     if node.op_type in ("Shape", "Size") and given:

@@ -49,9 +49,22 @@ class _Files(Struct, frozen=True, kw_only=True):
     folder: Path
 
 
+class _Listed(Struct, frozen=True, kw_only=True):
+    """Names in a folder: begin of the files of each program, and JAX's dumps by the program's name, in order."""
+
+    stems: dict[str, list[str]]
+    jaxprs: dict[str, list[Path]]
+    mlirs: dict[str, list[Path]]
+
+
 def programs_in(folder: Path) -> tuple[Program, ...]:
     """The programs of a folder, the largest first; ``DataError`` in one line if a file is damaged."""
-    found = [_program(files) for files in _files(folder)]
+    listed: dict[Path, _Listed] = {}
+    found = []
+    for files in _files(folder):
+        if files.folder not in listed:
+            listed[files.folder] = _listed(files.folder)
+        found.append(_program(files, listed[files.folder]))
     return tuple(sorted(found, key=lambda program: (-program.weight, -_size(program))))
 
 
@@ -60,9 +73,9 @@ def program_of_file(file: Path) -> Program:
     match = _AFTER.match(file.name) or _COMPILED.match(file.name)
     stem = match["stem"] if match else file.name
     module = _read(file)
-    if not module.is_scheduled and module.platform is None:
-        return _program(_Files(stem=stem, after=None, before=file, folder=file.parent))
-    return _program(_Files(stem=stem, after=file, before=None, folder=file.parent))
+    compiled = module.is_scheduled or module.platform is not None
+    files = _Files(stem=stem, after=file if compiled else None, before=None if compiled else file, folder=file.parent)
+    return _program(files, _listed(file.parent))
 
 
 def has_dumps(folder: Path) -> bool:
@@ -88,14 +101,14 @@ def _files(folder: Path) -> Iterator[_Files]:
         yield _Files(stem=place[1], after=after.get(place), before=before.get(place), folder=place[0])
 
 
-def _program(files: _Files) -> Program:
+def _program(files: _Files, listed: _Listed) -> Program:
     compiled = None if files.after is None else _read(files.after)
     before = None if files.before is None else _read(files.before)
     if before is None and compiled is not None:
         before = unoptimized_program(str(files.after))
     name = _name(files.stem, compiled or before)
     passes = passes_of(files.folder, files.stem)
-    stages = [*_written(files, name)]
+    stages = [*_written(files, name, listed)]
     stages.append(
         _missing("HLO before optimization") if before is None
         else ProgramStage(name="HLO before optimization", ops=Written(before).stage_ops(), file=before.source)
@@ -120,24 +133,47 @@ def _program(files: _Files) -> Program:
     )  # fmt: skip
 
 
-def _written(files: _Files, name: str) -> Iterator[ProgramStage]:
-    """The jaxpr and the StableHLO of a program, from JAX's own dumps next to those of XLA."""
-    folders = [files.folder, *(folder for folder in files.folder.iterdir() if folder.is_dir())]
-    found = [file for folder in folders for file in sorted(folder.iterdir()) if file.is_file()]
-    plain = name.removeprefix("jit_")
-    jaxpr = next((file for file in found if (match := _JAXPR.match(file.name)) and match["name"] == plain), None)
-    mlir = next((file for file in found if (match := _MLIR.match(file.name)) and match["name"] == name), None)
-    mlir = mlir or next((file for file in found if file.name == "module.mlir" and file.parent.name == files.stem), None)
-    yield (
-        _missing("jaxpr")
-        if jaxpr is None
-        else ProgramStage(name="jaxpr", ops=jaxpr_ops(read_text(jaxpr)), file=str(jaxpr))
-    )
-    yield (
-        _missing("StableHLO")
-        if mlir is None
-        else ProgramStage(name="StableHLO", ops=stablehlo_ops(read_text(mlir)), file=str(mlir))
-    )
+def _listed(folder: Path) -> _Listed:
+    """JAX's own dumps are in the folder of those of XLA, or in one below it."""
+    stems: dict[str, list[str]] = {}
+    jaxprs: dict[str, list[Path]] = {}
+    mlirs: dict[str, list[Path]] = {}
+    here = sorted(folder.iterdir())
+    for file in here:
+        match = None if is_pass_dump(file.name) else _BEFORE.match(file.name) or _AFTER.match(file.name)
+        if match is not None:
+            same = stems.setdefault(_plain(match["stem"]), [])
+            same += [match["stem"]] if match["stem"] not in same else []
+    for file in (*here, *(file for below in here if below.is_dir() for file in sorted(below.iterdir()))):
+        if (match := _JAXPR.match(file.name)) is not None:
+            jaxprs.setdefault(match["name"], []).append(file)
+        elif (match := _MLIR.match(file.name)) is not None:
+            mlirs.setdefault(match["name"], []).append(file)
+    return _Listed(stems=stems, jaxprs=jaxprs, mlirs=mlirs)
+
+
+def _plain(stem: str) -> str:
+    return stem.partition(".")[2]
+
+
+def _written(files: _Files, name: str, listed: _Listed) -> Iterator[ProgramStage]:
+    """The jaxpr and the StableHLO of a program; of several with one name, each has the dump at its place in order."""
+    same = listed.stems.get(_plain(files.stem), [files.stem])
+    module = files.folder / files.stem / "module.mlir"
+    dumps = {
+        "jaxpr": (jaxpr_ops, listed.jaxprs.get(name.removeprefix("jit_"), [])),
+        "StableHLO": (stablehlo_ops, listed.mlirs.get(name, [])),
+    }
+    for stage, (ops_of, found) in dumps.items():
+        if stage == "StableHLO" and not found and module.is_file():
+            found, same = [module], [files.stem]
+        if not found:
+            yield _missing(stage)
+        elif len(found) != len(same) or files.stem not in same:
+            yield ProgramStage(name=stage, missing=f"dumps with this name: {len(found)}, programs: {len(same)}")
+        else:
+            file = found[same.index(files.stem)]
+            yield ProgramStage(name=stage, ops=ops_of(read_text(file)), file=str(file))
 
 
 def _never_hlo(name: str, stages: Sequence[ProgramStage]) -> Iterator[Fate]:
