@@ -110,6 +110,14 @@ def test_a_tenth_is_the_usual_spread(slower_us: float, status: str) -> None:
     assert judge(run(save_us=10, slower_us=slower_us)).status == status
 
 
+@pytest.mark.parametrize(("every", "status"), [(8, "abstained"), (STEPS + 1, "clean")])
+def test_on_a_busy_machine_short_saves_are_not_judged(every: int, status: str) -> None:
+    b = run(every=every, save_us=10)
+    for row in b.tables["run_steps"]:
+        row["wait_ns"] = (row["until_ns"] - row["from_ns"]) // 2
+    assert judge(b).status == status
+
+
 def test_waits_for_saves_have_their_own_fix() -> None:
     b = run(every=STEPS + 1)
     for number in range(5):

@@ -109,6 +109,9 @@ def too_busy(trace: Trace) -> bool:
     return (trace.fact(core_wait_share) or 0.0) >= MOST_CORE_WAIT
 
 
+TOO_BUSY = "the host waited for a core half of the steps or more: record again without other programs"
+
+
 def storage_wait(trace: Trace) -> StorageWait | None:
     """Return the waiting for storage that is worth a finding; ``None`` without."""
     counted = trace.fact(storage_bytes)

@@ -22,7 +22,7 @@ and, on an accelerator, without up to one step of waiting for work that was laun
 sum divided by all steps, so one save in a short recording counts for as many steps as were recorded. Where such calls
 were not noted, the share of saving in the sampled stacks is used. Steps while an asynchronous save, or a save in
 another thread, is stored are compared with the other steps. Saves that take less than a twentieth of the time are not
-reported.
+reported, or not judged if the host waited for a core half of the steps or more.
 
 Fix: save less often, or asynchronously: `torch.distributed.checkpoint.async_save`, Orbax's `CheckpointManager` or
 `AsyncCheckpointer`, without `wait_until_finished()` in the loop. If asynchronous saves slow the steps, store them in a
@@ -37,6 +37,7 @@ from collections.abc import Iterator, Mapping
 from perfscope.analyzers.time.account import step_accounts
 from perfscope.analyzers.time.fixes import situation
 from perfscope.analyzers.time.side_work import Contention, SideCall, SideWork, contention, side_work
+from perfscope.analyzers.time.storage import TOO_BUSY, too_busy
 from perfscope.model.finding import AbstainError, Cell, Finding, Scope
 from perfscope.model.frames.kinds import FrameKind
 from perfscope.model.severity import HIGH_SHARE, severity_of
@@ -58,12 +59,14 @@ def check(trace: Trace) -> Iterator[Finding]:
     found = trace.fact(side_work)
     if found is None:
         raise AbstainError("neither saves nor stacks of the run's steps were recorded", ("side_work",))
-    for call in found.of("save", "wait"):
-        if call.total_ns and call.total_ns >= LEAST_SHARE * found.whole_ns:
-            yield _finding(trace, found, call)
+    saves = found.of("save", "wait")
+    long = [call for call in saves if call.total_ns and call.total_ns >= LEAST_SHARE * found.whole_ns]
+    yield from (_finding(trace, found, call) for call in long)
     slowed = trace.fact(contention)
     if slowed is not None and slowed.extra_ns >= LEAST_SHARE * found.whole_ns:
         yield _of_contention(found, slowed)
+    elif saves and not long and too_busy(trace):
+        raise AbstainError(TOO_BUSY)
 
 
 def _finding(trace: Trace, found: SideWork, call: SideCall) -> Finding:

@@ -26,7 +26,8 @@ with such a name (`evaluate`, `validate`, `validation_step`, `test`, `estimate_l
 stacks of steps without a profiler; compiling is not counted, and neither are waits for the device if the host runs
 ahead of its steps, because they may be for those. The cost is the time of all evaluations between the first and the
 last step without a profiler, without saves in them, divided by all steps, if it is at least a tenth. All of it is an
-upper bound: some evaluation is wanted.
+upper bound: some evaluation is wanted. If less is left on a machine where the host waited for a core half of the steps
+or more, the rule abstains.
 
 Fix: evaluate less often, on fewer batches, or in another process that reads checkpoints. Make one evaluation cheaper:
 `torch.no_grad()` (`needless_grad`), batches larger than those of training, sums that stay on the device until the end
@@ -43,6 +44,7 @@ from perfscope.analyzers.time.fixes import situation
 from perfscope.analyzers.time.rules.checkpoint_stall import examined as examined
 from perfscope.analyzers.time.samples import SampledLine, device_waits, sampled_lines
 from perfscope.analyzers.time.side_work import SideCall, SideWork, side_work
+from perfscope.analyzers.time.storage import TOO_BUSY, too_busy
 from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, fit_title
 from perfscope.model.severity import severity_of
 from perfscope.model.trace import Trace
@@ -67,6 +69,8 @@ def check(trace: Trace) -> Iterator[Finding]:
     total = sum(call.total_ns for call in calls)
     if calls and total >= LEAST_SHARE * found.whole_ns:
         yield _finding(trace, found, calls, total)
+    elif calls and too_busy(trace):
+        raise AbstainError(TOO_BUSY)
 
 
 def _finding(trace: Trace, found: SideWork, calls: tuple[SideCall, ...], total: int) -> Finding:

@@ -38,7 +38,7 @@ from collections.abc import Iterator
 from perfscope.analyzers.time.account import step_accounts
 from perfscope.analyzers.time.fixes import situation
 from perfscope.analyzers.time.side_work import side_work
-from perfscope.analyzers.time.storage import StorageWait, storage_bytes, storage_wait, too_busy
+from perfscope.analyzers.time.storage import TOO_BUSY, StorageWait, storage_bytes, storage_wait, too_busy
 from perfscope.model.finding import AbstainError, Finding, Scope, Where, fit_title
 from perfscope.model.severity import severity_of
 from perfscope.model.trace import Trace
@@ -55,7 +55,7 @@ def check(trace: Trace) -> Iterator[Finding]:
     if trace.fact(storage_bytes) is None:
         raise AbstainError("bytes were read at fewer than two steps", ("storage",))
     if too_busy(trace):
-        raise AbstainError("the host waited for a core half of the steps or more: record again without other programs")
+        raise AbstainError(TOO_BUSY)
     found, run = trace.fact(storage_wait), trace.fact(side_work)
     if found is None or run is None:
         return
