@@ -113,6 +113,19 @@ def test_other_rules_leave_the_waiting_to_it() -> None:
     assert judged_by("input_stall")(b).status == "flagged"
 
 
+def test_reading_for_an_evaluation_is_left_to_its_rule() -> None:
+    b = training()
+    b.recorded = RECORDED | {"side_work"}
+    begin = round(FIRST_US * 1000)
+    b.row(
+        "side_work", kind=b.code("evaluation"), call=b.code("eval"), file=b.code("train.py"), line=33,
+        function=b.code("main"), from_ns=begin, until_ns=begin + round(STEPS * STEP_US * 1000), stored_ns=-1, bytes=-1,
+        of_steps=True,
+    )  # fmt: skip
+    assert judge(b).status == "clean"
+    assert judged_by("eval_stall")(b).status == "flagged"
+
+
 def test_without_counters_it_abstains() -> None:
     b = training()
     b.recorded = RECORDED - {"storage"}

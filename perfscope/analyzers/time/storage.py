@@ -123,15 +123,16 @@ def storage_wait(trace: Trace) -> StorageWait | None:
     if not whole:
         return None
     loads = np.append(known.in_loader, False)
-    in_loader = loads[samples["frame"][free]] & ~np.isin(shown_kinds(trace, free), (FrameKind.WORKER_START,))
+    steps = free[trace.fact(side_samples)[free] == 0]  # saves and evaluations belong to other rules
+    in_loader = loads[samples["frame"][steps]] & ~np.isin(shown_kinds(trace, steps), (FrameKind.WORKER_START,))
     workers = np.flatnonzero(samples["worker"] & loads[samples["frame"]])
     workers = workers[~_waits_otherwise(trace, workers)]
-    own = free[in_loader]
+    own = steps[in_loader]
     made = _reading(trace, workers) if len(workers) >= LEAST_SAMPLES else _reading(trace, own)
     if len(made.rows) >= LEAST_SAMPLES and made.waits_ns >= WAITS * made.whole_ns:
         waiting, reading, loader = own, made, True
     else:
-        others = free[~in_loader & (trace.fact(side_samples)[free] == 0)]
+        others = steps[~in_loader]
         others = others[outside_ops(trace, others)]  # an op computes, and reads no file
         reading = _reading(trace, others)
         waiting, loader = reading.rows, False
