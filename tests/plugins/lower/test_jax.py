@@ -265,3 +265,26 @@ def test_dumps_that_end_early_have_a_note(folder: Path, monkeypatch: pytest.Monk
     assert not inputs.read(folder).remarks
     monkeypatch.setattr(inputs, "MOST_PROGRAMS", 2)
     assert inputs.read(folder).remarks == ["only the first 2 programs have dumps; later programs are missing here"]
+
+
+def test_what_a_checkpoint_repeats_is_not_a_copy_of_xla(tmp_path: Path) -> None:
+    """Two fusions with the same `sin`: of one phase it was fused into both, of a recomputation it runs again."""
+
+    def found(phase: str) -> list[str]:
+        text = "HloModule jit_f, is_scheduled=true\n\n"
+        for number, scope in enumerate(("jvp()", phase)):
+            name = f'metadata={{op_name="jit(f)/{scope}/sin" source_file="a.py" source_line=1}}'
+            text += f"body.{number} {{\n  p.{number} = f32[64]{{0}} parameter(0)\n"
+            text += f"  s.{number} = f32[64]{{0}} sine(p.{number}), {name}\n"
+            text += f"  ROOT n.{number} = f32[64]{{0}} negate(s.{number})\n}}\n\n"
+        text += "ENTRY main {\n  x = f32[64]{0} parameter(0)\n"
+        for number in (0, 1):
+            text += f"  f.{number} = f32[64]{{0}} fusion(x), kind=kLoop, calls=body.{number}\n"
+        file = tmp_path / "module_0001.jit_f.cpu_after_optimizations.txt"
+        file.write_text(text + "  ROOT r = (f32[64]{0}, f32[64]{0}) tuple(f.0, f.1)\n}\n")
+        return [fate.what for fate in lowering.of(inputs.read(file), "f", line=None, op=None).fates if fate.place]
+
+    assert "duplicated" in found("jvp()")
+    again = found("transpose(jvp())/checkpoint/rematted_computation")
+    assert "recomputed" in again
+    assert "duplicated" not in again

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from perfscope.analyzers.hlo import Computation, HloModule, Instruction, InstructionCost, control_runs
-from perfscope.plugins.lower.xla.lines import Lines
+from perfscope.plugins.lower.xla.lines import Lines, phase
 
 XLA_COPY = ".remat"
 """In names of instructions that XLA's rematerialization copied."""
@@ -35,13 +35,14 @@ def duplicates(lines: Lines) -> Iterator[Duplicate]:
     module = lines.module
     for name in control_runs(module):
         computation = module.computations[name]
-        made: dict[int, list[tuple[str, Computation, Instruction]]] = defaultdict(list)
+        made: dict[tuple[int, bool], list[tuple[str, Computation, Instruction]]] = defaultdict(list)
         numbers = _Numbers(module)
         for launched in computation.instructions:
             if launched.opcode == "fusion" and launched.called and XLA_COPY not in launched.name:
                 arguments = [numbers.outside(operand) for operand in launched.operands]
                 for number, body, instruction in numbers.body(module.computations[launched.called[0]], arguments):
-                    made[number].append((launched.name, body, instruction))
+                    again = phase(instruction) == "recompute"  # a checkpoint's: `repeats.recomputed`
+                    made[number, again].append((launched.name, body, instruction))
         for copies in made.values():
             kernels = tuple(dict.fromkeys(kernel for kernel, _, _ in copies))
             _, body, instruction = copies[0]
