@@ -158,7 +158,12 @@ def _reordered(entry: Entry, wanted: set[str]) -> list[Entry]:
     found = []
     alternates = entry.heads not in IN_ORDER
     for heads in (NONE,) if alternates else sorted(wanted - set(IN_ORDER)):
-        old = ranges(entry.title, rows, entry.heads if alternates else heads)
+        try:
+            old = ranges(entry.title, rows, entry.heads if alternates else heads)
+        except DataError:
+            if alternates:
+                raise
+            continue  # of other sizes, as of another layer
         sizes = {word: sum(group[word][1] - group[word][0] for group in old) for word in FUSED_WORDS[WORD]}
         units = []
         if alternates:

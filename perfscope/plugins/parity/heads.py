@@ -69,25 +69,33 @@ def with_heads(weights: Sequence[Weight], heads: str | None, side: str) -> list[
 
 
 def from_options(weights: Sequence[Weight], options: Sequence[str], *, plain: bool) -> list[Weight]:
-    """Weights with the heads that names in a map file have: ``NAME[q of 8/2]``, ``Q + K + V [as 8/2]``."""
+    """Weights with the heads that names in a map file have: ``NAME[q of 8/2]``, ``Q + K + V [as 8/2]``.
+
+    ``UsageError`` for heads that groups do not divide.
+    """
     found = {match[1] for option in options if (match := (_OF if plain else _AS).search(option))}
     if not plain and not found and any(" [of " in option for option in options):
         found = {NONE}
     if len(found) != 1:
         return list(weights)
-    (text,) = found
+    text = checked(found.pop())
     return [replace(each, heads=each.heads or text) if is_fused(each) else each for each in weights]
 
 
 def of_config(config: Mapping[str, Any]) -> str:
-    """Heads of a configuration of transformers; empty for models whose projections do not alternate."""
+    """Heads of a configuration of transformers; empty for models whose projections do not alternate, or odd numbers."""
     kind, heads = config.get("model_type"), config.get("num_attention_heads") or config.get("n_head")
-    if kind not in ("gpt_neox", "bloom", "falcon") or not isinstance(heads, int):
+    if kind not in ("gpt_neox", "bloom", "falcon"):
         return ""
+    groups = heads
     if kind == "falcon" and config.get("new_decoder_architecture"):
         groups = config.get("num_kv_heads") or heads
-        return f"{heads}/{groups}"
-    return f"{heads}/1" if kind == "falcon" and config.get("multi_query") else f"{heads}/{heads}"
+    elif kind == "falcon" and config.get("multi_query"):
+        groups = 1
+    try:
+        return checked(f"{heads}/{groups}")
+    except UsageError:
+        return ""
 
 
 def of_folder(folder: Path) -> str:
