@@ -83,7 +83,7 @@ class Checkpoint(NamedTuple):
     line: str
     ok: bool
     done_ns: int
-    """When all of it was stored: later than the end of an asynchronous save; 0: not known to be."""
+    """When all of it was stored: later than the end of an asynchronous save; 0: unknown."""
     place: str
     """Digest of the path that was written or read, so that a restore finds its save; empty for other objects."""
     storing: Storing | None = None
@@ -121,10 +121,10 @@ class Storing:
 
 
 class CheckpointLog:
-    """The checkpoints since the last look."""
+    """The checkpoints since the last call of ``taken``."""
 
     def __init__(self, calls: Iterable[Call] = CALLS) -> None:
-        """Nothing is wrapped yet. ``calls``: those that are noted."""
+        """Prepare an empty log of ``calls``; ``watch`` wraps them."""
         self._calls = tuple(calls)
         self._files = SourceFiles(Path.cwd(), ())
         self._events: list[Checkpoint] = []

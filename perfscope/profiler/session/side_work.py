@@ -30,7 +30,7 @@ class SideWorkLog(CheckpointLog):
     """The side work of one process. Methods are called on the thread of the steps."""
 
     def __init__(self) -> None:
-        """Nothing is wrapped yet."""
+        """Prepare an empty log; ``watch`` wraps the calls."""
         super().__init__(IN_STEPS)
         self._done: list[SideWork] = []
         self._open: tuple[int, str, int] | None = None
@@ -40,13 +40,13 @@ class SideWorkLog(CheckpointLog):
         self._modules = False
 
     def watch(self) -> None:
-        """Wrap what is imported by now."""
+        """Wrap the functions of all modules that are imported by now, and the change of a model's mode."""
         super().watch()
         torch: Any = sys.modules.get("torch")
         if not self._modules and torch is not None and hasattr(torch, "nn"):
-            self._modules = True
-            with suppress(AttributeError, KeyError):
+            with suppress(AttributeError, ImportError, KeyError):  # torch is being imported
                 self._undos.append(wrap(torch.nn.Module, "train", self._switching))
+                self._modules = True
 
     def step_ended(self, number: int) -> None:
         """A step ended: discard an open evaluation, and look for saves that are stored by now."""

@@ -81,7 +81,7 @@ def check(trace: Trace) -> Iterator[Finding]:
         yield Finding(
             subject=f"loop at line {loop.line}",
             title=f"a Python loop runs small ops in {loop.rounds:,} rounds per step",
-            detail=f"{len(loop.ops):,} ops per step with their backward pass, most of them of {loop.lines[0][0]}; "
+            detail=f"{len(loop.ops):,} ops per step with their backward pass, most of them at {loop.lines[0][0]}; "
             f"{format_ns(total)} in the usual steps.",
             severity=severity_of(saved, whole),
             basis="modelled",

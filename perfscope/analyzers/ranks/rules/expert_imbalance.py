@@ -24,8 +24,8 @@ How it is found:
 
     Exchanges on hosts (gloo) have their amounts in the shapes of `c10d::alltoall_base_`, which the detail pass of
     `perfscope run` records; the k-th of every rank is taken for the same exchange. As ranks on hosts share cores, such
-    a finding has no time. All-to-alls of compiled JAX programs have a fixed size: how full the experts' room is, and
-    which tokens were dropped, is not recorded, and the rule abstains. Return the counts of the router from the step.
+    a finding has no time. All-to-alls of compiled JAX programs have a fixed size. The number of tokens in
+    them and of dropped tokens is not recorded, and the rule abstains: return the router's counts from the step.
 
 Fix:
     Balance the router: an auxiliary loss on the load, a bias for each expert that is moved against its load, or a
@@ -62,7 +62,7 @@ ROUTER = (
     "of 1.25."
 )
 
-FIXED = "all-to-alls of compiled programs have a fixed size, and how full the experts' room is is not recorded"
+FIXED = "all-to-alls of compiled programs have a fixed size; how many tokens they hold is not recorded"
 
 
 def check(trace: Trace) -> Iterable[Finding]:

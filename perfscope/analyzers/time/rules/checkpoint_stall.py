@@ -101,7 +101,7 @@ def _detail(found: SideWork, call: SideCall) -> str:
     if call.count is None or call.each_ns is None:
         return "By the share of saving in the sampled stacks: single saves were not noted."
     if call.kind == "wait":
-        return "The steps could run meanwhile: an asynchronous save needs to be over before the next one only."
+        return "The steps could run meanwhile: a save only has to be stored before the next one begins."
     rate = ""
     if call.bytes is not None and not call.asynchronous:
         rate = f"A save writes {format_bytes(call.bytes)} at {call.bytes / max(1, call.each_ns):.2f} GB/s. "
