@@ -137,7 +137,7 @@ def _compiled(payload: _Payload) -> KernelReport:
     for name, raw in payload.file_content.items():
         if name.endswith((".sass", ".amdgcn")):
             text = msgspec.json.decode(raw)
-            report = _with_assembly(report, text if isinstance(text, str) else "")
+            report = _with_assembly(report, text) if isinstance(text, str) else report
     share, limit = possible_occupancy(_arch(metadata.target), report)
     return replace(report, possible_occupancy=share, limit=limit)
 
@@ -145,7 +145,8 @@ def _compiled(payload: _Payload) -> KernelReport:
 def _configured(metadata: _Metadata) -> KernelReport:
     warps = metadata.num_warps
     threads = warps * metadata.target.warp_size if warps is not None and 0 < warps <= 64 else None
-    return KernelReport(name=metadata.name, tool=FORMAT, threads_per_block=threads, shared_bytes=metadata.shared)
+    shared = metadata.shared if metadata.shared is not None and metadata.shared >= 0 else None
+    return KernelReport(name=metadata.name, tool=FORMAT, threads_per_block=threads, shared_bytes=shared)
 
 
 def _launched(event: _Event, compiled: Mapping[str, KernelReport]) -> KernelReport:

@@ -97,6 +97,13 @@ def test_occupancy_by_resources(
     assert possible_occupancy(arch, report) == expected
 
 
+def test_shared_memory_below_0_is_unknown(tmp_path: Path) -> None:
+    path = tmp_path / "log.ndjson"
+    path.write_text(json.dumps(compilation(shared=-1024)) + "\n")  # -1 KiB and the reserved 1 KiB are 0
+    (report,) = reports_of(tritonparse.read(path))
+    assert report.shared_bytes is None
+
+
 def test_amd_assembly_has_the_spills(tmp_path: Path) -> None:
     made = compilation(target={"backend": "hip", "arch": "gfx942", "warp_size": 64})
     made["payload"]["file_content"] = {
