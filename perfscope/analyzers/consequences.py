@@ -1,11 +1,10 @@
 """Order of findings if one is a consequence of another: the fix of the cause removes both.
 
 A model that computes its whole prefix again, one row per call, or rows without work, has more or longer calls than
-necessary. Ops of a
-function that torch.compile leaves in eager mode are unfused, and the host dispatches each of them. A loop runs its
-ops once per round. The cost of the framework, of small kernels or of waiting ranks is listed after such a cause, even
-if it is higher. So is communication that is exposed mostly because its links are slow, shared or unevenly loaded, or
-because it is many small messages.
+necessary. Ops of a function that torch.compile leaves in eager mode are unfused, and the host dispatches each of them.
+A loop runs its ops once per round. The cost of the framework, of small kernels or of waiting ranks is listed after
+such a cause, even if it is higher. So is communication that is exposed mostly because its links are slow, shared or
+unevenly loaded, or because it is many small messages.
 """
 
 from __future__ import annotations

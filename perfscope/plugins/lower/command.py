@@ -15,6 +15,9 @@ from perfscope.model.errors import DONE, DataError, UsageError
 if TYPE_CHECKING:
     from perfscope.plugins.lower.inputs import Read
 
+_COMPILED_BY = {"torch": "`torch.compile`", "jax": "`jax.jit`"}
+"""Framework -> how a program has code that is compiled."""
+
 DEFAULT_LIMIT_S = 900.0
 
 
@@ -122,8 +125,8 @@ def _read(
     try:
         found = read(folder)
     except DataError as error:
-        said = f" ({failed})" if failed else ""
-        raise DataError(f"{words[0]}: compiled nothing with {first}{said}") from error
+        why = failed or f"perfscope lower shows code of {_COMPILED_BY[first]}"
+        raise DataError(f"{words[0]}: compiled nothing with {first} ({why})") from error
     found.failed = failed
     found.remarks += [f"other lines without running it again: perfscope lower {folder} --line N"]
     return found, words[0]

@@ -21,6 +21,9 @@ from perfscope.plugins.lower.program import Program, ProgramStage, StageOp, code
 _PACKAGES = re.compile(r"(?<![\w.-])/[^\s,;:]*/(?:site|dist)-packages/")
 """Folder of installed packages in a path."""
 
+MOST_PARTS = 2_000
+"""Parts of the compile time that are kept, the longest first."""
+
 MOST_OPS = 12
 """Most ops of a stage in the path of a line."""
 
@@ -46,6 +49,10 @@ def of(found: Read, subject: str, *, line: str | None, op: str | None) -> Loweri
     elif asked:
         names = {item.name for held in path for item in held.ops}
         fates = [fate for fate in fates if names & {*fate.ops}]
+    times = compile_time.table(found.spent)
+    cut = [f"the compile time of {len(times) - MOST_PARTS:,} parts that take least is left out"][
+        : len(times) > MOST_PARTS
+    ]
     return Lowering(
         schema=SCHEMA,
         subject=subject,
@@ -54,10 +61,10 @@ def of(found: Read, subject: str, *, line: str | None, op: str | None) -> Loweri
         stages=tuple(stage for program in programs for stage in _stages(program)),
         fates=tuple(fates),
         path=path,
-        times=compile_time.table(found.spent)[:2000],
+        times=times[:MOST_PARTS],
         caches=found.answers,
         failed=found.failed,
-        notes=tuple(dict.fromkeys([*found.remarks, *(note for program in programs for note in program.notes)])),
+        notes=tuple(dict.fromkeys([*found.remarks, *(note for program in programs for note in program.notes), *cut])),
     )
 
 
@@ -105,7 +112,7 @@ def _path(programs: tuple[Program, ...], line: str | None, op: str | None) -> It
 def _is_asked(item: StageOp, line: str | None, op: str | None) -> bool:
     if line is not None:
         return bool(item.place) and is_at(item.place, line)
-    return op is not None and (op in (item.name, item.op, item.inside) or op in item.scope or op in item.op.split("."))
+    return bool(op) and (op in (item.name, item.op, item.inside) or op in item.scope or op in item.op.split("."))
 
 
 def _shortened(program: Program, folders: tuple[str, ...]) -> Program:
