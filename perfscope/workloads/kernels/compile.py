@@ -8,6 +8,7 @@ Prints, for each kernel, the bytes of shared memory of a block and the size of i
 from __future__ import annotations
 
 import argparse
+import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -129,7 +130,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Compile for the targets of the command line and print a row per kernel."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", nargs="+", choices=TARGETS)
-    for name in parser.parse_args(argv).target:
+    targets = parser.parse_args(argv).target
+    if importlib.util.find_spec("triton") is None:
+        parser.error("Triton's compiler is not installed: pip install triton")
+    for name in targets:
         for kernel, shared, code in compile_kernels(name):
             print(f"{name:8} {kernel:28} {shared:8,} B shared {code:9,} B code")
 
