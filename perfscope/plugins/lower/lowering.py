@@ -112,7 +112,11 @@ def _path(programs: tuple[Program, ...], line: str | None, op: str | None) -> It
 def _is_asked(item: StageOp, line: str | None, op: str | None) -> bool:
     if line is not None:
         return bool(item.place) and is_at(item.place, line)
-    return bool(op) and (op in (item.name, item.op, item.inside) or op in item.scope or op in item.op.split("."))
+    return (
+        op is not None
+        and op != ""
+        and (op in (item.name, item.op, item.inside) or op in item.scope or op in item.op.split("."))
+    )
 
 
 def _shortened(program: Program, folders: tuple[str, ...]) -> Program:
