@@ -44,6 +44,17 @@ INFERENCE: tuple[Case, ...] = (
     ),
     *(
         Case(
+            name=f"products of quantised weights, {plain}",
+            framework="torch",
+            mode="eager",
+            source=torch_program("inference.quantized", "--variant", plain, size="cpu", steps=40),
+            twin=torch_program("inference.quantized", "--variant", plain[: plain.index("-")], size="cpu", steps=40),
+            expects={"constant_work": line},
+        )
+        for plain, line in (("fp8-widened", "wide_VD = "), ("int4-unpacked", "scale_VQ.unsqueeze(-1)).flatten(1)"))
+    ),
+    *(
+        Case(
             name=f"cache, {name}",
             framework="torch",
             mode="eager",

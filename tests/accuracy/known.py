@@ -110,6 +110,20 @@ RIGHT = (
         rule="excess_remat", cases="jax jit: checkpoint-nested", of="twin", why="the twin recomputes once, for nothing"
     ),
     Right(
+        rule="data_movement",
+        cases="torch eager: products of quantised",
+        of="twin",
+        why="on the CPU the kernels run as their plain version, which converts inside of the op",
+    ),
+    Right(
+        rule="unfused_ops", cases="torch eager: products of quantised", why="the same lines: ops that unpack one by one"
+    ),
+    Right(
+        rule="peak_owner",
+        cases="torch eager: products of quantised",
+        why="the same lines: they write in memory what the kernel keeps on chip",
+    ),
+    Right(
         rule="peak_owner",
         cases="torch eager: (naive attention|checkpoint|leak)",
         of="both",

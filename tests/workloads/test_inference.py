@@ -63,6 +63,17 @@ def test_defects_of_diffusion_draw_the_same_picture() -> None:
         assert drawn == pytest.approx(expected, rel=1e-4), defect
 
 
+def test_quantised_layers_compute_the_same_in_a_kernel_and_written_out() -> None:
+    from perfscope.workloads.inference import quantized
+
+    small = ["--size", "tiny", "--layers", "1", "--steps", "1", "--variant"]
+    means = [quantized.infer(quantized.parsed([*small, variant])) for variant in quantized.VARIANTS]
+    # A kernel of 8 bits rounds to bfloat16 after both scales, the plain version before.
+    for plain, kernel, allowed in zip(means[::2], means[1::2], (1e-2, 1e-2, 1e-5), strict=True):
+        assert kernel == pytest.approx(plain, rel=allowed)
+    assert means[1] != means[3] != means[5]
+
+
 def test_adapters_train_the_same() -> None:
     from perfscope.workloads import lora
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from perfscope.model.kernel_cost import declared_cost
 from perfscope.plugins.ahead.targets.plugins import MissingPlugin, find
 from tests.conftest import REPOSITORY
 
@@ -215,6 +216,8 @@ def test_scaled_product(dtype: str) -> None:
     (x, x_scale), (weight, scale) = parts
     exact_x, exact_weight = (whole.double() * factor[:, None] for whole, factor in parts)
     ours = quantized.scaled_product(x, x_scale, weight, scale)
+    declared = declared_cost("perfscope_workloads::scaled_product", x, x_scale, weight, scale)
+    assert declared == (2 * 40 * 72 * 96, (40 + 72) * 96 + (40 + 72) * 4 + 40 * 72 * 2)
     assert_near([ours], [exact_x @ exact_weight.T], 5e-3)  # the result has the 8 bits of bfloat16
 
 
@@ -226,6 +229,8 @@ def test_int4_product() -> None:
     packed, scale = quantized.packed(weight)
     assert (quantized.unpacked(packed, scale) - weight).abs().max() <= scale.max() / 2 + 1e-6
     ours = quantized.int4_product(x, packed, scale)
+    declared = declared_cost("perfscope_workloads::int4_product", x, packed, scale)
+    assert declared == (2 * 40 * 72 * 256, 40 * 256 * 4 + 72 * (256 // 2 + 2 * 4) + 40 * 72 * 4)
     assert_near([ours], [x.double() @ quantized.unpacked(packed, scale).double().T], TOLERANCE["float32"])
 
 

@@ -3,10 +3,10 @@
     python -m perfscope.workloads.jax.quantized --variant int4-unpacked
     python -m perfscope.workloads.jax.quantized --variant int4
 
-``int8``: rows are rounded to 8 bits too, and a Pallas kernel multiplies integers; ``int8-widened`` converts both to
-float32 first. ``int4``: 4-bit weights are unpacked inside of a kernel; ``int4-unpacked`` has them in memory in the
-dtype of the activations. A kernel and its plain version compute the same. ``--batch`` is the number of rows, ``--dim``
-that of inputs and outputs, ``--steps`` that of calls.
+``int8``, ``fp8``: rows are rounded to 8 bits too, and a Pallas kernel multiplies both as they are; ``int8-widened`` and
+``fp8-widened`` convert both to float32 first. ``int4``: 4-bit weights are unpacked inside of a kernel;
+``int4-unpacked`` has them in memory in the dtype of the activations. A kernel and its plain version compute the same.
+``--batch`` is the number of rows, ``--dim`` that of inputs and outputs, ``--steps`` that of calls.
 
 Shapes: M rows, D features.
 """
@@ -24,7 +24,9 @@ from perfscope.workloads.jax.layers import Weights
 from perfscope.workloads.jax.options import options_of, parser_of
 from perfscope.workloads.options import Options, Size
 
-VARIANTS = ("int8-widened", "int8", "int4-unpacked", "int4")
+VARIANTS = ("int8-widened", "int8", "fp8-widened", "fp8", "int4-unpacked", "int4")
+LARGEST = {"int8": 127, "fp8": 448, "int4": 7}
+"""Largest number of a format; ``fp8`` is float8_e4m3fn."""
 SIZES = {
     "tiny": Size(batch=8, seq=1, dim=64, heads=1, layers=2, vocab=64),
     "cpu": Size(batch=16, seq=1, dim=512, heads=1, layers=4),
@@ -35,19 +37,22 @@ SIZES = {
 def initial(options: Options) -> list[Weights]:
     """Quantized weights and scales of each layer."""
     generator, dim = np.random.default_rng(options.seed), options.size.dim
-    most, rows = (127, dim) if options.variant.startswith("int8") else (7, dim // 2)
-    layers = []
+    name = options.variant.partition("-")[0]
+    most, half, layers = LARGEST[name], dim // 2, []
     for _ in range(options.size.layers):
-        numbers_DD = generator.integers(-most, most + 1, (dim, dim), dtype=np.int8)
-        packed = numbers_DD if rows == dim else (numbers_DD[:rows] & 15) | (numbers_DD[rows:] << 4)
-        layers.append({"weights": packed, "scale_1D": np.full((1, dim), 2 / (most * dim**0.5), np.float32)})
+        numbers_DD = generator.integers(-most, most + 1, (dim, dim), dtype=np.int16)
+        weights = numbers_DD.astype(jnp.float8_e4m3fn if name == "fp8" else np.int8)
+        if name == "int4":
+            weights = (weights[:half] & 15) | (weights[half:] << 4)
+        layers.append({"weights": weights, "scale_1D": np.full((1, dim), 2 / (most * dim**0.5), np.float32)})
     return layers
 
 
-def rounded(x_MD: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Rows in 8 bits, and their scales: q_MD in int8, scale_M1."""
-    scale_M1 = jnp.maximum(jnp.abs(x_MD).max(-1, keepdims=True).astype(jnp.float32), 1e-6) / 127
-    return jnp.round(x_MD.astype(jnp.float32) / scale_M1).astype(jnp.int8), scale_M1
+def rounded(x_MD: jax.Array, name: str) -> tuple[jax.Array, jax.Array]:
+    """Rows in 8 bits, ``int8`` or ``fp8``, and their scales: q_MD, scale_M1."""
+    scale_M1 = jnp.maximum(jnp.abs(x_MD).max(-1, keepdims=True).astype(jnp.float32), 1e-6) / LARGEST[name]
+    unit_MD = x_MD.astype(jnp.float32) / scale_M1
+    return jnp.round(unit_MD).astype(jnp.int8) if name == "int8" else unit_MD.astype(jnp.float8_e4m3fn), scale_M1
 
 
 def linear(layer: Weights, x_MD: jax.Array, variant: str) -> jax.Array:
@@ -58,13 +63,14 @@ def linear(layer: Weights, x_MD: jax.Array, variant: str) -> jax.Array:
         y_MD = jnp.matmul(x_MD, numbers_DD, preferred_element_type=jnp.float32)
         return (y_MD * scale_1D).astype(x_MD.dtype)
     # Loaded here: the other variants run where Pallas does not load.
-    from perfscope.workloads.jax.kernels.quantized import int4_matmul, int8_matmul
+    from perfscope.workloads.jax.kernels.quantized import int4_matmul, scaled_matmul
 
     if variant == "int4":
         return int4_matmul(x_MD, weights, scale_1D)
-    q_MD, scale_M1 = rounded(x_MD)
-    if variant == "int8":
-        return int8_matmul(q_MD, weights, scale_M1, scale_1D, x_MD.dtype)
+    name, _, plain = variant.partition("-")
+    q_MD, scale_M1 = rounded(x_MD, name)
+    if not plain:
+        return scaled_matmul(q_MD, weights, scale_M1, scale_1D, x_MD.dtype)
     y_MD = q_MD.astype(jnp.float32) @ weights.astype(jnp.float32)
     return (y_MD * scale_M1 * scale_1D).astype(x_MD.dtype)
 

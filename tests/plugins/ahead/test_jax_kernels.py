@@ -28,7 +28,7 @@ KERNELS = {
     "attention": ("pallas", "window", "shared"),
     "decode": ("paged",),
     "moe": ("grouped",),
-    "quantized": ("int8", "int4"),
+    "quantized": ("int8", "fp8", "int4"),
     "ssm": ("kernel", "ssd"),
 }
 DEFECTS = (

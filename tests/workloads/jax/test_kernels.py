@@ -122,11 +122,15 @@ def test_products_with_quantized_weights(shape: tuple[int, int, int]) -> None:
     rows, inputs, outputs = shape
     x, scale = normal(0, rows, inputs), np.abs(normal(1, 1, outputs))
     generator = np.random.default_rng(2)
-    for kernel, plain, height in (("int8", "int8-widened", inputs), ("int4", "int4-unpacked", inputs // 2)):
-        weights = generator.integers(-127, 128, (height, outputs), dtype=np.int8)
+    for kernel, plain, height, dtype in (
+        ("int8", "int8-widened", inputs, "int8"),
+        ("fp8", "fp8-widened", inputs, jax.numpy.float8_e4m3fn),
+        ("int4", "int4-unpacked", inputs // 2, "int8"),
+    ):
+        weights = generator.integers(-127, 128, (height, outputs), dtype=np.int8).astype(dtype)
         layer = {"weights": weights, "scale_1D": scale}
         ours, theirs = (jax.jit(lambda x, v=v, layer=layer: quantized.linear(layer, x, v))(x) for v in (kernel, plain))
-        # Sums of integers are exact; those of 256 products of 4 bits with float32 are right to 16 * 6e-8.
+        # Sums of integers are exact; those of 256 products in float32 are right to 16 * 6e-8.
         assert np.abs(ours - theirs).max() <= 2e-6 * np.abs(theirs).max()
     asked = parse("", quantized.VARIANTS, quantized.SIZES, ["--size", "tiny", "--variant", "int4", "--steps", "1"])
     assert np.isfinite(quantized.infer(asked)).all()

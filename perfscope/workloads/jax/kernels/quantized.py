@@ -1,4 +1,4 @@
-"""Products with quantized weights as Pallas kernels: int8 by int8, and 4-bit weights that are unpacked on chip.
+"""Products with quantized weights as Pallas kernels: 8 bits on both sides, and 4-bit weights that are unpacked on chip.
 
 Shapes: M rows, K inputs, N outputs, I rows of a block, J outputs of a block.
 """
@@ -26,15 +26,16 @@ def _some(part: jax.Array, size: int, first: int = 0) -> Any:
     return pl.ds(pl.multiple_of(first + part * size, size), size)
 
 
-def _int8_kernel(x_ref: Any, weights_ref: Any, rows_ref: Any, columns_ref: Any, y_ref: Any) -> None:
-    """A block of rows and columns: the sum of integers, then both scales: writes y_IJ."""
+def _scaled_kernel(x_ref: Any, weights_ref: Any, rows_ref: Any, columns_ref: Any, y_ref: Any) -> None:
+    """A block of rows and columns: the sum of products, of integers in int32, then both scales: writes y_IJ."""
     size = _part(x_ref.shape[1])
+    wide = jnp.int32 if x_ref.dtype == jnp.int8 else jnp.float32
 
     def absorb(part: jax.Array, sum_IJ: jax.Array) -> jax.Array:
         some = _some(part, size)
-        return sum_IJ + jnp.dot(x_ref[:, some], weights_ref[some, :], preferred_element_type=jnp.int32)
+        return sum_IJ + jnp.dot(x_ref[:, some], weights_ref[some, :], preferred_element_type=wide)
 
-    sum_IJ = jax.lax.fori_loop(0, x_ref.shape[1] // size, absorb, jnp.zeros(y_ref.shape, jnp.int32))
+    sum_IJ = jax.lax.fori_loop(0, x_ref.shape[1] // size, absorb, jnp.zeros(y_ref.shape, wide))
     y_ref[...] = (sum_IJ.astype(jnp.float32) * rows_ref[...] * columns_ref[...]).astype(y_ref.dtype)
 
 
@@ -84,11 +85,12 @@ def _product(
     return y_MN[:rows]
 
 
-def int8_matmul(
+def scaled_matmul(
     x_MK: jax.Array, weights_KN: jax.Array, rows_M1: jax.Array, columns_1N: jax.Array, dtype: Any
 ) -> jax.Array:
-    """int8 by int8, summed in int32, times the scales of rows and columns: y_MN."""
-    return _product(_int8_kernel, "int8_matmul", x_MK, weights_KN, (rows_M1, columns_1N), dtype)
+    """int8 by int8, or float8_e4m3fn by itself, times the scales of rows and columns: y_MN in ``dtype``."""
+    name = "int8_matmul" if x_MK.dtype == jnp.int8 else "fp8_matmul"
+    return _product(_scaled_kernel, name, x_MK, weights_KN, (rows_M1, columns_1N), dtype)
 
 
 def int4_matmul(x_MK: jax.Array, packed: jax.Array, columns_1N: jax.Array) -> jax.Array:
