@@ -67,12 +67,12 @@ class TraceBuilder:
 
     def slice(self, name: str, start: float, end: float, *, kind: SliceKind = SliceKind.OP, tid: int = 1,
               external_id: int = -1, sequence: int = -1, forward_thread: int = -1, shapes: str | None = None,
-              dtypes: str | None = None, values: str | None = None) -> None:  # fmt: skip
+              dtypes: str | None = None, values: str | None = None, call_line: int = -1) -> None:  # fmt: skip
         self._add("slices", name=self.code(name), start_ns=_ns(start), end_ns=_ns(end), kind=int(kind),
                   thread=self.thread(tid), external_id=external_id, sequence=sequence, forward_thread=forward_thread,
                   shapes=-1 if shapes is None else self.code(shapes),
                   dtypes=-1 if dtypes is None else self.code(dtypes),
-                  values=-1 if values is None else self.code(values))  # fmt: skip
+                  values=-1 if values is None else self.code(values), call_line=call_line)  # fmt: skip
 
     def op(self, name: str, start: float, end: float, **more: Any) -> None:
         self.slice(name, start, end, **more)

@@ -320,8 +320,11 @@ def _notebook(words: Sequence[str]) -> Target:
         )
     if not Path(words[0]).exists():
         raise NotStartedError(f"{words[0]}: no such file")
+    name = Path(words[0]).stem
     run = ("nbconvert", "--to", "notebook", "--execute", "--log-level", "WARN", "--output-dir", ".")
-    return Target(arguments=(*run, *_kernel(Path(words[0])), *words), module=True, title=Path(words[0]).stem)
+    # Without a name, an output folder that is the notebook's own has the notebook overwritten.
+    output = ("--output", f"{name}.nbconvert")
+    return Target(arguments=(*run, *output, *_kernel(Path(words[0])), *words), module=True, title=name)
 
 
 def _kernel(notebook: Path) -> tuple[str, ...]:

@@ -43,6 +43,24 @@ def test_the_line_of_a_function_that_was_running_already_is_where_it_stood():
     assert call_site(later, _row(later, "aten::div")).line_is() == "where late begins"
 
 
+def test_a_call_has_the_line_that_ran_and_an_op_without_one_that_of_the_function():
+    b = TraceBuilder()
+    b.python("train.py(17): run", 0, 100)
+    b.python("torch/_tensor.py(700): backward", 1, 20, call_line=23)
+    b.python("<built-in method run_backward>", 2, 19, call_line=712)
+    b.op("aten::mm", 3, 4)
+    b.python("<built-in method item of Tensor object at 0x7f>", 30, 40, call_line=25)
+    b.op("aten::item", 31, 32)
+    b.op("aten::is_nonzero", 50, 51)
+    b.python("train.py(8): inner", 60, 90, call_line=27)
+    b.op("aten::div", 61, 62)
+    trace = b.build()
+    sites = {name: call_site(trace, _row(trace, f"aten::{name}")) for name in ("mm", "item", "is_nonzero", "div")}
+    assert [(site.line, site.exact) for site in sites.values()] == [(23, True), (25, True), (17, False), (8, False)]
+    assert (sites["item"].function, sites["item"].line_is()) == ("run", "the line that ran")
+    assert sites["is_nonzero"].line_is() == "where run was when recording began"
+
+
 def test_an_annotation_takes_the_line_of_an_op_inside_it_in_the_same_function():
     g = GraphBuilder()
     x = g.input((4,))

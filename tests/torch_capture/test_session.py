@@ -123,6 +123,16 @@ def test_the_trace_shows_each_step_exactly_and_the_detail_has_the_users_frames(l
     assert any(event.get("name") == "[memory]" for event in detail["traceEvents"])
 
 
+def test_calls_of_the_detail_pass_have_the_lines_that_ran(looped: Looped) -> None:
+    (main,) = load_all(looped.folder / "perfscope-runs" / "latest")
+    assert main.detail is not None
+    slices, source = main.detail.rows["slices"], (looped.folder / "train.py").read_text().splitlines()
+    called = {main.detail.text(int(slices["name"][row])): int(slices["call_line"][row]) for row in range(len(slices))}
+    for name in (r"<built-in method randn .*", r"nn\.Module: Sequential_0", r"torch/_tensor\.py\(\d+\): backward"):
+        (line,) = (line for text, line in called.items() if re.fullmatch(name, text))
+        assert re.search({"<": "randn", "n": "model", "t": "backward"}[name[0]] + r"\(", source[line - 1])
+
+
 def test_secrets_of_the_environment_and_the_command_are_in_no_file(looped: Looped) -> None:
     files = [path for path in (looped.folder / "perfscope-runs").rglob("*") if path.is_file()]
     assert len(files) >= 5
@@ -551,6 +561,7 @@ def test_a_notebook_runs_in_its_kernel_and_its_cells_are_named(tmp_path: Path) -
     assert "processes that the program started" not in done.stderr
     process = only(tmp_path)
     assert (process.step_source, process.steps_seen) == ("optimizer.step", 14)
+    assert json.loads((tmp_path / "train.ipynb").read_text()) == document, "the notebook itself is unchanged"
     executed = json.loads((tmp_path / "train.nbconvert.ipynb").read_text())
     assert executed["cells"][1]["outputs"][0]["text"] == ["done\n"]
     files = {op.file for trace in load_path(tmp_path / "perfscope-runs").traces for op in trace.op_graph.ops if op.file}

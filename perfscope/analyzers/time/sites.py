@@ -12,9 +12,10 @@ the place of its forward op.
 3. Python spans of ``trace.detail``, a second recording of the same program: matched by the order of the ops in a step,
 never by time.
 
-Python spans have the line at which a function's definition begins, or, if the function was already running, its line
-when recording began; never the executed line. ``line_is`` distinguishes them. For an annotation (a data loader's fetch)
-the op graph's line is that of an op inside it, in the same function.
+In a recording of `perfscope run`, a call from the user's frame has the executed line (``call_line``). Other Python
+spans, and ops that no call is around (``a + b``), have the line at which a function's definition begins, or, if the
+function was already running, its line when recording began. ``line_is`` distinguishes them. For an annotation (a data
+loader's fetch) the op graph's line is that of an op inside it, in the same function.
 """
 
 from __future__ import annotations
@@ -305,12 +306,15 @@ def _from_frame(trace: Trace, row: int) -> CallSite:
     frame = None if index == MISSING else parse_frame(trace.text(int(trace.rows["slices"]["name"][index])))
     if frame is None:
         return CallSite(module=around.module)
+    called = MISSING if around.call == MISSING else int(trace.rows["slices"]["call_line"][around.call])
+    known = called != MISSING and index == around.user
     return CallSite(
         file=frame.file,
-        line=frame.line,
+        line=called if known else frame.line,
         function=frame.function,
         module=around.module,
-        running=_was_running(trace, index),
+        exact=known,
+        running=not known and _was_running(trace, index),
     )
 
 
@@ -323,6 +327,8 @@ class _Around(Struct, frozen=True, kw_only=True):
     """Forward op of that op."""
     user: int = MISSING
     """The user's innermost Python span; ``MISSING`` if an op of the backward pass comes first."""
+    call: int = MISSING
+    """The Python span that the user's innermost one called."""
     forward: int = MISSING
     """Forward op of that op."""
     library: int = MISSING
@@ -360,13 +366,15 @@ def _further_in(trace: Trace, row: int, outside: _Around) -> _Around:
         forward = _forward_of(trace, row)
         if forward == MISSING:
             return outside
-        return replace(outside, frame=MISSING, op_forward=forward, user=MISSING, forward=forward)
+        return replace(outside, frame=MISSING, op_forward=forward, user=MISSING, call=MISSING, forward=forward)
     name = trace.text(int(slices["name"][row]))
     frame, module = parse_frame(name), parse_module(name) or outside.module
     owner = None if frame is None else frame.owner
+    first = outside.user != MISSING and outside.call == MISSING
     return _Around(
         frame=row,
         user=row if owner is Owner.USER else outside.user,
+        call=MISSING if owner is Owner.USER else row if first else outside.call,
         forward=MISSING if owner is Owner.USER else outside.forward,
         library=row if owner is Owner.LIBRARY else outside.library,
         module=module,

@@ -6,6 +6,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Callable
+from inspect import cleandoc
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -159,9 +160,11 @@ def schema_of(kind: type[Any], schema: str, *, what: str) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON types, alternatives sorted, without defaults."""
+    """The value as JSON types, alternatives sorted, without defaults and indentation of docstrings."""
     if isinstance(value, dict):
         plain = {key: _plain(value) for key, value in value.items() if key != "default"}
+        if isinstance(plain.get("description"), str):
+            plain["description"] = cleandoc(plain["description"])  # msgspec keeps or removes the indentation
         for key in {"anyOf", "oneOf"} & plain.keys():
             plain[key] = sorted(plain[key], key=json.dumps)
         return plain

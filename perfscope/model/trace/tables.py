@@ -290,6 +290,13 @@ SLICES = Table(
         text_column("dtypes", "input types, JSON text", nullable=True),
         text_column("strides", "input strides, JSON text", nullable=True),
         text_column("values", "numbers, truth values and lists of them among the inputs, JSON text", nullable=True),
+        Column(
+            name="call_line",
+            dtype="int32",
+            unit="line",
+            doc="line of the caller's file that ran, of a Python span",
+            nullable=True,
+        ),
     ),
 )
 

@@ -1,4 +1,7 @@
-"""Captures steps with torch.profiler (Kineto) and keeps the Chrome trace as the tool wrote it, but the host's name."""
+"""Captures steps with torch.profiler (Kineto) and keeps the Chrome trace as the tool wrote it.
+
+Left out is the name of the host; added are the lines of Python calls, which torch records and does not export.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,13 @@ from typing import Any
 from perfscope.profiler.session.annotate import STEP_RANGE, under_nsys
 from perfscope.profiler.session.passes import Pass
 from perfscope.profiler.torch import compat
+from perfscope.profiler.torch.call_lines import call_lines
 
 METADATA_KEY = "perfscope"
 """Top-level key of the trace: pass, complete steps, and the number of a step that was cut off."""
+
+CALLS_KEY = "perfscopeCalls"
+"""Top-level key of the trace: what ``call_lines`` returns."""
 
 KINETO_QUIET = "99"
 """A level above every message: libkineto otherwise writes its own marks to the program's stderr."""
@@ -129,8 +136,9 @@ class TorchProfilerCapture:
         try:
             # torch writes its file name argument into the file; a relative one reveals nothing of the machine.
             self._profiler.export_chrome_trace(os.path.relpath(raw))
+            calls = call_lines(self._profiler) if self._settings.stacks else None
             with raw.open("rb") as source, gzip.open(packed, "wb", compresslevel=COMPRESSION) as target:
-                target.write(_without_host(source.read(HEADER_BYTES)))
+                target.write(_with_calls(_without_host(source.read(HEADER_BYTES)), calls))
                 shutil.copyfileobj(source, target, 1 << 20)
             packed.replace(path)
         finally:
@@ -187,6 +195,14 @@ def _without_host(head: bytes) -> bytes:
     """The beginning of a trace without the machine's name, which Kineto writes before the events."""
     header, events, rest = head.partition(b'"traceEvents"')
     return _HOST_NAME.sub(b'"host_name": ""', header) + events + rest
+
+
+def _with_calls(head: bytes, calls: dict[str, list[int]] | None) -> bytes:
+    """The beginning of a trace with ``CALLS_KEY`` before its events."""
+    header, events, rest = head.partition(b'"traceEvents"')
+    if not events or calls is None:
+        return head
+    return header + f'"{CALLS_KEY}": {json.dumps(calls)},\n  '.encode() + events + rest
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import re
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Struct
@@ -75,6 +75,19 @@ class Distributed(msgspec.Struct):
     """Process groups as text. `process_groups.py` parses it, so that a fault there does not lose the rank."""
 
 
+class Calls(msgspec.Struct):
+    """Calls of Python functions that `perfscope run` recorded, of the same length."""
+
+    starts: list[Annotated[int, msgspec.Meta(ge=0, lt=2**62)]] = msgspec.field(name="start_ns")
+    lines: list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]] = msgspec.field(name="line")
+    """Line of the caller that ran."""
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` for lists of different length."""
+        if len(self.starts) != len(self.lines):
+            raise ValueError("calls and lines are of different length")
+
+
 class Head(msgspec.Struct):
     """Top-level keys that are read. Host, user and job names and environment dumps are not read."""
 
@@ -84,6 +97,7 @@ class Head(msgspec.Struct):
     with_stack: int = 0
     record_shapes: int = 0
     profile_memory: int = 0
+    calls: Calls | None = msgspec.field(default=None, name="perfscopeCalls")
 
 
 class Document(Struct, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ from perfscope.analyzers.readers.columns import (
 from perfscope.analyzers.readers.kineto import categories
 from perfscope.analyzers.readers.kineto.counter_ranges import joined_ranges
 from perfscope.analyzers.readers.kineto.device_marks import marked_steps, with_marks
-from perfscope.analyzers.readers.kineto.document import DeviceProperties, Head
+from perfscope.analyzers.readers.kineto.document import Calls, DeviceProperties, Head
 from perfscope.analyzers.readers.kineto.process_groups import peers_of_spans
 from perfscope.analyzers.readers.kineto.shard import Shard
 from perfscope.model.intervals import numbered
@@ -54,7 +54,7 @@ class Tables:
             for name in ("memory", "counters", "described", "messages", "ranges", "marks")
         }
         self._split_mtia(merged)
-        self._slices(merged["slices"])
+        self._slices(merged["slices"], head)
         self._calls(merged["calls"])
         self._devices(merged, head)
         self._device_work(merged)
@@ -124,7 +124,7 @@ class Tables:
                 part.pop("bytes")
             merged[table] = join_columns([merged[table], part]) if merged[table] else part
 
-    def _slices(self, columns: Columns) -> None:
+    def _slices(self, columns: Columns, head: Head) -> None:
         if not columns:
             self._builder.table("slices", {})
             return
@@ -140,6 +140,8 @@ class Tables:
             annotations = mixed & self._by_name(columns["name"], categories.is_annotation, bool)
             columns["kind"][annotations] = SliceKind.ANNOTATION
         columns["parent"] = parents(columns["thread"], columns["start_ns"], columns["end_ns"])
+        if head.calls is not None:
+            columns["call_line"] = _call_lines(columns, head.calls)
         self._builder.table("slices", columns)
 
     def _around(self, columns: Columns, start: Array, end: Array) -> Array:
@@ -297,3 +299,14 @@ class Tables:
         columns = named_steps(slices, annotations, self.strings, categories.STEP_NAMES)
         marks = marked_steps(marks, self.strings) if marks else {}
         self._builder.table("steps", with_marks(columns, marks) if columns and marks else columns or marks)
+
+
+def _call_lines(columns: Columns, calls: Calls) -> Array:
+    """Return, per span, the line that called it; ``MISSING`` if it is not a Python span, or not one call began then."""
+    starts, counts = np.unique(np.array(calls.starts, np.int64), return_counts=True)
+    lines = dict(zip(calls.starts, calls.lines, strict=True))
+    once = {start: lines[start] for start in starts[counts == 1].tolist()}
+    python = columns["kind"] == SliceKind.PYTHON
+    found = np.full(len(python), MISSING, np.int32)
+    found[python] = [once.get(start, MISSING) for start in columns["start_ns"][python].tolist()]
+    return found

@@ -25,11 +25,11 @@ most the length of the wait is charged, because the host could have worked ahead
 busy costs nothing, and a trace with only such waits is clean. The profiler's own waits are not counted, and time in a
 data loader belongs to `input_stall`. Reads of the loss at the very end of a step count, but not after the last step.
 
-The line is the executed one if a run's op graph has it; Python stacks of a trace only have the first line of the
-function. `line_is` in the evidence distinguishes the two. Reads of one kind in lines of a function that are at most two
-apart (`print(loss.item(), accuracy.item())`) are one finding, with the sum of their idle time: one read of all values
-replaces them. Reads inside an installed package are one finding per package, because its lines are not the program's to
-change.
+The line is the executed one in a recording of `perfscope run`, mostly; Python stacks of other traces only have the
+first line of the function. `line_is` in the evidence distinguishes the two. Reads of one kind in lines of a function
+that are at most two apart (`print(loss.item(), accuracy.item())`) are one finding, with the sum of their idle time: one
+read of all values replaces them. Reads inside an installed package are one finding per package, because its lines are
+not the program's to change.
 
 Without an accelerator in the recording, the op graph of a run is searched for ops that would make an accelerator drain
 its queue. These findings are structural, without time. Left out are the range check of `one_hot` on a CPU, which an
