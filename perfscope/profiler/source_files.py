@@ -51,7 +51,7 @@ class SourceFiles:
         """The file as the user would call it: below the working folder, else below the import path."""
         name = self._names.get(path)
         if name is None:
-            name = _cell(path) or path
+            name = cell(path) or path
             absolute = os.path.abspath(path)
             for root in () if name.startswith(("<", "In[")) else self._roots:
                 if absolute.startswith(root):
@@ -81,7 +81,7 @@ class SourceFiles:
         return not library and not absolute.startswith(self._hidden)
 
 
-def _cell(path: str) -> str | None:
+def cell(path: str) -> str | None:
     """The cell of a notebook that IPython compiled under this path, as ``In[3]``; ``None`` for any other file."""
     ipython: Any = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()

@@ -406,6 +406,8 @@ def test_lines_of_calls_go_to_their_python_spans(tmp_path: Path) -> None:
     python = rows["start_ns"][rows["kind"] == SliceKind.PYTHON].tolist()
     assert [found[at] for at in python] == [31, MISSING], "two calls began at the second"
     assert set(found.values()) == {31, MISSING}, "ops have none"
+    cells = read(tmp_path, text(events(), perfscopeCalls={**calls, "cells": {"train.py": "In[2]"}}))
+    assert {"In[2](12): loop", "aten::mm"} < {*cells.strings}
     for wrong in ({"start_ns": [start], "line": []}, {"start_ns": [2**70], "line": [1]}, {"line": [1]}, [1]):
         rows = read(tmp_path, text(events(), perfscopeCalls=wrong)).rows["slices"]
         assert (rows["call_line"] == MISSING).all()

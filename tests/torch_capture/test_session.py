@@ -564,8 +564,12 @@ def test_a_notebook_runs_in_its_kernel_and_its_cells_are_named(tmp_path: Path) -
     assert json.loads((tmp_path / "train.ipynb").read_text()) == document, "the notebook itself is unchanged"
     executed = json.loads((tmp_path / "train.nbconvert.ipynb").read_text())
     assert executed["cells"][1]["outputs"][0]["text"] == ["done\n"]
-    files = {op.file for trace in load_path(tmp_path / "perfscope-runs").traces for op in trace.op_graph.ops if op.file}
-    assert files == {"In[2]"}
+    (main,) = load_path(tmp_path / "perfscope-runs").traces
+    assert main.op_graph is not None
+    assert main.detail is not None
+    assert {op.file for op in main.op_graph.ops if op.file} == {"In[2]"}
+    assert any(text.startswith("In[2](") for text in main.detail.strings)
+    assert [text for text in main.detail.strings if "/ipykernel_" in text] == []
 
 
 def test_a_notebook_without_what_runs_it_is_a_usage_error_that_says_how(

@@ -9,29 +9,41 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from perfscope.profiler.source_files import cell
+
 MOST_EVENTS = 200_000
 """Events of the profiler that are looked at, in order of time: 4 us each, about as long as their export."""
 _LEFT_OUT = re.compile(r"<|(.*/)?(torch|perfscope/profiler)/")
 """File names of callers without a line: torch, this recorder, code without a file."""
 
 
-def call_lines(profiler: Any) -> dict[str, list[int]] | None:
-    """Start of each call in ns since 1970 and the line of its caller, of the same length; None if torch has none."""
+_NOTEBOOK = "/ipykernel_"
+"""Part of the name under which IPython compiles a cell of a notebook."""
+
+
+def call_lines(profiler: Any) -> dict[str, Any] | None:
+    """``start_ns`` since 1970 and ``line`` of the caller of each call, in lists of the same length; None without any.
+
+    ``cells``: the notebook's names of its cells (``In[3]``) by the names under which they were compiled.
+    """
     try:
         from torch._C._profiler import _EventType
 
         kinds = (_EventType.PyCall, _EventType.PyCCall)
         waiting = list(reversed(profiler.profiler.kineto_results.experimental_event_tree()))
-        starts, lines, seen = list[int](), list[int](), 0
+        starts, lines, cells, seen = list[int](), list[int](), dict[str, str](), 0
         while waiting and seen < MOST_EVENTS:
             event = waiting.pop()
             seen += 1
             if event.tag in kinds:
                 caller = event.extra_fields.caller
-                if _LEFT_OUT.match(caller.file_name) is None:
+                file = caller.file_name
+                if _LEFT_OUT.match(file) is None:
                     starts.append(event.start_time_ns)
                     lines.append(caller.line_number)
+                    if _NOTEBOOK in file and file not in cells:
+                        cells[file] = cell(file) or file
             waiting.extend(reversed(event.children))
     except (AttributeError, ImportError, RuntimeError):  # not documented, so another torch may not have it
         return None
-    return {"start_ns": starts, "line": lines} if starts else None
+    return {"start_ns": starts, "line": lines, "cells": cells} if starts else None

@@ -197,7 +197,7 @@ def _without_host(head: bytes) -> bytes:
     return _HOST_NAME.sub(b'"host_name": ""', header) + events + rest
 
 
-def _with_calls(head: bytes, calls: dict[str, list[int]] | None) -> bytes:
+def _with_calls(head: bytes, calls: dict[str, Any] | None) -> bytes:
     """The beginning of a trace with ``CALLS_KEY`` before its events."""
     header, events, rest = head.partition(b'"traceEvents"')
     if not events or calls is None:

@@ -81,6 +81,8 @@ class Calls(msgspec.Struct):
     starts: list[Annotated[int, msgspec.Meta(ge=0, lt=2**62)]] = msgspec.field(name="start_ns")
     lines: list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]] = msgspec.field(name="line")
     """Line of the caller that ran."""
+    cells: dict[str, str] = msgspec.field(default_factory=dict)
+    """Names of a notebook's cells (``In[3]``) by the file names that the profiler has for them."""
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` for lists of different length."""

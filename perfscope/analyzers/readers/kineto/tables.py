@@ -43,6 +43,7 @@ class Tables:
         self._builder = builder
         self.code, self.strings, self.rows = builder.code, builder.strings, builder.rows
         self._base_ns = head.base_ns
+        self._cells = {} if head.calls is None else head.calls.cells
         columns = [shard.columns() for shard in shards]
         self._known = [self._pool(shard) for shard in shards]
         self._known_threads = [
@@ -87,10 +88,16 @@ class Tables:
 
     def _pool(self, shard: Shard) -> Array | None:
         """Return the codes of the shard's strings in the trace's pool, then ``MISSING``; ``None`` if they agree."""
+        strings = [self._named(text) for text in shard.strings] if self._cells else list(shard.strings)
         if not self.strings:
-            self._builder.add_strings(list(shard.strings))
+            self._builder.add_strings(strings)
             return None
-        return np.array([*map(self.code, shard.strings), MISSING], np.int32)
+        return np.array([*map(self.code, strings), MISSING], np.int32)
+
+    def _named(self, text: str) -> str:
+        """Return a Python span's name with the cell of the notebook in place of its file."""
+        file, bracket, rest = text.partition("(")
+        return f"{self._cells.get(file, file)}{bracket}{rest}"
 
     def _thread(self, thread: tuple[Any, Any]) -> int:
         threads = self._builder.threads
