@@ -449,6 +449,7 @@ class TorchCompileCapture:
         self._marks: list[tuple[int, int]] = []
         self._written: tuple[int | None, ...] = ()
         self._packed = False
+        self._folders = sorted({str(Path(folder).absolute()) for folder in (str(Path.cwd()), *sys.path[:1])})
         self.compilations = 0
         """Frames that dynamo began to compile, each time again."""
 
@@ -570,6 +571,7 @@ class TorchCompileCapture:
         document: dict[str, Any] = {
             "schema": COMPILE_STEPS_SCHEMA,
             "settings": list(self._settings.changed),
+            "folders": self._folders,
             "scheduled_graphs": self._fusion.graphs,
             "fusion_problem": self._fusion.problem,
             "fusion_left_out": self._fusion.left_out,

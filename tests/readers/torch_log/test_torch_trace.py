@@ -144,6 +144,16 @@ def test_the_rank_is_the_file_names_where_records_have_none(tmp_path: Path) -> N
     assert read_log(path).rank == 12
 
 
+def test_files_below_the_programs_folders_are_named_from_there(tmp_path: Path) -> None:
+    stack = (("/u/run/main.py", 9, "<module>"), ("/other/u/run/a.py", 3, "g"), ("/u/run/pkg/a.py", 4, "f"))
+    text = LogText().at(0).start(*stack)
+    path = text.artifact("recompile_reasons", ["0/0: x == 1  # /u/run/main.py:9"]).write(tmp_path)
+    log = read_log(path, ["/u", "/u/run", "not/absolute"])
+    assert [one.file for one in log.compiles[0].stack] == ["main.py", "/other/u/run/a.py", "pkg/a.py"]
+    assert log.corrupt == 0, "hashes are those of the file"
+    assert read_log(path).compiles[0].stack[0].file == "/u/run/main.py"
+
+
 CODE = """# AOT ID: ['0_forward']
 # Topologically Sorted Source Nodes: [y], Original ATen: [aten.relu]
 triton_poi_fused_relu_0 = async_compile.triton('triton_poi_fused_relu_0', '''

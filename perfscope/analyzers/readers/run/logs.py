@@ -41,6 +41,7 @@ class _Steps(msgspec.Struct):
     fusion_problem: str | None = None
     spans: tuple[StepSpan, ...] = ()
     marks: tuple[_Mark, ...] = ()
+    folders: tuple[str, ...] = ()
 
 
 def read_compile(path: Path, steps: Rows | None) -> tuple[CompileLog, list[str]]:
@@ -49,11 +50,8 @@ def read_compile(path: Path, steps: Rows | None) -> tuple[CompileLog, list[str]]
     ``steps``: the steps of its trace, whose clock is wanted. ``DataError`` if the log itself is unreadable; faults of
     the other files become notes.
     """
-    log = read_log(path)
     notes = []
-    if log.corrupt:
-        notes.append(f"torch.compile's log: {log.corrupt:,} records are corrupt and left out")
-    watched = False
+    written = None
     try:
         written = read_document(
             path.parent / COMPILE_STEPS_FILE,
@@ -62,7 +60,13 @@ def read_compile(path: Path, steps: Rows | None) -> tuple[CompileLog, list[str]]
             what="the steps of a run",
             most_bytes=MAX_STEPS_BYTES,
         )
-        watched = written.fusion_problem is None
+    except DataError as error:
+        notes.append(f"steps that compiled are unknown: {error}")
+    log = read_log(path, () if written is None else written.folders)
+    if log.corrupt:
+        notes.append(f"torch.compile's log: {log.corrupt:,} records are corrupt and left out")
+    watched = written is not None and written.fusion_problem is None
+    if written is not None:
         log = replace(
             log,
             steps=written.spans,
@@ -70,8 +74,6 @@ def read_compile(path: Path, steps: Rows | None) -> tuple[CompileLog, list[str]]
             scheduled_graphs=written.scheduled_graphs,
             clock_offset_ns=_offset_ns(written.marks, steps),
         )
-    except DataError as error:
-        notes.append(f"steps that compiled are unknown: {error}")
     fusion = path.parent / FUSION_FILE
     if fusion.exists():
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -251,9 +251,9 @@ class Collector:
 # The model of a log from its collected records.
 
 
-def read_records(data: bytes | mmap.mmap, path: str) -> CompileLog:
+def read_records(data: bytes | mmap.mmap, path: str, folders: Sequence[str] = ()) -> CompileLog:
     """Return the log in ``data``. Corrupt parts are counted and left out, and never raise."""
-    reader = Reader(data)
+    reader = Reader(data, folders)
     collector = Collector()
     damaged = 0
     for record in reader:
@@ -381,8 +381,10 @@ def read(path: Path) -> Trace:
     return builder.build(compile_log=log)
 
 
-def read_log(path: Path) -> CompileLog:
+def read_log(path: Path, folders: Sequence[str] = ()) -> CompileLog:
     """Return the log in ``path``. The rank is that in torch's file name, else the records', else any name's.
+
+    Files below ``folders`` (absolute paths) are named from there.
 
     Records have rank 0 if the process group did not exist yet, and so do combined logs.
 
@@ -390,7 +392,7 @@ def read_log(path: Path) -> CompileLog:
     records are counted in ``corrupt`` and left out.
     """
     with open_bytes(path, MAX_LOG_BYTES) as data:
-        log = read_records(data, str(path))
+        log = read_records(data, str(path), folders)
     if not log.records:
         raise DataError(f"{path}: no intact record of a torch.compile log in it")
     by_torch, named = _BY_TORCH.search(path.name), _RANK.search(path.name)

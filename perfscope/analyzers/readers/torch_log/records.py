@@ -10,7 +10,7 @@ import hashlib
 import json
 import mmap
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -118,6 +118,7 @@ class Record(Struct):
     _data: bytes | mmap.mmap
     _span: tuple[int, int]
     _crlf: bool
+    _folders: re.Pattern[bytes] | None = None
 
     @property
     def compile_id(self) -> str | None:
@@ -137,7 +138,10 @@ class Record(Struct):
         return start == end
 
     def payload(self) -> bytes:
-        """Return the payload without its tabs; ``CorruptRecordError`` if it is too long."""
+        """Return the payload without its tabs and the program's folders; ``CorruptRecordError`` if it is too long."""
+        return _without(self._payload(), self._folders)
+
+    def _payload(self) -> bytes:
         start, end = self._span
         if end - start > MAX_PAYLOAD_BYTES:
             raise CorruptRecordError("payload too long")
@@ -153,7 +157,7 @@ class Record(Struct):
             return
         start, end = self._span
         if end - start <= _PIECE or (self._crlf and end - start <= MAX_PAYLOAD_BYTES):
-            digest = hashlib.md5(self.payload(), usedforsecurity=False)
+            digest = hashlib.md5(self._payload(), usedforsecurity=False)
         else:
             digest = hashlib.md5(usedforsecurity=False)
             index = start + 1
@@ -168,10 +172,14 @@ class Record(Struct):
 
 
 class Reader:
-    """Reader of records; ``corrupt`` counts invalid text and corrupt records."""
+    """Reader of records; ``corrupt`` counts invalid text and corrupt records.
 
-    def __init__(self, data: bytes | mmap.mmap) -> None:
+    Files below ``folders`` (absolute paths) are named from there, as the program's other recordings name them.
+    """
+
+    def __init__(self, data: bytes | mmap.mmap, folders: Sequence[str] = ()) -> None:
         self._data = data
+        self._folders = _below(folders)
         self.corrupt = 0
         self.records = 0
 
@@ -209,12 +217,13 @@ class Reader:
         record = Record(
             kind,
             name,
-            keys[kind],
+            keys[kind] if self._folders is None else msgspec.Raw(_without(bytes(keys[kind]), self._folders)),
             envelope,
             int(prefix[2]),
             self._data,
             (min(head_end + 1, end), end),
             crlf,
+            self._folders,
         )
         record.check()
         self.records += 1
@@ -222,6 +231,17 @@ class Reader:
 
 
 _ENVELOPE = msgspec.json.Decoder(Envelope)
+
+
+def _below(folders: Sequence[str]) -> re.Pattern[bytes] | None:
+    """Return the pattern of the beginnings of paths in ``folders``, inductor's own files left out."""
+    longest_first = sorted({folder.rstrip("/") for folder in folders}, key=len, reverse=True)
+    names = [re.escape(folder.encode("utf-8", "replace")) for folder in longest_first if folder.startswith("/")]
+    return re.compile(rb"(?<![\w./-])(?:" + b"|".join(names) + rb")/(?!torchinductor_)") if names else None
+
+
+def _without(text: bytes, folders: re.Pattern[bytes] | None) -> bytes:
+    return text if folders is None else folders.sub(b"", text)
 
 
 def _decoded(head: bytes) -> tuple[dict[str, msgspec.Raw], Envelope]:
