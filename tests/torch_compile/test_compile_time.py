@@ -61,14 +61,18 @@ def test_a_warm_start_is_clean_however_long_it_takes() -> None:
     assert judged(log(500, caches=HIT)).status == "clean"
 
 
-def test_a_second_compilation_is_left_to_recompilation() -> None:
-    first, again = log(20), log(100, compile_id="0/1")
-    both = CompileLog(
-        path="x.log",
-        compiles=(first.compiles[0], compiled("0/1", caches=MISS, start_ns=START + 1)),
-        phases=again.phases,
+@pytest.mark.parametrize(("times", "status"), [(2, "flagged"), (3, "clean")])
+def test_what_recompilation_judges_is_left_to_it(times: int, status: str) -> None:
+    names = [f"0/{number}" for number in range(times)]
+    begins = [0, *(100 + 200 * number for number in range(times - 1))]
+    phases = tuple(
+        phase("compile_file", begin, begin + (150 if begin else 50), name)
+        for begin, name in zip(begins, names, strict=True)
     )
-    assert judged(both).status == "clean"
+    compiles = tuple(compiled(name, caches=MISS, start_ns=START + number) for number, name in enumerate(names))
+    found = judged(CompileLog(path="x.log", compiles=compiles, phases=phases))
+    assert found.status == status
+    assert [finding.title for finding in found.findings] == ["2 of 2 compilations miss the caches"][: status != "clean"]
 
 
 def test_settings_of_perfscope_are_named() -> None:

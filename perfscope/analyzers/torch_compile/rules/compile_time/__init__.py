@@ -21,9 +21,10 @@ How it is found:
     each moment is counted once, for the innermost phase, so that stages and compilations sum to the whole.
     A compilation is cold if inductor's cache (or AOT autograd's, if only that was used) returned miss or bypass. The
     cost is measured: AOT autograd, lowering, code generation, compilation and autotuning of cold compilations, once per
-    start. This is the most that a warm cache can save. Tracing and imports are left out, and so is a function's second
-    compilation, which `recompilation` judges. Profiling changes settings of inductor that are part of the caches' keys,
-    so without the profiler the cache may have been warm; the finding includes this caveat.
+    start. This is the most that a warm cache can save. Tracing and imports are left out, and so are compilations that
+    `recompilation` judges: those of a function that is compiled again in several steps. Profiling changes settings of
+    inductor that are part of the caches' keys, so without the profiler the cache may have been warm; the finding
+    includes this caveat.
 
     A compilation that a cache refuses (`bypass`) is cold in every start. It is a separate finding with torch's reason.
     With several ranks, the rule also finds functions that all ranks compiled cold at the same time, although one rank
@@ -68,13 +69,13 @@ from perfscope.analyzers.torch_compile.frames import (
     compile_log_of,
     compile_records,
     compile_spans,
-    compiled_frames,
     plain_function,
     short_place,
     user_place,
     where_of,
 )
 from perfscope.analyzers.torch_compile.phases import CompileTime, Stage, compile_times
+from perfscope.analyzers.torch_compile.rules.recompilation import compiled_again
 from perfscope.model.finding import Cell, Finding, Once, fit_title
 from perfscope.model.intervals import intersection_total, union
 from perfscope.model.severity import Severity
@@ -210,7 +211,7 @@ def compare(traces: Sequence[Trace]) -> Iterable[Finding]:
 
 
 class CacheUse(Struct, frozen=True, kw_only=True):
-    """First compilations of frames by the caches' results. Times in ns (``compile_times``)."""
+    """Compilations by the caches' results. Times in ns (``compile_times``)."""
 
     cold: tuple[CompileTime, ...]
     """A cache was queried and missed, or refuses the compilation."""
@@ -218,7 +219,7 @@ class CacheUse(Struct, frozen=True, kw_only=True):
     uncached: tuple[CompileTime, ...]
     """A graph was compiled, but the log has no cache query."""
     again: tuple[CompileTime, ...]
-    """Compilations of frames that were compiled before, with any cache result."""
+    """Compilations that `recompilation` judges, with any cache result."""
 
     @property
     def spared_ns(self) -> int:
@@ -227,18 +228,15 @@ class CacheUse(Struct, frozen=True, kw_only=True):
 
 
 def cache_use(trace: Trace) -> CacheUse:
-    """Return the compilations of a log by their caches.
-
-    First compilations without a graph are in none of the fields.
-    """
-    first = {id(frame.compiles[0]) for frame in trace.fact(compiled_frames)}
+    """Return the compilations of a log by their caches; those without a graph are in none of the fields."""
+    judged = {id(row.compilation) for again in trace.fact(compiled_again) for row in again.rows}
     held: dict[Warmth | None, list[CompileTime]] = {"cold": [], "warm": [], "uncached": [], None: []}
     again = []
     for compile_time in trace.fact(compile_times).compiles:
-        if id(compile_time.compile) in first:
-            held[warmth(compile_time.compile)].append(compile_time)
-        else:
+        if id(compile_time.compile) in judged:
             again.append(compile_time)
+        else:
+            held[warmth(compile_time.compile)].append(compile_time)
     return CacheUse(
         cold=tuple(held["cold"]), warm=tuple(held["warm"]), uncached=tuple(held["uncached"]), again=tuple(again)
     )
