@@ -88,8 +88,8 @@ def remedy(collective: Collective, cause: Cause) -> str:
     if cause == "off unless flags say otherwise":
         overlap = "matrix products run" if kind in SPLIT_NEAR_PRODUCTS else "other work run"
         return (
-            f"Let {overlap} at the same time, with options of the compiler. Use {_options(kind)}. The TPU compiler leaves "
-            f"{_an(kind)} one op by default, whatever its size."
+            f"Let {overlap} at the same time, with options of the compiler. Use {_options(kind)}. The TPU compiler "
+            f"leaves {_an(kind)} one op by default, whatever its size."
         )
     if cause == "no flag divides it":
         chip = " on this chip" if kind in TPU_FLAGS else ""
