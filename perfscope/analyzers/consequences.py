@@ -5,6 +5,8 @@ necessary. Ops of a function that torch.compile leaves in eager mode are unfused
 A loop runs its ops once per round. The cost of the framework, of small kernels or of waiting ranks is listed after
 such a cause, even if it is higher. So is communication that is exposed mostly because its links are slow, shared or
 unevenly loaded, or because it is many small messages.
+
+What soon ends the run, memory that grows or has run out, is listed before savings of less than a twentieth of the step.
 """
 
 from __future__ import annotations
@@ -44,6 +46,9 @@ CONSEQUENCES: dict[str, frozenset[str]] = {
 _SLOW_TRANSFERS = frozenset({"expert_imbalance", "link_contention", "nvlink_stall", "small_collectives"})
 """Causes whose cost is a part of the exposed communication."""
 
+_ENDS_THE_RUN = frozenset({"memory_leak", "oom_near"})
+"""Rules whose findings of high severity come before savings of lower severity."""
+
 OF_THE_HOST = frozenset(
     {"batch_bubble", "recomputed_prefix", "single_requests", "python_loop", "repeated_reductions", "eager_fallback"}
 )
@@ -73,7 +78,16 @@ def causes_first(items: Sequence[Item], pair: Callable[[Item], tuple[str, Findin
         first = next((index for index in range(place) if _follows(cause, found, *pairs[index])), None)
         if first is not None:
             ordered.insert(first, ordered.pop(place))
-    return ordered
+    return _endings_early(ordered, [pair(item) for item in ordered])
+
+
+def _endings_early(items: list[Item], pairs: Sequence[tuple[str, Finding]]) -> list[Item]:
+    """Return the items with those that soon end the run before the first one whose severity is not high."""
+    high = [finding.severity == "high" for _, finding in pairs]
+    ends = [rule in _ENDS_THE_RUN and high[index] for index, (rule, _) in enumerate(pairs)]
+    place = high.index(False) if False in high else len(items)
+    early = [item for index, item in enumerate(items) if index < place or ends[index]]
+    return early + [item for index, item in enumerate(items) if index >= place and not ends[index]]
 
 
 def _follows(cause: str, found: Finding, rule: str, finding: Finding) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from perfscope.analyzers.consequences import FRAMEWORK_SUBJECT, causes_first
 from perfscope.model.finding import Finding
@@ -53,3 +54,13 @@ def test_slow_links_add_no_work_of_the_framework() -> None:
 @pytest.mark.parametrize("cause", ["expert_imbalance", "context_parallel_imbalance"])
 def test_a_late_rank_comes_after_its_uneven_work(cause: str) -> None:
     assert order(("straggler", "x"), (cause, "x")) == [cause, "straggler"]
+
+
+def test_what_soon_ends_the_run_comes_before_small_savings() -> None:
+    large, small, leak = finding("x", 100), finding("y", 10), finding("z")
+    large, leak = (replace(one, severity="high") for one in (large, leak))
+    found = [("launch_bound", large), ("unfused_ops", small), ("peak_owner", small), ("memory_leak", leak)]
+    assert [rule for rule, _ in causes_first(found, lambda pair: pair)] == [
+        "launch_bound", "memory_leak", "unfused_ops", "peak_owner",
+    ]  # fmt: skip
+    assert order(("unfused_ops", "x"), ("memory_leak", "x")) == ["unfused_ops", "memory_leak"], "of low severity"
