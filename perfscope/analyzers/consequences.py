@@ -6,7 +6,7 @@ A loop runs its ops once per round. The cost of the framework, of small kernels 
 such a cause, even if it is higher. So is communication that is exposed mostly because its links are slow, shared or
 unevenly loaded, or because it is many small messages.
 
-What soon ends the run, memory that grows or has run out, is listed before savings of less than a twentieth of the step.
+Memory that grows fast or has run out soon ends the run. It is listed before savings below a twentieth of the step.
 """
 
 from __future__ import annotations
