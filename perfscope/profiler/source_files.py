@@ -31,6 +31,7 @@ class SourceFiles:
         self._hidden = tuple(map(folder_prefix, (*hidden, *frameworks, OURS)))
         below = {folder_prefix(path) for path in (*sys.path, *packages) if path}
         self._roots = (folder_prefix(working_folder), *sorted(below, key=len, reverse=True))
+        self._own = tuple(dict.fromkeys((self._roots[0], *map(folder_prefix, sys.path[:1]))))
         self._users: dict[str, bool] = {}
         self._names: dict[str, str] = {}
 
@@ -60,6 +61,12 @@ class SourceFiles:
             self._names[path] = name
         return name
 
+    def spelled_out(self) -> dict[str, Any]:
+        """How other tools spell the user's files: ``folders`` before their names, and ``cells`` of a notebook."""
+        shell = _shell()
+        cells = getattr(getattr(shell, "compile", None), "_filename_map", {})
+        return {"folders": self._own, "cells": {path: f"In[{number}]" for path, number in cells.items()}}
+
     def name_with_owner(self, path: str) -> str:
         """The same, but that of an installed file the path shows whose it is (``frames.owner_of``)."""
         absolute = os.path.abspath(path)
@@ -83,11 +90,14 @@ class SourceFiles:
 
 def cell(path: str) -> str | None:
     """The cell of a notebook that IPython compiled under this path, as ``In[3]``; ``None`` for any other file."""
-    ipython: Any = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
-    known = getattr(getattr(shell, "compile", None), "format_code_name", None)
+    known = getattr(getattr(_shell(), "compile", None), "format_code_name", None)
     found = None if known is None else known(path)
     return None if found is None else str(found[1])
+
+
+def _shell() -> Any:
+    ipython: Any = sys.modules.get("IPython")
+    return None if ipython is None else ipython.get_ipython()
 
 
 def folder_prefix(path: str | Path) -> str:

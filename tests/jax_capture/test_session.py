@@ -132,6 +132,13 @@ def test_a_retrace_is_kept_with_its_reason_line_and_step(looped: Looped) -> None
     assert all(event["duration_ns"] > 0 and event["file"] == "train.py" for event in compiled)
 
 
+def test_programs_name_their_files_as_the_log_of_compilations_does(looped: Looped) -> None:
+    (main,) = load_all(looped.folder / "perfscope-runs" / "latest")
+    files = {item.file for program in main.hlo for _, item in program.instructions() if item.file is not None}
+    assert "train.py" in files
+    assert not any(file.startswith(str(looped.folder)) for file in (*files, *main.strings))
+
+
 @pytest.mark.slow
 def test_a_host_sync_is_named_by_its_line_and_told_from_a_ready_read(tmp_path: Path) -> None:
     program = write(

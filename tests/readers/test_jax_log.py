@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perfscope.analyzers.readers.run.logs import read_events, read_syncs
+from perfscope.analyzers.readers.run.logs import read_events, read_file_names, read_syncs
 from perfscope.model.errors import DataError
 from perfscope.model.jax_log import EVENTS_SCHEMA, SYNCS_SCHEMA, CompileEvent, HostRead
 from perfscope.profiler.jax.record_log import RecordLog
@@ -28,6 +28,15 @@ def test_events_come_back(tmp_path: Path) -> None:
         CompileEvent(kind="compile", end_ns=5, duration_ns=3, function="jit(f)", file="a.py", line=7),
         CompileEvent(kind="retrace", end_ns=9, reason="different input types"),
     )
+
+
+def test_files_of_the_program_have_the_users_names(tmp_path: Path) -> None:
+    lines = RecordLog(EVENTS_SCHEMA, 10)
+    lines.save(tmp_path / "events.jsonl", folders=["/u/run/"], cells={"/tmp/ipykernel_7/1.py": "In[3]"})
+    names = read_file_names(tmp_path / "events.jsonl")
+    paths = ("/u/run/pkg/a.py", "/u/running/a.py", "/tmp/ipykernel_7/1.py", "/lib/x.py", "")
+    assert [names.name(path) for path in paths] == ["pkg/a.py", "/u/running/a.py", "In[3]", "/lib/x.py", ""]
+    assert read_file_names(written(tmp_path / "old.jsonl")).name("/u/run/a.py") == "/u/run/a.py"
 
 
 def test_syncs_come_back(tmp_path: Path) -> None:

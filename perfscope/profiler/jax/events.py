@@ -95,7 +95,7 @@ class EventLog:
         """Write the events so far."""
         path = directory / EVENTS_FILE
         jax, jaxlib = compat.version()
-        self._lines.save(path, jax=jax, jaxlib=jaxlib, explained=self._explains)
+        self._lines.save(path, jax=jax, jaxlib=jaxlib, explained=self._explains, **self._sites.spelled_out())
         reasons = []
         if not self._explains:
             reasons.append("no reasons of retraces: jax_explain_cache_misses is on already, or this jax has none")

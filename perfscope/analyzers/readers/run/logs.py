@@ -8,6 +8,7 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from perfscope.analyzers.readers.run.file_names import FileNames
 from perfscope.analyzers.readers.torch_log.fusion import read_fusion, with_kernels
 from perfscope.analyzers.readers.torch_log.reader import read_log
 from perfscope.model.compile_log import CompileLog, StepSpan
@@ -120,6 +121,15 @@ def _offset_ns(marks: tuple[_Mark, ...], steps: Rows | None) -> int:
 def read_events(path: Path) -> tuple[CompileEvent, ...]:
     """Return the compilations, in order of their ends; ``DataError`` if the file is corrupt or of another schema."""
     return _read(path, EVENTS_SCHEMA, CompileEvent)
+
+
+def read_file_names(path: Path) -> FileNames:
+    """Return how jax spells the program's files, from the log of compilations; ``DataError`` as in ``read_events``."""
+    head, *_ = read_lines(path, EVENTS_SCHEMA, what="a log of a run", most_bytes=MAX_JAX_LOG_BYTES)
+    try:
+        return msgspec.json.decode(head, type=FileNames)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise DataError(f"{path}: not a log of a run ({error})") from error
 
 
 def read_syncs(path: Path) -> tuple[HostRead, ...]:

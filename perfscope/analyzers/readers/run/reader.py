@@ -41,7 +41,8 @@ from perfscope.analyzers.readers.hlo import proto
 from perfscope.analyzers.readers.kineto import reader as kineto_reader
 from perfscope.analyzers.readers.op_graph import read_op_graph
 from perfscope.analyzers.readers.run.counters import attach_counters
-from perfscope.analyzers.readers.run.logs import read_compile, read_events, read_syncs
+from perfscope.analyzers.readers.run.file_names import FileNames
+from perfscope.analyzers.readers.run.logs import read_compile, read_events, read_file_names, read_syncs
 from perfscope.analyzers.readers.run.memory import (
     SNAPSHOT_PASS,
     MemoryMoments,
@@ -239,6 +240,8 @@ class _Captured(Struct, kw_only=True):
     """``compile_events``, ``host_reads`` and ``compile_log`` of the trace, if recorded."""
     documents: dict[str, Any] = field(default_factory=dict)
     """Documents of plug-ins' recorders."""
+    file_names: FileNames = FileNames()
+    """How jax spells the program's files."""
 
     @property
     def main(self) -> Trace | None:
@@ -258,6 +261,7 @@ def _attach(captured: _Captured, capture: Capture, path: Path) -> None:
             _attach_nsys(captured, capture)
         case "jax_events":
             captured.logs["compile_events"] = read_events(path)
+            captured.file_names = read_file_names(path)
         case "jax_sync":
             captured.logs["host_reads"] = _reads_in_steps(read_syncs(path), captured.process)
         case "torch_memory":
@@ -346,6 +350,8 @@ def _read_captures(path: Path, run: Run, process: Process, recordings: Recording
         _attach_stacks(captured)
     if captured.counters is not None:
         _attach_counters(captured, captured.counters)
+    if captured.file_names != FileNames():
+        captured.timed = {name: captured.file_names.in_trace(trace) for name, trace in captured.timed.items()}
     return captured
 
 
@@ -395,6 +401,7 @@ def _process(path: Path, part: RunPart, process: Process, recordings: Recordings
     hlo = () if main is None else main.hlo
     if main is None and captured.programs is not None:
         hlo, problems = _programs(captured.programs)
+        captured.file_names.in_programs(hlo)
         notes += problems
     if main is None and captured.op_graph is None and not hlo and not (captured.documents or "compile_log" in logs):
         return None

@@ -1,0 +1,40 @@
+"""One name for each file of a JAX program: jax has absolute paths, the other recordings of a run the user's names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from msgspec import Struct, field
+from msgspec.structs import force_setattr, replace
+
+from perfscope.analyzers.hlo import HloModule
+from perfscope.model.trace import Trace
+
+
+class FileNames(Struct, frozen=True, kw_only=True):
+    """How jax spells the program's files, as the run wrote it."""
+
+    folders: tuple[str, ...] = ()
+    """Beginnings of absolute paths."""
+    cells: Mapping[str, str] = field(default_factory=dict)
+    """Names of a notebook's cells (``In[3]``) by their files."""
+
+    def name(self, path: str) -> str:
+        """Return the user's name of a file; ``path`` itself if it is not the program's."""
+        if path in self.cells:
+            return self.cells[path]
+        return next((path[len(folder) :] for folder in self.folders if path.startswith(folder)), path)
+
+    def in_trace(self, trace: Trace) -> Trace:
+        """Return the trace with these names, also in its programs, which are changed in place."""
+        self.in_programs(trace.hlo)
+        return replace(trace, strings=tuple(self.name(text) for text in trace.strings))
+
+    def in_programs(self, programs: Iterable[HloModule]) -> None:
+        """Name the files of compiled programs, which nobody else has yet."""
+        for program in programs:
+            for _, instruction in program.instructions():
+                if instruction.file is not None:
+                    force_setattr(instruction, "file", self.name(instruction.file))
+                    lines = tuple((self.name(file), line) for file, line in instruction.lines)
+                    force_setattr(instruction, "lines", lines)
