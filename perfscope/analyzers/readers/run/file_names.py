@@ -31,7 +31,7 @@ class FileNames(Struct, frozen=True, kw_only=True):
         return replace(trace, strings=tuple(self.name(text) for text in trace.strings))
 
     def in_programs(self, programs: Iterable[HloModule]) -> None:
-        """Name the files of compiled programs, which nobody else has yet."""
+        """Name the files of compiled programs, which no other code has yet."""
         for program in programs:
             for _, instruction in program.instructions():
                 if instruction.file is not None:
