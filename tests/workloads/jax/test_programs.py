@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 import subprocess
 import sys
 from collections import Counter
@@ -28,11 +27,20 @@ OUTPUT = re.compile(r"step   0  loss \d\.\d{4}\nstep   1  loss \d\.\d{4}\n")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["attention", "moe", "ssm"])
-def test_it_runs_as_a_module(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", [name, "--size", "tiny", "--steps", "2", "--layers", "1"])
-    monkeypatch.delitem(sys.modules, f"perfscope.workloads.jax.{name}", raising=False)
-    runpy.run_module(f"perfscope.workloads.jax.{name}", run_name="__main__")
-    assert OUTPUT.fullmatch(capsys.readouterr().out)
+def test_it_runs_as_a_module(name: str) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        f"perfscope.workloads.jax.{name}",
+        "--size",
+        "tiny",
+        "--steps",
+        "2",
+        "--layers",
+        "1",
+    ]
+    done = warm.run(command, capture_output=True, text=True, cwd=REPOSITORY, env=ENVIRONMENT, check=False)
+    assert OUTPUT.fullmatch(done.stdout), done.stderr
 
 
 def test_the_folder_is_never_taken_for_the_library() -> None:
