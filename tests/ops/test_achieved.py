@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from perfscope.analyzers.ops.achieved import NOTHING, kernel_costs, moved_bytes
 from perfscope.analyzers.ops.host_costs import host_costs
@@ -149,6 +150,29 @@ def test_the_op_graph_of_a_run_says_it_where_shapes_were_not_recorded() -> None:
     b.kernel("gemm", 30, 80, external_id=1)
     costs = b.build().fact(kernel_costs)
     assert (costs.flops.tolist(), costs.bytes.tolist()) == ([2 * 256**3], [2 * 4 * 256**2])
+
+
+def test_the_detail_pass_of_a_run_says_it_where_neither_did() -> None:
+    """A program with torch.compile has no op graph; its graph is an op in one pass and an annotation in the other."""
+    graph = "## Call CompiledFxGraph f7ab ##"
+    b = TraceBuilder()
+    b.device(0, H100)
+    b.step(1, 0, 1_000)
+    b.op(graph, 0.5, 40)
+    b.op("aten::mm", 1, 20, external_id=1)
+    b.op("aten::relu", 21, 30, external_id=2)
+    b.kernel("nvjet_gemm", 100, 300, external_id=1)
+    b.kernel("vectorized_elementwise_kernel", 300, 310, external_id=2)
+    detail = TraceBuilder()
+    detail.step(1, 0, 5_000)
+    detail.annotation(graph, 0.5, 400)
+    detail.op("aten::mm", 10, 200, shapes=MM, dtypes=HALF)
+    timed = b.build()
+    timed = replace(timed, recorded=timed.recorded - {"shapes"})
+    trace = replace(timed, detail=detail.build())
+    assert trace.fact(kernel_costs).flops[0] == MM_FLOPS
+    assert np.isnan(trace.fact(kernel_costs).flops[1]), "it did not run in the detail pass"
+    assert np.isnan(timed.fact(kernel_costs).flops[0])
 
 
 def test_on_the_host_a_cost_is_that_of_the_op_inside_that_works() -> None:

@@ -1,10 +1,10 @@
 """Achieved rates of kernels relative to the device's peaks: FLOPs and bytes of the ops they run, per kernel, and MFU.
 
-The cost of an op is known from the run's op graph, else from the shapes that the profiler recorded (``eager_cost``). A
-kernel belongs to the innermost op that launched it and has a cost. Several kernels of one op divide its cost by their
-times; kernels that only prepare or sum a product have no cost. Collectives count the bytes that cross the links (bus
-bandwidth of nccl-tests). Kernels of compiled XLA programs have the cost of their instruction. Costs and roofs are
-modelled, times are measured.
+The cost of an op is known from the op graph of the run, else from recorded shapes (``eager_cost``), also those of a
+run's detail pass. A kernel belongs to the innermost op that launched it and has a cost. Several kernels of one op divide
+its cost by their times; kernels that only prepare or sum a product have no cost. Collectives count the bytes that cross
+the links (bus bandwidth of nccl-tests). Kernels of compiled XLA programs have the cost of their instruction. Costs and
+roofs are modelled, times are measured.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from perfscope.analyzers.ops.kernel_names import short_kernel_name
 from perfscope.analyzers.ops.kernels import matmul_precision
 from perfscope.analyzers.ops.op_call import CostKind, OpCost
 from perfscope.analyzers.ops.recompute import recomputed_ops
-from perfscope.analyzers.spans import nearest_ancestor, work_inside
+from perfscope.analyzers.spans import nearest_ancestor, slice_name, work_inside
+from perfscope.analyzers.time import detail_row
 from perfscope.model.collectives import algorithm_of, bus_bytes, element_size, message_elements, operation_of
 from perfscope.model.intervals import Int64
 from perfscope.model.kernel_cost import TRITON, declared_kernel
@@ -374,7 +375,7 @@ def op_costs(trace: Trace, ops: Int64, kernels: Callable[[int], Sequence[int]]) 
         is_op[is_op] = slices["kind"][current[is_op]] == SliceKind.OP
         ops, current = ops[is_op], current[is_op]
         open_ = np.ones(len(ops), bool)
-        may = open_ if known else slices["shapes"][current] != MISSING
+        may = open_ if known or shapes.elsewhere else slices["shapes"][current] != MISSING
         chosen = np.flatnonzero(may)
         for index, op, owner in zip(chosen.tolist(), ops[chosen].tolist(), current[chosen].tolist(), strict=True):
             cost = known.get(owner) if known else shapes.cost(owner, kernels(op))
@@ -386,31 +387,44 @@ def op_costs(trace: Trace, ops: Int64, kernels: Callable[[int], Sequence[int]]) 
 
 
 class _Shapes:
-    """Costs of ops by the shapes that the profiler recorded; equal ops are parsed once."""
+    """Costs of ops by the shapes that the profiler recorded, in a run also by its detail pass; equal ops once."""
 
     def __init__(self, trace: Trace) -> None:
-        slices = trace.rows["slices"]
-        self._trace = trace
+        detail = trace.detail
+        self.elsewhere = "shapes" not in trace.recorded and detail is not None and "shapes" in detail.recorded
+        """Whether the shapes are those of the detail pass."""
+        self._timed = trace
+        self._trace = detail if detail is not None and self.elsewhere else trace
+        slices = self._trace.rows["slices"]
         self._columns = tuple(slices[name].data for name in ("name", "shapes", "dtypes", "strides", "values"))
-        self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], OpCost | None] = {}
+        self._known: dict[tuple[tuple[int, ...], tuple[str, ...]], OpCost | None] = {}
 
     def cost(self, op: int, kernels: Iterable[int]) -> OpCost | None:
         """Return the cost of an op (row of ``slices``) that launched kernels (codes of names); ``None`` if unknown."""
-        codes = tuple(column[op] for column in self._columns)
+        row = self._same_call(op) if self.elsewhere else op
+        if row is None:
+            return None
+        codes = tuple(column[row] for column in self._columns)
         if codes[1] == MISSING:
             return None
-        key = (codes, tuple(kernels))
+        key = (codes, tuple(self._timed.text(code) for code in kernels))
         if key not in self._known:
             self._known[key] = self._priced(*key)
         return self._known[key]
 
-    def _priced(self, codes: Sequence[int], kernels: Sequence[int]) -> OpCost | None:
+    def _same_call(self, op: int) -> int | None:
+        """Return the row of the detail pass with the same call of the same op."""
+        row = detail_row(self._timed, op)
+        names = self._columns[0]
+        same = row is not None and self._trace.text(names[row]) == slice_name(self._timed, op)
+        return row if same else None
+
+    def _priced(self, codes: Sequence[int], kernels: Sequence[str]) -> OpCost | None:
         name, shapes, dtypes, strides, values = (self._trace.text(code) for code in codes)
-        names = {self._trace.text(code) for code in kernels}
         return op_cost(
             name, shapes, dtypes, strides, values,
-            list_dtype=_list_dtype(names) if "TensorList" in dtypes else "",
-            elementwise=bool(names) and all(map(is_elementwise_kernel, names)),
+            list_dtype=_list_dtype({*kernels}) if "TensorList" in dtypes else "",
+            elementwise=bool(kernels) and all(map(is_elementwise_kernel, kernels)),
         )  # fmt: skip
 
 

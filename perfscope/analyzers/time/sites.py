@@ -28,7 +28,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perfscope.analyzers.spans import compiled_kernel, lineage, nearest_ancestor, outermost, user_line
+from perfscope.analyzers.spans import GRAPH_CALL, compiled_kernel, lineage, nearest_ancestor, outermost, user_line
 from perfscope.analyzers.time.steps import step_windows
 from perfscope.model.finding import Where
 from perfscope.model.frames import Owner, parse_frame, parse_module
@@ -150,10 +150,15 @@ def _dispatched_ops(trace: Trace) -> _Calls:
 
 
 def _spans_of_steps(trace: Trace) -> _Calls:
-    """Return ops and annotations by their name and that of the innermost enclosing op."""
+    """Return ops and annotations by their name and that of the innermost enclosing op.
+
+    A call of a compiled graph is an op in one recording and an annotation in the other, so it encloses nothing here.
+    """
     slices = trace.rows["slices"]
     rows = np.flatnonzero(np.isin(slices["kind"], [SliceKind.OP, SliceKind.ANNOTATION]))
-    around = nearest_ancestor(trace, slices["parent"][rows], slices["kind"] == SliceKind.OP)
+    graphs = [code for code, text in enumerate(trace.strings) if text.startswith(GRAPH_CALL)]
+    encloses = (slices["kind"] == SliceKind.OP) & ~np.isin(slices["name"], graphs)
+    around = nearest_ancestor(trace, slices["parent"][rows], encloses)
     outer = np.where(around == MISSING, MISSING, slices["name"][np.maximum(around, 0)])
     names = zip(slices["name"][rows].tolist(), outer.tolist(), strict=True)
     return _calls(trace, rows, [(trace.strings[name], trace.text(code)) for name, code in names])
