@@ -2,9 +2,9 @@
 
 The cost of an op is known from the op graph of the run, else from recorded shapes (``eager_cost``), also those of a
 run's detail pass. A kernel belongs to the innermost op that launched it and has a cost. Several kernels of one op
-divide its cost by their times; kernels that only prepare or sum a product have no cost. Collectives count the bytes that cross
-the links (bus bandwidth of nccl-tests). Kernels of compiled XLA programs have the cost of their instruction. Costs and
-roofs are modelled, times are measured.
+divide its cost by their times; kernels that only prepare or sum a product have no cost. Collectives count the bytes
+that cross the links (bus bandwidth of nccl-tests). Kernels of compiled XLA programs have the cost of their
+instruction. Costs and roofs are modelled, times are measured.
 """
 
 from __future__ import annotations
