@@ -15,6 +15,7 @@ from perfscope.analyzers.plans.collectives import (
     overlapping_kernels,
     planned_collectives,
 )
+from perfscope.analyzers.plans.pipelines import PipelineStep, StageRank, pipeline_step, rank_of
 from perfscope.analyzers.plans.time import (
     GraphWork,
     PlanWork,
@@ -35,7 +36,9 @@ __all__ = [
     "ExchangeSummary",
     "ExchangeTotals",
     "GraphWork",
+    "PipelineStep",
     "PlanWork",
+    "StageRank",
     "StepExchanges",
     "Work",
     "bytes_ns",
@@ -45,9 +48,11 @@ __all__ = [
     "op_bytes",
     "op_ranges",
     "overlapping_kernels",
+    "pipeline_step",
     "plan_works",
     "planned_collectives",
     "product_dtype",
+    "rank_of",
     "shortest_ns",
 ]
 

@@ -150,10 +150,8 @@ def step_exchanges(
 
     ``step``: its time without collectives, with launches.
     """
-    times = [_once(collective, groups, target, factors) for collective in placed]
-    whole = [sum(getattr(one, end) for one in kernels) for end in ENDS]
-    stretch = [alone / total if total else 0.0 for alone, total in zip((step.low, step.high), whole, strict=True)]
-    sums = [[0, *accumulate(getattr(one, end) for one in kernels)] for end in ENDS]
+    times = [collective_once(collective, groups, target, factors) for collective in placed]
+    sums, stretch = step_sums(kernels, step)
     played = [
         _played(sums[side], stretch[side], placed, [getattr(one.time, end) for one in times])
         for side, end in enumerate(ENDS)
@@ -179,6 +177,13 @@ def step_exchanges(
     )
 
 
+def step_sums(kernels: Sequence[Range], step: Range) -> tuple[list[list[int]], list[float]]:
+    """By end: times of all kernels before each kernel, and the factor that makes a step with its launches of them."""
+    sums = [[0, *accumulate(getattr(one, end) for one in kernels)] for end in ENDS]
+    alone = (step.low, step.high)
+    return sums, [alone[side] / sums[side][-1] if sums[side][-1] else 0.0 for side in (0, 1)]
+
+
 def overlapping_kernels(launched: Sequence[bool], placed: Sequence[PlannedCollective]) -> tuple[int, ...]:
     """Number of kernels of a step that may run during each collective; independent of a target.
 
@@ -192,6 +197,14 @@ def _played(
     sums: Sequence[int], stretch: float, placed: Sequence[PlannedCollective], takes: Sequence[int]
 ) -> tuple[Played, tuple[int, ...]]:
     """Play the step; also return the task of each collective."""
+    tasks, place = step_tasks(sums, stretch, placed, takes)
+    return play(tasks), place
+
+
+def step_tasks(
+    sums: Sequence[int], stretch: float, placed: Sequence[PlannedCollective], takes: Sequence[int]
+) -> tuple[list[Task], tuple[int, ...]]:
+    """Tasks of a step, and the task of each collective: kernels on stream 0, a group's collectives on another one."""
     last = len(sums) - 1
     marks = {0, last}
     for one in placed:
@@ -229,12 +242,13 @@ def _played(
             waits = [place[number] for number in wait.get(cut, ()) if number in place]
             before = len(tasks)
             tasks.append(Task(kind="compute", stream=0, duration=length, waits=tuple(waits)))
-    return play(tasks), tuple(place[number] for number in range(len(placed)))
+    return tasks, tuple(place[number] for number in range(len(placed)))
 
 
-def _once(
+def collective_once(
     collective: PlannedCollective, groups: Sequence[tuple[int, ...]], target: Target, factors: Factors
 ) -> CollectiveRange:
+    """Time of a collective over the links of its ranks."""
     ranks = (
         collective.pairs
         if collective.pairs is not None
@@ -312,8 +326,9 @@ class BucketTotals(Struct, frozen=True, kw_only=True):
 
 
 class ExchangeSummary(Struct, frozen=True, kw_only=True):
-    """The collectives of rank 0 of a job."""
+    """The collectives of one rank of a job."""
 
+    rank: int
     world_size: int
     backend: str | None
     groups: int
@@ -339,6 +354,7 @@ def exchange_summary(work: PlanWork) -> ExchangeSummary | None:
     rows = () if step is None else tuple(exchange_rows(step.rows, processes.groups))
     sizes = [bucket.bytes for bucket in processes.buckets]
     return ExchangeSummary(
+        rank=processes.rank,
         world_size=processes.world_size,
         backend=processes.backend,
         groups=len(processes.groups),

@@ -19,6 +19,7 @@ from perfscope.analyzers.ops import flow_bytes, op_category
 from perfscope.analyzers.plans.collectives import StepExchanges, planned_collectives, step_exchanges
 from perfscope.analyzers.predict import NO_TIME, Category, Factors, Range, between, factors_for, ns_range, usual_range
 from perfscope.analyzers.predict import Work as KernelWork
+from perfscope.model.documents.torch_plan import PlannedCollective
 from perfscope.model.op_graph import GraphOp, OpGraph
 from perfscope.model.torch_plan import LoadedPlan, PlannedGraph, PlannedKernel
 from perfscope.model.trace import Trace
@@ -51,6 +52,16 @@ class GraphWork(Struct, frozen=True, kw_only=True):
     """One run of the graph."""
 
 
+class StepParts(Struct, frozen=True, kw_only=True):
+    """The pieces of one rank's step."""
+
+    kernels: tuple[Range, ...]
+    alone: Range
+    """The step without waits for other ranks."""
+    placed: tuple[PlannedCollective, ...]
+    """Its collectives; their positions count the kernels."""
+
+
 class PlanWork(Struct, frozen=True, kw_only=True):
     """One step of a plan."""
 
@@ -68,6 +79,13 @@ class PlanWork(Struct, frozen=True, kw_only=True):
     """Collectives of the compiled step; ``None``: a single process, or no complete compiled step was planned."""
     eager_exchanges: StepExchanges | None = None
     """Collectives of the eager step."""
+    compiled_parts: StepParts | None = None
+    eager_parts: StepParts | None = None
+
+    @property
+    def parts_as_run(self) -> StepParts | None:
+        """The pieces of the step as the program runs it."""
+        return self.compiled_parts if self.held.plan.compiled_by == "program" else self.eager_parts
 
     @property
     def as_run(self) -> Work:
@@ -119,37 +137,43 @@ def _plan_work(loaded: LoadedPlan, target: Target) -> PlanWork:
     outside = None if loaded.outside is None else graph_work(loaded.outside, target, loaded.plan.float32_products)
     eager = None if loaded.eager is None else graph_work(loaded.eager, target, loaded.plan.float32_products)
     compiled = None if outside is None else _stepped(together([(inside, 1), (outside, 1)]), factors)
-    at_once = None if eager is None else _eager_exchanges(loaded, eager, target)
-    in_plan = None if compiled is None else _planned_exchanges(loaded, compiled, graphs, target)
+    at_once = None if eager is None else _eager_parts(loaded, eager, target)
+    in_plan = None if compiled is None else _planned_parts(loaded, compiled, graphs, target)
+    priced = [None if parts is None else _exchanges(loaded, parts, target) for parts in (in_plan, at_once)]
     return PlanWork(
         held=loaded,
         graphs=graphs,
         inside=inside,
         outside=outside,
-        compiled=compiled if compiled is None or in_plan is None else replace(compiled, step=in_plan.step),
-        eager=eager if eager is None or at_once is None else replace(eager, step=at_once.step),
-        compiled_exchanges=in_plan,
-        eager_exchanges=at_once,
+        compiled=compiled if compiled is None or priced[0] is None else replace(compiled, step=priced[0].step),
+        eager=eager if eager is None or priced[1] is None else replace(eager, step=priced[1].step),
+        compiled_exchanges=priced[0],
+        eager_exchanges=priced[1],
+        compiled_parts=in_plan,
+        eager_parts=at_once,
     )
 
 
-def _eager_exchanges(loaded: LoadedPlan, alone: Work, target: Target) -> StepExchanges | None:
+def _eager_parts(loaded: LoadedPlan, alone: Work, target: Target) -> StepParts | None:
     processes = loaded.plan.processes
     if processes is None or processes.eager is None or loaded.eager is None:
         return None
     kernels = op_ranges(loaded.eager, target, loaded.plan.float32_products)
-    return step_exchanges(kernels, alone.step, processes.eager, processes.groups, target, factors_for(target))
+    return StepParts(kernels=kernels, alone=alone.step, placed=processes.eager)
 
 
-def _planned_exchanges(
-    loaded: LoadedPlan, alone: Work, graphs: tuple[GraphWork, ...], target: Target
-) -> StepExchanges | None:
+def _planned_parts(loaded: LoadedPlan, alone: Work, graphs: tuple[GraphWork, ...], target: Target) -> StepParts | None:
     processes = loaded.plan.processes
     if processes is None or processes.outside is None or loaded.outside is None:
         return None
     outside = op_ranges(loaded.outside, target, loaded.plan.float32_products)
     kernels, placed = planned_collectives(processes, outside, [graph.kernels for graph in graphs])
-    return step_exchanges(kernels, alone.step, placed, processes.groups, target, factors_for(target))
+    return StepParts(kernels=kernels, alone=alone.step, placed=placed)
+
+
+def _exchanges(loaded: LoadedPlan, parts: StepParts, target: Target) -> StepExchanges:
+    groups = () if loaded.plan.processes is None else loaded.plan.processes.groups
+    return step_exchanges(parts.kernels, parts.alone, parts.placed, groups, target, factors_for(target))
 
 
 def _graph_work(graph: PlannedGraph, device: Device, factors: Factors) -> GraphWork:

@@ -14,7 +14,7 @@ from perfscope.model.trace import Trace
 
 if TYPE_CHECKING:
     from perfscope.analyzers.hlo import HloModule
-    from perfscope.analyzers.plans import ExchangeSummary, GraphWork, PlanWork, Work
+    from perfscope.analyzers.plans import ExchangeSummary, GraphWork, PipelineStep, PlanWork, Work
     from perfscope.analyzers.predict import Calibration, Estimate, LineTime, Range, StepOfSeveral
     from perfscope.analyzers.programs import HotSpots, Program
     from perfscope.analyzers.torch_compile import PlannedPair
@@ -307,6 +307,8 @@ class PlanSection(Struct, frozen=True, kw_only=True):
     plans: tuple[PlanSummary, ...] = ()
     problems: tuple[str, ...] = ()
     """Why a plan is missing."""
+    pipelines: tuple[PipelineStep, ...] = ()
+    """Pipelines whose ranks were planned; ``plans`` has the rank of each that works longest."""
 
 
 NO_PLANS = PlanSection()
@@ -317,16 +319,21 @@ def plan_section(traces: Sequence[Trace]) -> PlanSection:
     planned = [trace for trace in traces if trace.torch_plans]
     if not planned:
         return NO_PLANS
-    from perfscope.analyzers.plans import plan_works
+    from perfscope.analyzers.plans import pipeline_step, plan_works, rank_of
 
     summaries: list[PlanSummary] = []
+    pipelines: list[PipelineStep] = []
     problems: list[str] = []
     for trace in planned:
         if trace.target is None:
             problems.append("the plan's target is unknown here, so nothing is priced")
         with guarded("the plan could not be summed up", trace.source.path, problems):
-            summaries.extend(_summary(work, trace) for work in trace.fact(plan_works))
-    return PlanSection(plans=tuple(summaries), problems=tuple(problems))
+            works, pipeline = trace.fact(plan_works), trace.fact(pipeline_step)
+            if pipeline is not None:
+                pipelines.append(pipeline)
+                works = tuple(work for work in works if rank_of(work) == pipeline.slowest.rank)
+            summaries.extend(_summary(work, trace) for work in works)
+    return PlanSection(plans=tuple(summaries), problems=tuple(problems), pipelines=tuple(pipelines))
 
 
 def _summary(work: PlanWork, trace: Trace) -> PlanSummary:

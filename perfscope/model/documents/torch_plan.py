@@ -84,7 +84,8 @@ class PlanMemory(Struct, frozen=True, kw_only=True):
 
 # Communication of one of several planned processes, as in the file of a plan. No torch here.
 #
-# The plan is for rank 0 of ``world_size`` processes, each with one device of the target. Bytes are exact; no times.
+# The plan is for one of ``world_size`` processes, each with one device of the target: rank 0, and of a pipeline every
+# rank. Bytes are exact; no times.
 
 
 MAX_COLLECTIVES = 100_000
@@ -121,7 +122,7 @@ class GraphRun(Struct, frozen=True, kw_only=True):
 
 
 class PlannedCollective(Struct, frozen=True, kw_only=True):
-    """One exchange of rank 0 with others."""
+    """One exchange of the planned rank with others."""
 
     kind: CollectiveKind
     op: Text
@@ -164,8 +165,22 @@ class Bucket(Struct, frozen=True, kw_only=True):
     parameters: Count
 
 
+class PlannedPipeline(Struct, frozen=True, kw_only=True):
+    """Place of a rank in a pipeline of ``torch.distributed.pipelining``."""
+
+    ranks: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MAX_GROUPS)]
+    """Ranks of the pipeline's group."""
+    stages: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MAX_GROUPS)]
+    """Stages of this rank."""
+    of: Count
+    """Stages in all."""
+    schedule: Text = ""
+    """Torch's class: ``Schedule1F1B``."""
+    micro_batches: Count = 0
+
+
 class PlannedProcesses(Struct, frozen=True, kw_only=True):
-    """A job of several processes, planned as its first."""
+    """A job of several processes, planned as one of them."""
 
     world_size: Annotated[int, msgspec.Meta(ge=1, le=MAX_RANKS)]
     backend: Text | None
@@ -185,6 +200,9 @@ class PlannedProcesses(Struct, frozen=True, kw_only=True):
     """Collectives beyond the limit, which are not in the lists."""
     notes: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MAX_NOTES)] = ()
     """Assumptions, one sentence each."""
+    rank: Count = 0
+    """The process that is planned."""
+    pipeline: PlannedPipeline | None = None
 
 
 SCHEMA: Literal["perfscope.torch_plan/1"] = "perfscope.torch_plan/1"

@@ -63,6 +63,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Folders that hold compiler plugins, in order; found by the parent."""
     skipped: tuple[int, ...] = ()
     """Programs that an earlier child finished with, compiled or not: numbers in the order they were seen."""
+    rank: int = 0
+    """PyTorch on several devices: the process to plan."""
+    exchange: str = ""
+    """Folder for objects that the stages of a pipeline send one another. Set by `compile_program`."""
     exported: str | None = None
     """A file with a program that was exported beforehand (`compile_for`, StableHLO, HLO, jax.export, torch.export),
     instead of a program of the user's to run."""

@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from perfscope.analyzers.devices import peak_flops
-from perfscope.plugins.plan.assumptions import UNKNOWNS, Times, moved
+from perfscope.plugins.plan.assumptions import UNKNOWNS, Times, Unknown, moved
 from perfscope.plugins.plan.candidate import Mesh
 from perfscope.plugins.plan.document import (
     Plan,
@@ -148,7 +148,15 @@ def _sensitivity(problem: Problem, best: Evaluated, other: Evaluated, number: in
         evaluator = Evaluator(replace(problem, scenarios=moved(problem.scenarios, unknown.name)))
         first, second = (evaluator.evaluate(one.candidate, one.layers, one.memory).times for one in (best, other))
         found.append((unknown, second / first, second - first))
-    # the one that changes the order, else the one that moves the ratio most
+    return deciding(found, number)
+
+
+def deciding(found: Sequence[tuple[Unknown, Times, Times]], number: int) -> Sensitivity:
+    """The assumption that changes the order, else the one that moves the ratio most.
+
+    ``found``: for each assumption the ratio and the difference of the two steps at its fast end, in the middle and at
+    its slow end. ``number``: of the other candidate.
+    """
     unknown, ratios, difference = max(found, key=lambda item: (_changes(item[1]), abs(float(item[1][2] - item[1][0]))))
     return Sensitivity(
         other=number, assumption=unknown.name, text=unknown.text, ratio_low=float(ratios[0]),

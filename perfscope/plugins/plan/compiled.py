@@ -13,18 +13,22 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
 from perfscope.analyzers.devices import Target
-from perfscope.analyzers.hlo import collectives_of
-from perfscope.analyzers.plans import XLA_KINDS, plan_works
+from perfscope.analyzers.hlo import HloModule, collectives_of
+from perfscope.analyzers.plans import XLA_KINDS, pipeline_step, plan_works, rank_of
 from perfscope.analyzers.predict import CollectiveRange, Range, collective_range, estimate, factors_for
 from perfscope.analyzers.readers import load_one
 from perfscope.model.errors import DataError, UsageError
 from perfscope.model.trace import Trace
 from perfscope.plugins import ahead
+from perfscope.plugins.plan.assemble import deciding
+from perfscope.plugins.plan.assumptions import UNKNOWNS, Times, moved, scenarios
 from perfscope.plugins.plan.candidate import Candidate, Mesh, meshes
+from perfscope.plugins.plan.compiled_times import MOVED, step_times
 from perfscope.plugins.plan.document import (
     Plan,
     PlannedCandidate,
@@ -198,8 +202,44 @@ def _rows(wanted: Wanted, asked: Sequence[_Mesh], found: dict[int, Any]) -> list
     timed.sort(key=lambda pair: (pair[1].peak_bytes > usable, pair[1].step_ns))
     if not timed:
         return []
-    best = timed[0][1]
-    return [_row(wanted, candidate, outcome, best, usable) for candidate, outcome in timed]
+    best = _Timed.of(timed[0][1], wanted.target)
+    return [
+        _row(wanted, candidate, outcome, best if number == 0 else _Timed.of(outcome, wanted.target), best, usable)
+        for number, (candidate, outcome) in enumerate(timed)
+    ]
+
+
+class _Timed(Struct, frozen=True, kw_only=True):
+    """A compiled mesh with its step times in the scenarios; ``None`` for planned PyTorch programs."""
+
+    outcome: Any
+    trace: Trace
+    times: Times | None
+
+    @classmethod
+    def of(cls, outcome: Any, target: Target) -> _Timed:
+        """Read the run folder of a mesh."""
+        trace = load_one(Path(outcome.folder))
+        modules = step_modules(trace, outcome.programs)
+        return cls(outcome=outcome, trace=trace, times=step_times(modules, target, scenarios()) if modules else None)
+
+    def equal(self, other: _Timed) -> bool:
+        """Whether no order of the two holds in all scenarios; without scenarios: whether their ranges overlap."""
+        if self.times is None or other.times is None:
+            mine, theirs = self.outcome, other.outcome
+            return bool(mine.step_low_ns <= theirs.step_high_ns and theirs.step_low_ns <= mine.step_high_ns)
+        return not (np.all(self.times < other.times) or np.all(other.times < self.times))
+
+
+def step_modules(trace: Trace, names: Sequence[str]) -> list[HloModule]:
+    """The programs of a step by their names."""
+    left = Counter(names)
+    found = []
+    for module in trace.hlo:
+        if left[module.name]:
+            left[module.name] -= 1
+            found.append(module)
+    return found
 
 
 def _usable(wanted: Wanted) -> int:
@@ -209,18 +249,20 @@ def _usable(wanted: Wanted) -> int:
     return int(memory * (1 - wanted.headroom))
 
 
-def _row(wanted: Wanted, candidate: Candidate, outcome: Any, best: Any, usable: int) -> PlannedCandidate:
+def _row(
+    wanted: Wanted, candidate: Candidate, outcome: Any, timed: _Timed, best: _Timed, usable: int
+) -> PlannedCandidate:
     rates = [None if wanted.tokens is None else wanted.tokens / (ns / 1e9)
              for ns in (outcome.step_high_ns, outcome.step_low_ns)]  # fmt: skip
     cost = None if wanted.price is None or not rates[0] else wanted.price * wanted.target.count / 3600 * 1e6
-    trace = load_one(Path(outcome.folder))
+    trace = timed.trace
     return PlannedCandidate(
         candidate=candidate, micro_batches=0, layers=(), basis="compiled",
         step_low_ns=outcome.step_low_ns, step_middle_ns=outcome.step_ns, step_high_ns=outcome.step_high_ns,
         memory_low=outcome.peak_bytes, memory_high=outcome.peak_bytes, fits=outcome.peak_bytes <= usable,
         tokens_per_s_low=rates[0], tokens_per_s_high=rates[1],
         price_low=None if cost is None else cost / rates[1], price_high=None if cost is None else cost / rates[0],  # type: ignore[operator]
-        equal_to_best=outcome.step_low_ns <= best.step_high_ns and best.step_low_ns <= outcome.step_high_ns,
+        equal_to_best=timed is best or timed.equal(best),
         account=tuple(_account(trace, wanted.target)), exchanges=tuple(compiled_exchanges(trace, wanted.target)),
         folder=outcome.folder,
     )  # fmt: skip
@@ -275,13 +317,41 @@ def _of_programs(trace: Trace, target: Target) -> Iterator[tuple[str, int, int, 
 
 
 def _of_plans(trace: Trace) -> Iterator[tuple[str, int, int, CollectiveRange]]:
-    """The same of the step of planned PyTorch programs, as the program runs it."""
+    """The same of the step of planned PyTorch programs, as the program runs it; of a pipeline of its slowest rank."""
+    pipeline = None if trace.hlo else trace.fact(pipeline_step)
     for work in () if trace.hlo else trace.fact(plan_works):
+        if pipeline is not None and rank_of(work) != pipeline.slowest.rank:
+            continue
         compiled = work.held.plan.compiled_by == "program"
         step = work.compiled_exchanges if compiled else work.eager_exchanges
         for cost in () if step is None else step.rows:
             kind = cost.collective.kind
             yield XLA_KINDS.get(kind, kind), cost.collective.bytes, 1, cost.once
+
+
+def _sensitivity(target: Target, first: PlannedCandidate, other: PlannedCandidate, number: int) -> Sensitivity:
+    """What decides between two equal meshes: an assumption, or the ends of their ranges for PyTorch programs."""
+    modules = [_step_of(row) for row in (first, other)]
+    if all(modules):
+        base, found = scenarios(), []
+        for unknown in UNKNOWNS:
+            if unknown.name in MOVED:
+                one, two = (step_times(step, target, moved(base, unknown.name)) for step in modules)
+                found.append((unknown, two / one, two - one))
+        return deciding(found, number)
+    return Sensitivity(
+        other=number, assumption="the ends of compiled times", text="docs/compile-model.md",
+        ratio_low=other.step_low_ns / max(1, first.step_low_ns),
+        ratio_high=other.step_high_ns / max(1, first.step_high_ns),
+        changes_order=(other.step_low_ns < first.step_low_ns) != (other.step_high_ns < first.step_high_ns),
+        measurement=MEASURE,
+    )  # fmt: skip
+
+
+def _step_of(row: PlannedCandidate) -> list[HloModule]:
+    folder = Path(row.folder)
+    trace = load_one(folder)
+    return step_modules(trace, ahead.evaluate_variant(folder, {}).programs) if trace.hlo else []
 
 
 def _document(
@@ -306,17 +376,7 @@ def _document(
         name=name, parameters=0, active_parameters=0, target=wanted.target.shown, devices=wanted.target.count,
         memory_bytes=wanted.target.memory_bytes or 0, usable_bytes=_usable(wanted), global_batch=0, sequence=0,
         created_utc=now(), price_per_hour=wanted.price, candidates=tuple(rows),
-        sensitivities=tuple(
-            Sensitivity(
-                other=number, assumption="the ends of compiled times", text="docs/compile-model.md",
-                ratio_low=rows[number].step_low_ns / max(1, first.step_low_ns),
-                ratio_high=rows[number].step_high_ns / max(1, first.step_high_ns),
-                changes_order=(rows[number].step_low_ns < first.step_low_ns)
-                != (rows[number].step_high_ns < first.step_high_ns),
-                measurement=MEASURE,
-            )
-            for number in equal[:8]
-        ),
+        sensitivities=tuple(_sensitivity(wanted.target, first, rows[number], number) for number in equal[:8]),
         searched=Searched(
             candidates=len(asked), too_large=large, cannot_win=0, evaluated=len(rows), front=len(rows),
             complete=complete, seconds=round(time.monotonic() - began, 1),

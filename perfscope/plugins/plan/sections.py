@@ -127,7 +127,8 @@ _METHOD = (
 
 _COMPILED = (
     "Every mesh was compiled for the target: its memory is the compiler's peak, its time modelled from the compiled "
-    "program. Meshes whose ranges overlap are equal. docs/plan.md and docs/compile-model.md have the rest."
+    "program. A mesh is called faster only if it is in every scenario (JAX), or if their ranges do not overlap "
+    "(PyTorch). docs/plan.md and docs/compile-model.md have the rest."
 )
 
 

@@ -130,6 +130,33 @@ def train(rank, world):
 torch.multiprocessing.spawn(train, args=(4,), nprocs=4)
 """
 
+PIPELINE = f"""{HEAD}
+import sys
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+RANK, KIND = dist.get_rank(), "@KIND@"
+if os.environ.get("FAIL") == str(RANK):
+    raise ValueError("this rank fails")
+pieces = []
+for stage in [RANK, RANK + WORLD] if KIND == "interleaved" else [RANK]:
+    blocks = nn.Sequential(*(Block() for _ in range(1 + (stage == 1)))).to(DEVICE)
+    pieces.append(PipelineStage(blocks, stage, WORLD * (1 + (KIND == "interleaved")), torch.device(DEVICE)))
+make = {{"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved": ScheduleInterleaved1F1B}}[KIND]
+loss = nn.functional.mse_loss
+schedule = make(pieces if KIND == "interleaved" else pieces[0], 8, loss_fn=loss)
+optimizer = torch.optim.AdamW([value for piece in pieces for value in piece.submod.parameters()], foreach=True)
+for step in range(7):
+    with torch.profiler.record_function("look" if step >= 3 else "skip"):
+        x = torch.randn(33, 256, device=DEVICE)[1:]
+        schedule.step(*([x] if RANK == 0 else []), target=x if RANK == WORLD - 1 else None)
+        optimizer.step()
+        optimizer.zero_grad()
+if TRUTH:
+    profile.stop()
+    profile.export_chrome_trace(TRUTH)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
 REFUSED = {
     "FullyShardedDataParallel": "import torch\nimport torch.distributed as dist\n"
     "from torch.distributed.fsdp import FullyShardedDataParallel\n"
@@ -143,7 +170,4 @@ REFUSED = {
     "sparse gradients": "import torch\nimport torch.distributed as dist\n"
     "from torch.nn.parallel import DistributedDataParallel\n"
     "dist.init_process_group('nccl')\nDistributedDataParallel(torch.nn.Embedding(4, 4, sparse=True).cuda())\n",
-    "pipelining": "import torch\nimport torch.distributed as dist\n"
-    "from torch.distributed.pipelining import PipelineStage\n"
-    "dist.init_process_group('nccl')\nPipelineStage(torch.nn.Linear(4, 4), 0, 2, torch.device('cuda'))\n",
 }

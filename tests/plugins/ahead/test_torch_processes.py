@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,15 @@ def really_run(folder: Path, text: str, world: int, *, alone: bool = False) -> l
     ``alone``: over a group that exchanges nothing, for peaks: gloo's threads take scratch memory and free tensors at
     arbitrary times.
     """
-    script, truth = folder / "real.py", folder / "truth.json"
+    (steps,) = run_ranks(folder, text, world, observed=(0,), alone=alone)
+    return steps
+
+
+def run_ranks(
+    folder: Path, text: str, world: int, *, observed: Sequence[int], alone: bool = False
+) -> list[list[list[dict[str, Any]]]]:
+    """The same of each observed rank of one run."""
+    script = folder / "real.py"
     script.write_text(text)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -70,7 +79,7 @@ def really_run(folder: Path, text: str, world: int, *, alone: bool = False) -> l
             "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
         }  # fmt: skip
-        own = {"TRUTH": str(truth)} if rank == 0 else {}
+        own = {"TRUTH": str(folder / f"truth-{rank}.json")} if rank in observed else {}
         environment = {**os.environ, **job, **own, **({"ALONE": "1"} if alone else {})}
         started.append(subprocess.Popen([sys.executable, str(script)], env=environment, stderr=subprocess.DEVNULL))
     try:
@@ -78,6 +87,11 @@ def really_run(folder: Path, text: str, world: int, *, alone: bool = False) -> l
     finally:
         for one in started:
             one.kill()
+    return [looks_of(folder / f"truth-{rank}.json") for rank in observed]
+
+
+def looks_of(truth: Path) -> list[list[dict[str, Any]]]:
+    """Records of each examined step in a file of torch's profiler."""
     events = json.loads(truth.read_text())["traceEvents"]
     looks = [(one["ts"], one["ts"] + one["dur"]) for one in events if one.get("name") == "look"]
     return [[one for one in events if start <= one.get("ts", 0) <= end] for start, end in looks]

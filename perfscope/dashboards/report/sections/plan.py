@@ -14,7 +14,15 @@ from perfscope.model.units import format_bytes
 from perfscope.model.untrusted_text import sanitize, shorten
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.plans import ExchangeRow, ExchangeSummary, ExchangeTotals, GraphWork, Work
+    from perfscope.analyzers.plans import (
+        ExchangeRow,
+        ExchangeSummary,
+        ExchangeTotals,
+        GraphWork,
+        PipelineStep,
+        StageRank,
+        Work,
+    )
     from perfscope.analyzers.predict import Range
     from perfscope.analyzers.sections import BreakRow, KernelRuns, PlanSection, PlanSummary
     from perfscope.analyzers.torch_compile import PlannedPair
@@ -38,10 +46,49 @@ _REST = {
 
 def plan_sections(section: PlanSection) -> tuple[Section, ...]:
     """A section per plan; a plan that could not be summarised has a section with the reason."""
-    plans = tuple(map(_plan, section.plans))
+    plans = (*map(_pipeline, section.pipelines), *map(_plan, section.plans))
     if section.problems and not plans:
         return (Section(title="Planned by torch.compile", blocks=notes(*section.problems)),)
     return plans
+
+
+STAGES: tuple[Column[StageRank], ...] = (
+    Column("rank", lambda row: str(row.rank)),
+    Column("stages", lambda row: ", ".join(map(str, row.stages))),
+    Column("FLOPs", lambda row: row.flops or "-", "quantity"),
+    Column("works", lambda row: ends(row.works_ns), "ns"),
+    Column("waits", lambda row: ends(row.waits_ns), "ns"),
+    Column("peak", lambda row: row.peak_bytes, "bytes"),
+    Column("fits", lambda row: {True: "yes", False: "no", None: "not known"}[row.fits]),
+    Column("sends", lambda row: row.sends, "count"),
+    Column("bytes", lambda row: row.sent_bytes, "bytes"),
+)
+
+
+def _pipeline(pipeline: PipelineStep) -> Section:
+    stages = f"{pipeline.stages} stages on {len(pipeline.ranks)} ranks, {pipeline.micro_batches} micro-batches"
+    return Section(
+        title="Pipeline",
+        summary=f"{pipeline.schedule}: {stages}; per step, modelled",
+        blocks=(*tables(table(STAGES, pipeline.ranks)), *notes(*_pipelined(pipeline))),
+    )
+
+
+def _pipelined(pipeline: PipelineStep) -> Iterator[str]:
+    slowest = pipeline.slowest
+    if pipeline.step_ns is None:
+        yield f"the time of its step is unknown: {pipeline.problem}"
+        return
+    yield (
+        f"a step takes {range_text(ends(pipeline.step_ns))}; rank {slowest.rank} works longest and waits "
+        f"{range_text(ends(slowest.waits_ns))} of it (the bubble, and sends that nothing hides)"
+    )
+    if pipeline.imbalance > 1:
+        yield (
+            f"rank {slowest.rank} works {pipeline.imbalance:.2f} times as long as the mean of all ranks: evenly "
+            "divided stages would make the step shorter"
+        )
+    yield f"the plan below is that of rank {slowest.rank}"
 
 
 def _plan(plan: PlanSummary) -> Section:
@@ -210,7 +257,8 @@ def _exchanged(plan: PlanSummary) -> Iterator[str]:
     summary = plan.exchanges
     if summary is None:
         return
-    yield f"planned as rank 0 of {summary.world_size:,} processes ({summary.backend or 'no backend named'})"
+    backend = summary.backend or "no backend named"
+    yield f"planned as rank {summary.rank} of {summary.world_size:,} processes ({backend})"
     for name, totals in (("eager", summary.eager), ("compiled", summary.compiled)):
         if totals is not None and totals.collectives:
             yield _totals(name, totals)

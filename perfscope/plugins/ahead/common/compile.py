@@ -33,6 +33,7 @@ from perfscope.model.files import write_atomically
 from perfscope.model.untrusted_text import scrub_command
 from perfscope.plugins.ahead import request as requests
 from perfscope.plugins.ahead.common.build_key import sources_digest
+from perfscope.plugins.ahead.common.stages import Run, StageChildren
 from perfscope.plugins.ahead.request import Request
 
 # Starts the child, reads its events, and ends it if it exceeds its time or memory.
@@ -366,6 +367,11 @@ def _run_children(
     """Run children until one finishes; return why we stopped it, if we did."""
     with tempfile.TemporaryDirectory(prefix="perfscope-compile-") as folder:
         scratch = Path(folder)
+        exchange = scratch / "exchange"
+        exchange.mkdir()
+        request = msgspec.structs.replace(request, exchange=str(exchange))
+        children = StageChildren(request, scratch, _stage_runner(until))
+        watches = (children.watch, *(() if watch is None else (watch,)))
         for _ in range(MAX_CRASHES + 1):
             skipped = (*log.compiled, *log.refused, *log.unwanted)
             request_file = scratch / "request.json"
@@ -373,12 +379,22 @@ def _run_children(
 
             def hear(message: dict[str, Any]) -> None:
                 log.hear(message)
+                if message["event"] == "pipeline":
+                    children.start(message["ranks"])
                 if message["event"] in ("compiled", "planned"):
                     _update_manifest(directory, log)
 
             ended = run_child(
-                request_file, scratch, hear, until=until, memory_bytes=request.limits.memory_bytes, watch=watch
-            )
+                request_file, scratch, hear, until=until, memory_bytes=request.limits.memory_bytes,
+                watch=lambda taken: next((why for one in watches if (why := one(taken)) is not None), None),
+            )  # fmt: skip
+            children.finish(failed=ended.stopped is not None or log.failed is not None or log.failure is not None)
+            for message in children.events:
+                if message["event"] in ("planned", "note", "not_planned", "failure"):
+                    log.hear(message)
+            if children.failed is not None:
+                log.failed = children.failed
+                return children.failed
             if ended.stopped is not None:
                 if log.at is not None:
                     log.refused[log.at] = ended.stopped
@@ -386,6 +402,26 @@ def _run_children(
             if log.done or log.failed is not None or not log.crashed(ended):
                 return None
         return f"{MAX_CRASHES + 1} programs took the compiler down; the rest is left alone"
+
+
+def _stage_runner(until: float) -> Run:
+    """Run the child of a further rank until that time."""
+
+    def run(file: Path, scratch: Path, hear: Callable[[dict[str, Any]], None], watch: Watch) -> str | None:
+        log = _EventLog(progress=lambda _: None)
+
+        def heard(message: dict[str, Any]) -> None:
+            log.hear(message)
+            hear(message)
+
+        limit = requests.load(file).limits.memory_bytes
+        ended = run_child(file, scratch, heard, until=until, memory_bytes=limit, watch=watch)
+        if ended.stopped is None and not log.done and log.failed is None:
+            log.crashed(ended)
+        failure = None if log.failure is None else str(log.failure.get("text"))
+        return ended.stopped or log.failed or failure
+
+    return run
 
 
 def _update_manifest(directory: Path, log: _EventLog) -> None:

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from perfscope.analyzers.devices import Target
 from perfscope.analyzers.hlo import HloModule
-from perfscope.analyzers.plans import plan_works
+from perfscope.analyzers.plans import PipelineStep, PlanWork, pipeline_step, plan_works
 from perfscope.analyzers.predict import NO_TIME, Range, estimate
 from perfscope.analyzers.readers import load_one
 from perfscope.model.documents import compile_manifest
@@ -87,7 +87,9 @@ def evaluate_trace(trace: Trace, compiled: Sequence[CompiledProgram], settings: 
 
 def evaluate_plan(trace: Trace, target: Target, settings: Mapping[str, str]) -> SweptVariant:
     """The result of a planned PyTorch program: its step as the program runs it, eager if it compiles nothing."""
-    works = trace.fact(plan_works)
+    works, pipeline = trace.fact(plan_works), trace.fact(pipeline_step)
+    if pipeline is not None:
+        return _pipeline(pipeline, works, target, settings)
     if len(works) != 1:
         reason = f"{len(works)} programs and plans are in the run folder, but one is expected"
         return SweptVariant(settings=dict(settings), state="failed", reason=reason)
@@ -112,6 +114,24 @@ def evaluate_plan(trace: Trace, target: Target, settings: Mapping[str, str]) -> 
         memory_bytes=target.memory_bytes, reason=reason,
         inputs=None if memory is None else (memory.given_bytes, 0),
         programs=("compiled step" if compiled else "eager step",), fingerprints=(plan.fingerprint,),
+    )  # fmt: skip
+
+
+def _pipeline(
+    pipeline: PipelineStep, works: Sequence[PlanWork], target: Target, settings: Mapping[str, str]
+) -> SweptVariant:
+    """The result of a pipeline: its step, and the peak of the rank that needs most."""
+    peak, (low, high) = pipeline.peak_bytes, _ends(pipeline.step_ns)
+    failure = next((one.held.plan.failure for one in works if one.held.plan.failure is not None), None)
+    state: VariantState = "compiled"
+    if peak is not None and target.memory_bytes is not None:
+        state = "fits" if peak <= target.memory_bytes else "does not fit"
+    return SweptVariant(
+        settings=dict(settings), state="failed" if failure is not None else state, target=target.shown,
+        step_low_ns=low, step_high_ns=high, peak_bytes=peak, memory_bytes=target.memory_bytes,
+        reason=pipeline.problem if failure is None else f"the program failed: {failure}",
+        programs=tuple(f"rank {one.rank}" for one in pipeline.ranks),
+        fingerprints=tuple(work.held.plan.fingerprint for work in works),
     )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from perfscope.plugins.ahead.torch.cuda import AttentionRule, FakeCuda
 from perfscope.plugins.ahead.torch.fake_tensors import FakeWorld
 from perfscope.plugins.ahead.torch.kernels import KernelReader
 from perfscope.plugins.ahead.torch.memory import OpWatch, StepPeaks
+from perfscope.plugins.ahead.torch.pipelines import PipelineWatch
 from perfscope.plugins.ahead.torch.processes import JobPlan
 from perfscope.plugins.ahead.torch.steps import PlanSteps, StopPlanningError, WatcherPause
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def plan_program(request: Request, send: EventWriter) -> None:
-    """Plan the program of a request into ``plans/00.<name>.json`` of its folder; ``DataError`` if impossible."""
+    """Plan the program of a request into ``plans/<rank>.<name>.json`` of its folder; ``DataError`` if impossible."""
     compat.check()
     _Planning(request, send).run()
 
@@ -56,7 +57,7 @@ class _Planning:
             self._program = Path(request.exported).stem
         self._folder = Path(request.folder) / "plans"
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._stem = f"00.{_file_name(self._program.rpartition('.')[2])}"
+        self._stem = f"{request.rank:02}.{_file_name(self._program.rpartition('.')[2])}"
         self.graphs: list[Any] = []
         self.every_call: Counter[int] = Counter()
         self.failures: list[str] = []
@@ -74,6 +75,8 @@ class _Planning:
             local=self.answers.count,
             ledger=self.memory.ledger,
             ops=lambda: self.steps.ops,
+            rank=request.rank,
+            pipeline=PipelineWatch(request.rank, Path(request.exchange), self._pipeline_found),
         )
         self.watch = OpWatch((self.memory.ledger.seen, self.processes.book.seen))
         self._listen()
@@ -168,6 +171,9 @@ class _Planning:
         self._send("stopped", reason=plan.stopped)
         if plan.failure is not None:
             self._send("failure", failure={"text": plan.failure, "lines": []})
+
+    def _pipeline_found(self, ranks: tuple[int, ...]) -> None:
+        self._send("pipeline", ranks=list(ranks))
 
     def _planned(self, scheduled: ScheduledGraph) -> int:
         self.graphs.append(self.reader.graph(scheduled))

@@ -95,7 +95,7 @@ def _first(named: dict[str, Any], names: Sequence[str]) -> list[Any]:
 def _pair(kind: CollectiveKind, named: dict[str, Any], ranks: tuple[int, ...]) -> tuple[int, int] | None:
     if kind not in ("send", "recv"):
         return None
-    mine = ranks[0] if ranks else 0
+    mine = int(torch.distributed.get_rank())
     other = int(named.get("dst", named.get("src", 0)) or 0)
     other = ranks[other] if 0 <= other < len(ranks) else mine
     return (mine, other) if kind == "send" else (other, mine)

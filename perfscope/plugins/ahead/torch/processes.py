@@ -1,4 +1,4 @@
-"""Programs of several processes, planned as rank 0: process group and collectives, step by step."""
+"""Programs of several processes, planned as one rank of them: process group and collectives, step by step."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ from perfscope.plugins.ahead.torch.collectives import (
 from perfscope.plugins.ahead.torch.cuda import on_host
 from perfscope.plugins.ahead.torch.ddp import install_ddp_model
 from perfscope.plugins.ahead.torch.memory import MemoryLedger
+from perfscope.plugins.ahead.torch.pipelines import PipelineWatch
 
-# ``torch.distributed`` as rank 0 of a multi-process launcher sees it, without the other processes.
+# ``torch.distributed`` as one rank of a multi-process launcher sees it, without the other processes.
 #
 # The process group is torch's own "fake" one: it has the requested size and exchanges nothing, so results have the
 # right shapes. When the program gathers Python objects of other ranks, it gets its own object for each.
@@ -43,16 +44,11 @@ PORT = "29500"
 SINGLE_PROCESS_REFUSAL = (
     "torch.nn.DataParallel drives several devices from one process, which is not covered: use DistributedDataParallel"
 )
-PIPELINE = (
-    "torch.distributed.pipelining is not covered by a plan: what a stage gets and when follows from the other stages"
-)
 FSDP1 = "FullyShardedDataParallel is not covered by a plan, because it needs an accelerator; fully_shard (FSDP2) is"
-REFUSALS = (
-    ("torch.distributed.pipelining.stage", ("PipelineStage", "_PipelineStage"), PIPELINE),
-    ("torch.distributed.fsdp.fully_sharded_data_parallel", ("FullyShardedDataParallel",), FSDP1),
-)
+REFUSALS = (("torch.distributed.fsdp.fully_sharded_data_parallel", ("FullyShardedDataParallel",), FSDP1),)
 """(module, classes, why they are not covered)."""
 
+PIPELINE_NOTE = "one rank of each stage is planned: differences of other ranks that hold the same stage are not seen"
 ONE_RANK_NOTE = "rank 0 is planned: differences of other ranks (uneven parts, branches by rank) are not seen"
 NO_PROCESS_GROUP = "the program sets up no process group: it is planned as one independent process"
 BUCKET_NOTE = (
@@ -62,21 +58,23 @@ BUCKET_NOTE = (
 
 
 class FakeProcessGroup:
-    """Replaces the other processes. ``count`` devices, ``local`` of them per machine."""
+    """Replaces the other processes. ``count`` devices, ``local`` of them per machine; ``rank`` of this process."""
 
-    def __init__(self, *, count: int, local: int) -> None:
-        self._count, self._local = count, local
+    def __init__(self, *, count: int, local: int, rank: int) -> None:
+        self._count, self._local, self._rank = count, local, rank
         self.world_size = 0
         """As set by the program; 0 before."""
         self.backend: str | None = None
         self.notes: dict[str, None] = {}
 
     def environment(self) -> dict[str, str]:
-        """Environment variables that torchrun would set for rank 0."""
+        """Environment variables that torchrun would set for this rank."""
         if self._count == 1:
             return {}
+        node, local = divmod(self._rank, self._local)
         return {
-            "RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "ROLE_RANK": "0", "WORLD_SIZE": str(self._count),
+            "RANK": str(self._rank), "LOCAL_RANK": str(local), "GROUP_RANK": str(node), "ROLE_RANK": str(self._rank),
+            "WORLD_SIZE": str(self._count),
             "LOCAL_WORLD_SIZE": str(self._local), "ROLE_WORLD_SIZE": str(self._count), "ROLE_NAME": "default",
             "MASTER_ADDR": "localhost", "MASTER_PORT": PORT, "TORCHELASTIC_RUN_ID": "planned",
             "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0", "OMP_NUM_THREADS": "1",
@@ -143,13 +141,13 @@ class FakeProcessGroup:
             size = int(world_size) if world_size is not None and int(world_size) > 0 else self._count
             if size != self._count:
                 self.notes[f"the program sets up {size} processes, the target has {self._count} devices"] = None
-            if int(rank or 0) > 0:
-                self.notes[f"the program calls itself rank {rank}; it is planned as rank 0"] = None
+            if int(rank or 0) > 0 and int(rank) != self._rank:
+                self.notes[f"the program calls itself rank {rank}; it is planned as rank {self._rank}"] = None
             self.world_size = size
             self.backend = str(backend).rpartition(":")[2] if backend else "nccl"
             _refuse_imported()
             with compat.keeping_dynamo_rules():
-                original(backend="fake", store=compat.fake_store(), rank=0, world_size=size)
+                original(backend="fake", store=compat.fake_store(), rank=self._rank, world_size=size)
 
         return begin
 
@@ -172,9 +170,9 @@ class FakeProcessGroup:
     def _spawn(
         self, fn: Any, args: Any = (), nprocs: int = 1, join: bool = True, daemon: bool = False, start_method: str = ""
     ) -> None:
-        """Run the first of the processes that a program would start in this one."""
+        """Run one of the processes that a program would start in this one: the first, if it has no pipeline."""
         self.notes[f"torch.multiprocessing.spawn of {nprocs} processes: the first of them is planned"] = None
-        fn(0, *args)
+        fn(self._rank, *args)
 
 
 def _fill(objects: list[Any] | None, value: Any) -> None:
@@ -266,10 +264,13 @@ class JobPlan:
         local: int,
         ledger: MemoryLedger,
         ops: Callable[[], int],
+        rank: int,
+        pipeline: PipelineWatch,
     ) -> None:
-        """``count`` devices of the target, ``local`` of them per machine."""
-        self._count, self._ops, self._ledger = count, ops, ledger
-        self.group = FakeProcessGroup(count=count, local=local)
+        """``count`` devices of the target, ``local`` of them per machine; ``rank``: of this process."""
+        self._count, self._ops, self._ledger, self._rank = count, ops, ledger, rank
+        self.pipeline = pipeline
+        self.group = FakeProcessGroup(count=count, local=local, rank=rank)
         self._groups = GroupTable()
         self._problems: dict[str, None] = {}
         self.book = CollectiveRecorder(self._now, lambda: ledger.context, self._groups, self._problem)
@@ -288,6 +289,8 @@ class JobPlan:
         self._ledger.for_device = lambda: collective_origin() != "the program"  # its mesh is of the device
         if distributed.is_available():
             self.book.install()
+            if self._count > 1:
+                self.pipeline.install()
             install_ddp_model(
                 self._keep_buckets,
                 problem=self._problem,
@@ -326,7 +329,8 @@ class JobPlan:
         """Facts on the job; ``None`` for a program of one process."""
         if not self.group.world_size:
             return None
-        notes = [ONE_RANK_NOTE, *self.group.notes]
+        pipeline = self.pipeline.found()
+        notes = [ONE_RANK_NOTE if pipeline is None else PIPELINE_NOTE, *self.group.notes]
         if self._buckets:
             notes.append(BUCKET_NOTE)
         return PlannedProcesses(
@@ -340,6 +344,8 @@ class JobPlan:
             buckets=self._buckets,
             left=self.book.left,
             notes=tuple(notes),
+            rank=self._rank,
+            pipeline=pipeline,
         )
 
     def not_covered(self) -> tuple[str, ...]:

@@ -1,0 +1,31 @@
+"""Compiled programs in the scenarios of a plan: the ends of their ranges, and an order that the ranges do not show."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perfscope.analyzers.devices import parse_target
+from perfscope.analyzers.predict import estimate
+from perfscope.analyzers.readers import load_one
+from perfscope.plugins.plan.assumptions import scenarios
+from perfscope.plugins.plan.compiled import step_modules
+from perfscope.plugins.plan.compiled_times import MOVED, step_times
+from tests.conftest import REPOSITORY
+
+PROGRAMS = REPOSITORY / "fixtures" / "programs-h100"
+
+
+def test_shared_scenarios_order_two_programs_whose_ranges_overlap() -> None:
+    target, shared = parse_target("h100x8", None), scenarios()
+    ranges, times = [], []
+    for name in ("transformer", "transformer-sharding"):
+        trace = load_one(PROGRAMS / name)
+        (module,) = step_modules(trace, [trace.hlo[0].name])
+        ranges.append(estimate(module, target).step_ns)
+        times.append(step_times([module], target, shared))
+        assert (times[-1].min(), times[-1].max()) == (ranges[-1].low, ranges[-1].high)
+    assert ranges[1].low < ranges[0].high  # they overlap
+    assert np.all(times[0] < times[1])  # resharding costs more whatever the links and kernels do
+    slower = {name for name in MOVED if np.all(times[0][shared.at(name) == 1] >= times[0][shared.at(name) == 0])
+              and np.any(times[0][shared.at(name) == 1] > times[0][shared.at(name) == 0])}  # fmt: skip
+    assert slower == {"products", "kernels", "link"}  # no attention of a library, and one node
