@@ -1,7 +1,7 @@
 """A step of a planned pipeline: the stages of all ranks, played event by event over their sends and receives.
 
 Each rank runs its kernels in the order of its program. A transfer begins when the sender has made the tensor and the
-link between the two is free; at the high end also not before the receiver asks for it, because large messages wait for
+link between the two is free; at the high end also not before the receive is posted, because large messages wait for
 their receiver. A rank goes on where its program waits for the transfer. No formula of a schedule is used, so every
 schedule is played alike.
 """

@@ -330,7 +330,7 @@ def _of_plans(trace: Trace) -> Iterator[tuple[str, int, int, CollectiveRange]]:
 
 
 def _sensitivity(target: Target, first: PlannedCandidate, other: PlannedCandidate, number: int) -> Sensitivity:
-    """What decides between two equal meshes: an assumption, or the ends of their ranges for PyTorch programs."""
+    """The assumption that decides between two equal meshes; for PyTorch programs the ends of their ranges."""
     modules = [_step_of(row) for row in (first, other)]
     if all(modules):
         base, found = scenarios(), []

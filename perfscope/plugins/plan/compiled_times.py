@@ -1,8 +1,8 @@
 """Step times of compiled programs in the scenarios of formula candidates, so that both are judged by the same ones.
 
 A kernel or exchange of a compiled program has a range, as those of a formula have. A scenario gives its position in it,
-and the schedule is played again with these times. What an exchange hides follows from the schedule, so the four
-assumptions on hidden exchanges move nothing.
+and the schedule is played again with these times. The schedule decides which exchanges are hidden, so the
+four assumptions on that move nothing.
 """
 
 from __future__ import annotations
