@@ -328,7 +328,7 @@ class BucketTotals(Struct, frozen=True, kw_only=True):
 class ExchangeSummary(Struct, frozen=True, kw_only=True):
     """The collectives of one rank of a job."""
 
-    rank: int
+    planned_rank: int
     world_size: int
     backend: str | None
     groups: int
@@ -354,7 +354,7 @@ def exchange_summary(work: PlanWork) -> ExchangeSummary | None:
     rows = () if step is None else tuple(exchange_rows(step.rows, processes.groups))
     sizes = [bucket.bytes for bucket in processes.buckets]
     return ExchangeSummary(
-        rank=processes.rank,
+        planned_rank=processes.rank,
         world_size=processes.world_size,
         backend=processes.backend,
         groups=len(processes.groups),

@@ -258,7 +258,7 @@ def _exchanged(plan: PlanSummary) -> Iterator[str]:
     if summary is None:
         return
     backend = summary.backend or "no backend named"
-    yield f"planned as rank {summary.rank} of {summary.world_size:,} processes ({backend})"
+    yield f"planned as rank {summary.planned_rank} of {summary.world_size:,} processes ({backend})"
     for name, totals in (("eager", summary.eager), ("compiled", summary.compiled)):
         if totals is not None and totals.collectives:
             yield _totals(name, totals)
