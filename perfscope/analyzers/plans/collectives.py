@@ -354,7 +354,7 @@ def exchange_summary(work: PlanWork) -> ExchangeSummary | None:
     rows = () if step is None else tuple(exchange_rows(step.rows, processes.groups))
     sizes = [bucket.bytes for bucket in processes.buckets]
     return ExchangeSummary(
-        planned_rank=processes.rank,
+        planned_rank=processes.planned_rank,
         world_size=processes.world_size,
         backend=processes.backend,
         groups=len(processes.groups),

@@ -19,6 +19,7 @@ from perfscope.analyzers.devices import Target
 from perfscope.analyzers.plans.collectives import collective_once, step_sums, step_tasks
 from perfscope.analyzers.plans.time import PlanWork, StepParts, plan_works
 from perfscope.analyzers.predict import Range, Task, factors_for, play
+from perfscope.model.documents.torch_plan import PlannedPipeline
 from perfscope.model.torch_plan import fits, memory_as_run
 from perfscope.model.trace import Trace
 
@@ -48,10 +49,9 @@ class StageRank(Struct, frozen=True, kw_only=True):
 class PipelineStep(Struct, frozen=True, kw_only=True):
     """One step of a pipeline."""
 
-    schedule: str
-    stages: int
-    micro_batches: int
-    ranks: tuple[StageRank, ...]
+    pipeline: PlannedPipeline
+    """As one of its ranks has it: its stages are those of that rank."""
+    rows: tuple[StageRank, ...]
     step_ns: Range | None
     """``None``: it could not be played; ``problem`` has the reason."""
     problem: str = ""
@@ -59,19 +59,19 @@ class PipelineStep(Struct, frozen=True, kw_only=True):
     @property
     def slowest(self) -> StageRank:
         """The rank that works longest."""
-        return max(self.ranks, key=lambda one: (one.works_ns.middle, -one.rank))
+        return max(self.rows, key=lambda one: (one.works_ns.middle, -one.rank))
 
     @property
     def imbalance(self) -> float:
         """Time that the slowest rank works, as a multiple of the mean; 1 if no rank differs."""
-        mean = sum(one.works_ns.middle for one in self.ranks) / len(self.ranks)
+        mean = sum(one.works_ns.middle for one in self.rows) / len(self.rows)
         ratio = self.slowest.works_ns.middle / mean if mean else 1.0
         return ratio if ratio >= UNEVEN else 1.0
 
     @property
     def peak_bytes(self) -> int | None:
         """Peak of the rank that needs most; ``None`` if that of a rank is unknown."""
-        peaks = [one.peak_bytes for one in self.ranks]
+        peaks = [one.peak_bytes for one in self.rows]
         return None if None in peaks else max(peak for peak in peaks if peak is not None)
 
 
@@ -94,10 +94,8 @@ def pipeline_step(trace: Trace) -> PipelineStep | None:
         problem = ""
     step = problem or played_step([one for one in parts if one is not None], target)
     return PipelineStep(
-        schedule=pipeline.schedule,
-        stages=pipeline.of,
-        micro_batches=pipeline.micro_batches,
-        ranks=tuple(_rank(work, step if isinstance(step, Range) else None, target) for work in works),
+        pipeline=pipeline,
+        rows=tuple(_rank(work, step if isinstance(step, Range) else None, target) for work in works),
         step_ns=step if isinstance(step, Range) else None,
         problem=step if isinstance(step, str) else "",
     )
@@ -105,7 +103,7 @@ def pipeline_step(trace: Trace) -> PipelineStep | None:
 
 def rank_of(work: PlanWork) -> int:
     """The planned rank."""
-    return 0 if work.held.plan.processes is None else work.held.plan.processes.rank
+    return 0 if work.held.plan.processes is None else work.held.plan.processes.planned_rank
 
 
 def _rank(work: PlanWork, step: Range | None, target: Target) -> StageRank:
@@ -145,7 +143,7 @@ def _parts(work: PlanWork) -> RankParts | None:
     processes, parts = work.held.plan.processes, work.parts_as_run
     if processes is None or parts is None:
         return None
-    return RankParts(rank=processes.rank, groups=processes.groups, parts=parts)
+    return RankParts(rank=processes.planned_rank, groups=processes.groups, parts=parts)
 
 
 def played_step(ranks: Sequence[RankParts], target: Target) -> Range | str:

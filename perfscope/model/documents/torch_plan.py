@@ -200,8 +200,7 @@ class PlannedProcesses(Struct, frozen=True, kw_only=True):
     """Collectives beyond the limit, which are not in the lists."""
     notes: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MAX_NOTES)] = ()
     """Assumptions, one sentence each."""
-    rank: Count = 0
-    """The process that is planned."""
+    planned_rank: Count = 0
     pipeline: PlannedPipeline | None = None
 
 

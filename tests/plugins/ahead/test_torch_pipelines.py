@@ -54,11 +54,11 @@ def test_every_rank_sends_what_it_sends_when_it_runs(tmp_path: Path, kind: str, 
     assert step is not None
     assert step.problem == ""
     assert step.step_ns is not None
-    assert [list(one.stages) for one in step.ranks] == stages
+    assert [list(one.stages) for one in step.rows] == stages
     assert step.slowest.rank == 1  # it has one block more
-    assert all(one.waits_ns.low >= 0 and one.works_ns.low + one.waits_ns.low == step.step_ns.low for one in step.ranks)
+    assert all(one.waits_ns.low >= 0 and one.works_ns.low + one.waits_ns.low == step.step_ns.low for one in step.rows)
     variant = evaluate_trace(trace, (), {})
-    assert (variant.state, variant.peak_bytes) == ("fits", max(one.peak_bytes or 0 for one in step.ranks))
+    assert (variant.state, variant.peak_bytes) == ("fits", max(one.peak_bytes or 0 for one in step.rows))
     assert (variant.step_low_ns, variant.step_high_ns) == (step.step_ns.low, step.step_ns.high)
 
 

@@ -66,11 +66,12 @@ STAGES: tuple[Column[StageRank], ...] = (
 
 
 def _pipeline(pipeline: PipelineStep) -> Section:
-    stages = f"{pipeline.stages} stages on {len(pipeline.ranks)} ranks, {pipeline.micro_batches} micro-batches"
+    whole = pipeline.pipeline
+    stages = f"{whole.of} stages on {len(pipeline.rows)} ranks, {whole.micro_batches} micro-batches"
     return Section(
         title="Pipeline",
-        summary=f"{pipeline.schedule}: {stages}; per step, modelled",
-        blocks=(*tables(table(STAGES, pipeline.ranks)), *notes(*_pipelined(pipeline))),
+        summary=f"{whole.schedule}: {stages}; per step, modelled",
+        blocks=(*tables(table(STAGES, pipeline.rows)), *notes(*_pipelined(pipeline))),
     )
 
 

@@ -130,7 +130,7 @@ def _pipeline(
         settings=dict(settings), state="failed" if failure is not None else state, target=target.shown,
         step_low_ns=low, step_high_ns=high, peak_bytes=peak, memory_bytes=target.memory_bytes,
         reason=pipeline.problem if failure is None else f"the program failed: {failure}",
-        programs=tuple(f"rank {one.rank}" for one in pipeline.ranks),
+        programs=tuple(f"rank {one.rank}" for one in pipeline.rows),
         fingerprints=tuple(work.held.plan.fingerprint for work in works),
     )  # fmt: skip
 

@@ -344,7 +344,7 @@ class JobPlan:
             buckets=self._buckets,
             left=self.book.left,
             notes=tuple(notes),
-            rank=self._rank,
+            planned_rank=self._rank,
             pipeline=pipeline,
         )
 
