@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.devices import parse_target, peak_flops
 from perfscope.plugins.plan.assumptions import scenarios
@@ -27,7 +28,10 @@ from perfscope.plugins.plan.fabric import Fabric
 from perfscope.plugins.plan.memory import least_state
 from perfscope.plugins.plan.search import Places, Space, better, candidates
 
-MEGATRON = "Korthikanti et al. 2022 (arXiv 2205.05198), tables 3 and 5"
+MEGATRON = "Narayanan et al. 2021 (arXiv 2104.04473), abstract; Megatron-LM, examples/sc21/run_table_1.sh"
+NEMO = "NVIDIA/NeMo, docs/source/performance/performance_summary.md (24.07)"
+BRIDGE = "NVIDIA-NeMo/Megatron-Bridge, docs/performance-summary.md (25.11)"
+MPT = "mosaicml/llm-foundry, scripts/train/benchmarking/README.md"
 LLAMA = "Llama Team 2024 (arXiv 2407.21783), table 4"
 TITAN_A100 = "torchtitan, docs/performance.md (64 A100)"
 TITAN_H100 = "torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, table 1"
@@ -50,6 +54,8 @@ class Published(Struct, frozen=True, kw_only=True):
     mfu: float | None = None
     tokens_per_s: float | None = None
     """Per device."""
+    flops_per_s: float | None = None
+    """Of all devices, with recomputation, by equation 3 of Narayanan et al. 2021."""
     note: str = ""
 
 
@@ -78,29 +84,58 @@ def _order(mesh: Mesh) -> tuple[str, ...]:
 
 def _run(
     mesh: Mesh, micro_batch: int, policy: str, *, schedule: str = "none", chunks: int = 1, regather: bool = True,
-    offload: str = "none",
+    offload: str = "none", precision: str = "bfloat16",
 ) -> Candidate:  # fmt: skip
     return Candidate(
         mesh=mesh, micro_batch=micro_batch, policy=policy, schedule=schedule, chunks=chunks,  # type: ignore[arg-type]
-        regather=regather, offload=offload, order=_order(mesh),  # type: ignore[arg-type]
+        regather=regather, offload=offload, precision=precision, order=_order(mesh),  # type: ignore[arg-type]
     )  # fmt: skip
+
+
+def _mpt(name: str, layers: int, hidden: int, heads: int) -> Decoder:
+    """Biases are left out, as in the configuration; 50,368 tokens make the published number of parameters."""
+    return replace(_gpt(f"MPT {name}", layers, hidden, heads), vocab=50368)
 
 
 _8B = _llama("Llama 3 8B", 32, 4096, 32, 14336)
 _70B = _llama("Llama 3 70B", 80, 8192, 64, 28672)
+_LLAMA2_70B = replace(_70B, name="Llama 2 70B", vocab=32000)
 _405B = _llama("Llama 3 405B", 126, 16384, 128, 53248)
 
 PUBLISHED: tuple[Published, ...] = (
-    Published(name="Megatron 22B", source=MEGATRON, model=_gpt("22B", 48, 6144, 64), target="a100x8", batch=4,
-              sequence=2048, candidate=_run(Mesh(tensor=8), 4, "dots"), mfu=0.415),
-    Published(name="Megatron 175B", source=MEGATRON, model=_gpt("175B", 96, 12288, 96), target="a100x64", batch=64,
-              sequence=2048, mfu=0.514,
-              candidate=_run(Mesh(tensor=8, pipeline=8), 1, "dots", schedule="interleaved", chunks=3)),
-    Published(name="Megatron 530B", source=MEGATRON, model=_gpt("530B", 105, 20480, 128), target="a100x280", batch=280,
-              sequence=2048, mfu=0.560,
-              candidate=_run(Mesh(tensor=8, pipeline=35), 1, "dots", schedule="interleaved", chunks=3)),
-    Published(name="Megatron 1T", source=MEGATRON, model=_gpt("1T", 128, 25600, 160), target="a100x512", batch=512,
-              sequence=2048, mfu=0.563, candidate=_run(Mesh(tensor=8, pipeline=64), 1, "dots", schedule="1f1b")),
+    Published(name="Megatron 1T", source=MEGATRON, model=_gpt("1T", 128, 25600, 160), target="a100x3072", batch=3072,
+              sequence=2048, flops_per_s=502e15,
+              candidate=_run(Mesh(data=6, tensor=8, pipeline=64), 1, "full", schedule="1f1b")),
+    Published(name="NeMo GPT-3 175B, 128 H100", source=NEMO, model=_gpt("175B", 96, 12288, 96), target="h100x128",
+              batch=256, sequence=2048, tokens_per_s=726,
+              candidate=_run(Mesh(fsdp=4, tensor=4, pipeline=8), 1, "none", schedule="interleaved", chunks=6,
+                             regather=False, precision="fp8")),
+    Published(name="NeMo Llama 2 70B, 64 H100", source=NEMO, model=_LLAMA2_70B, target="h100x64", batch=128,
+              sequence=4096, tokens_per_s=1707,
+              candidate=_run(Mesh(fsdp=4, tensor=4, pipeline=4), 1, "none", schedule="interleaved", chunks=20,
+                             regather=False, precision="fp8")),
+    Published(name="NeMo Llama 3 70B, 64 H100", source=NEMO, model=_70B, target="h100x64", batch=128, sequence=8192,
+              tokens_per_s=1533,
+              candidate=_run(Mesh(fsdp=2, context=2, tensor=4, pipeline=4), 1, "none", schedule="interleaved",
+                             chunks=5, regather=False, precision="fp8")),
+    Published(name="Megatron Bridge 70B, 64 H100", source=BRIDGE, model=_70B, target="h100x64", batch=128,
+              sequence=8192, tokens_per_s=1602,
+              candidate=_run(Mesh(fsdp=2, tensor=4, pipeline=8), 1, "none", schedule="interleaved", chunks=5,
+                             regather=False, precision="fp8")),
+    Published(name="Megatron Bridge 405B, 1,024 H100", source=BRIDGE, model=_405B, target="h100x1024", batch=512,
+              sequence=8192, tokens_per_s=292,
+              candidate=_run(Mesh(fsdp=8, context=2, tensor=8, pipeline=8), 1, "none", schedule="interleaved",
+                             chunks=8, regather=False, precision="fp8")),
+    Published(name="MPT 7B, 8 A100", source=MPT, model=_mpt("7B", 32, 4096, 32), target="a100x8", batch=96,
+              sequence=2048, tokens_per_s=4641, candidate=_run(Mesh(fsdp=8), 6, "none")),
+    Published(name="MPT 13B, 64 H100", source=MPT, model=_mpt("13B", 40, 5120, 40), target="h100x64", batch=128,
+              sequence=2048, tokens_per_s=4800, candidate=_run(Mesh(fsdp=64), 2, "none")),
+    Published(name="MPT 30B, 8 H100", source=MPT, model=_mpt("30B", 48, 7168, 56), target="h100x8", batch=168,
+              sequence=8192, tokens_per_s=1384, candidate=_run(Mesh(fsdp=8), 1, "full")),
+    Published(name="MPT 30B, 32 H100", source=MPT, model=_mpt("30B", 48, 7168, 56), target="h100x32", batch=1344,
+              sequence=2048, tokens_per_s=2308, candidate=_run(Mesh(fsdp=32), 14, "full")),
+    Published(name="MPT 70B, 64 H100", source=MPT, model=_mpt("70B", 80, 8192, 64), target="h100x64", batch=2048,
+              sequence=2048, tokens_per_s=1039, candidate=_run(Mesh(fsdp=64), 8, "full")),
     Published(name="Llama 3 405B, 8,192", source=LLAMA, model=_405B, target="h100x8192", batch=2048, sequence=8192,
               mfu=0.43, candidate=_run(Mesh(fsdp=64, tensor=8, pipeline=16), 1, "none", schedule="interleaved",
                                        chunks=8, regather=False)),
@@ -129,7 +164,8 @@ PUBLISHED: tuple[Published, ...] = (
               candidate=_run(Mesh(fsdp=16, tensor=16), 16, "dots", offload="activations")),
 )  # fmt: skip
 """Sequences are of 8,192 tokens and vocabularies those of the models where a source does not repeat them. Schedules of
-Llama 3 are variants of interleaved with one layer per chunk; selective recomputation is ``dots``.
+Llama 3 are variants of interleaved with one layer per chunk. NeMo and Megatron Bridge divide the optimizer's state
+among the data-parallel ranks (fsdp, gathered per step); products are in fp8.
 """
 
 
@@ -165,6 +201,10 @@ def measured_ns(published: Published, problem: Problem) -> float:
     """Step time of the publication."""
     if published.tokens_per_s is not None:
         return problem.tokens / (published.tokens_per_s * problem.target.count) * NS
+    if published.flops_per_s is not None:
+        model, length = problem.model, problem.sequence
+        terms = 1 + length / (6 * model.hidden) + model.vocab / (16 * model.layers * model.hidden)
+        return 96 * problem.tokens * model.layers * model.hidden**2 * terms / published.flops_per_s * NS
     peak = peak_flops(problem.target.device, "bfloat16")
     assert peak is not None
     assert published.mfu is not None
