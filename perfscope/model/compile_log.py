@@ -155,6 +155,8 @@ class GraphNode(Struct, frozen=True, kw_only=True):
     shape: tuple[int | str, ...] = ()
     """A dynamic size is its symbol."""
     place: CodeLine | None = None
+    flags: tuple[bool, ...] = ()
+    """Truth values among its arguments, in order: ``transposed`` of a convolution, ``is_causal`` of attention."""
 
 
 class Graph(Struct, frozen=True, kw_only=True):

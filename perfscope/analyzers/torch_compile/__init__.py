@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from perfscope.analyzers.torch_compile.inductor_fusion import node_bytes as node_bytes
     from perfscope.analyzers.torch_compile.inductor_fusion import planned_pairs as planned_pairs
     from perfscope.analyzers.torch_compile.inductor_fusion import refused_pairs as refused_pairs
+    from perfscope.analyzers.torch_compile.node_work import node_flops as node_flops
     from perfscope.analyzers.torch_compile.phases import Stage as Stage
     from perfscope.analyzers.torch_compile.phases import compile_times as compile_times
     from perfscope.analyzers.torch_compile.phases import exclusive_ns as exclusive_ns
@@ -47,6 +48,7 @@ else:
         __name__,
         {
             "inductor_fusion": "PlannedPair RefusedPair log_has_refusals node_bytes planned_pairs refused_pairs",
+            "node_work": "node_flops",
             "phases": "Stage compile_times exclusive_ns stage_of",
             "rules.compile_time": "cache_use",
         },

@@ -141,21 +141,29 @@ def _place(text: str) -> Path:
 
 
 def _compiled(words: tuple[str, ...], kind: str, framework: str, target: str, limit: float, *, quiet: bool) -> Path:
-    """The run folder of `perfscope compile --target`."""
+    """The run folder of `perfscope compile --target`; of a PyTorch program the folder of it and of torch's log."""
+    import os
     import subprocess
 
     from perfscope.commands.compare.outputs import new_folder
     from perfscope.model.documents import run_folders
+    from perfscope.plugins.lower.inputs import TORCH_TRACE, run_below
 
     folder = new_folder(Path(run_folders.RUNS_FOLDER), "lower")
     announce(f"compiling {words[0]} for {target}, into {folder}", quiet=quiet)
     ours = ["--target", target, "--framework", framework, "--limit", f"{limit:g}", "--keep-ptx", "-q"]
     ours += ["-o", str(folder)]
     program = ["-m", *words] if kind == "module" else [*words]
+    (folder / TORCH_TRACE).mkdir()
+    environment = {**os.environ, "TORCH_TRACE": str((folder / TORCH_TRACE).resolve()), "INDUCTOR_PROVENANCE": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "perfscope", "compile", *ours, *program], capture_output=True, text=True, check=False
-    )
+        [sys.executable, "-m", "perfscope", "compile", *ours, *program], capture_output=True, text=True, check=False,
+        env=environment,
+    )  # fmt: skip
     if done.returncode:
         said = [line for line in done.stderr.splitlines() if line.strip()]
         raise DataError(said[-1].removeprefix("perfscope: ") if said else f"{words[0]}: not compiled for {target}")
-    return next(iter(sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())))
+    if any((folder / TORCH_TRACE).iterdir()):
+        return folder
+    (folder / TORCH_TRACE).rmdir()
+    return run_below(folder)

@@ -14,11 +14,13 @@ from perfscope.model.untrusted_text import sanitize_value
 
 SCHEMA = "perfscope.lower/1"
 
-What = Literal["recomputed", "duplicated", "merged", "converted", "transposed", "resharded", "materialised", "dropped"]
+What = Literal[
+    "recomputed", "duplicated", "merged", "converted", "transposed", "resharded", "split", "materialised", "dropped"
+]
 """``recomputed``: runs again in the backward. ``duplicated``: computed in several kernels. ``merged``: written several
 times, computed once. ``converted``: to another dtype. ``transposed``: copied to another order or layout. ``resharded``:
-exchanged between devices by the partitioner. ``materialised``: written to memory for another kernel. ``dropped``:
-nothing of it is left."""
+exchanged between devices by the partitioner. ``split``: several kernels compute parts of it. ``materialised``: written
+to memory for another kernel. ``dropped``: nothing of it is left."""
 
 
 _NARROW = frozenset({"bf16", "f16", "bfloat16", "float16"})
@@ -36,7 +38,7 @@ class Fate(Value, frozen=True, kw_only=True):
     phases: tuple[str, ...] = ()
     """``forward``, ``backward``, ``recompute``."""
     times: Count = 0
-    """Runs of the line's ops (recomputed), kernels that compute it (duplicated), else number of ops."""
+    """Runs of the line's ops (recomputed), kernels that compute it (duplicated, split), else number of ops."""
     before: str = ""
     """dtype or order before."""
     after: str = ""

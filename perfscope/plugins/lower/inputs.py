@@ -16,6 +16,13 @@ from perfscope.plugins.lower.compile_time import Key, Spent
 from perfscope.plugins.lower.document import CacheAnswer
 from perfscope.plugins.lower.program import Program
 
+TORCH_TRACE = "torch_trace"
+"""Folder of torch's log next to the run of a program that was planned for a machine that is not here."""
+_PLANNED = (
+    "planned for a machine that is not here: graphs, fusions and Triton source are inductor's for it; no kernel was "
+    "compiled, so there is no PTX and no compile time"
+)
+
 
 class Read(Struct, kw_only=True):
     """Programs and times of an input."""
@@ -73,12 +80,10 @@ def _folder(path: Path) -> Read:
         for run, folder in ((COLD, dumped), (WARM, path / WARM)):
             _jax_times(found, folder, run)
         return found
+    if (path / TORCH_TRACE).is_dir():
+        return _planned_with_log(path)
     if (path / "plans").is_dir():
-        from perfscope.analyzers.readers import load_path
-        from perfscope.plugins.lower.torch.plan import planned_programs
-
-        planned = [program for trace in load_path(str(path)).traces for program in planned_programs(trace)]
-        return Read(framework="torch", programs=tuple(sorted(planned, key=lambda program: -program.weight)))
+        return Read(framework="torch", programs=_planned(path))
     logs = [file for file in sorted(dumped.rglob("*")) if file.is_file() and file.stat().st_size]
     found = _torch(logs, "cold") or Read()
     if not found.programs:
@@ -90,6 +95,32 @@ def _folder(path: Path) -> Read:
         found.spent["warm"] = again.spent["warm"]
         found.answers += again.answers
     return found
+
+
+def run_below(folder: Path) -> Path:
+    """The only run in a folder."""
+    return next(iter(sorted(path for path in folder.iterdir() if (path / "compile.json").is_file() and not
+                            path.is_symlink())))  # fmt: skip
+
+
+def _planned(run: Path) -> tuple[Program, ...]:
+    from perfscope.analyzers.readers import load_path
+    from perfscope.plugins.lower.torch.plan import planned_programs
+
+    planned = [program for trace in load_path(str(run)).traces for program in planned_programs(trace)]
+    return tuple(sorted(planned, key=lambda program: -program.weight))
+
+
+def _planned_with_log(path: Path) -> Read:
+    """The graphs and code of torch's log, with inductor's reasons from the plan."""
+    from perfscope.plugins.lower.torch.plan import with_reasons
+
+    planned = _planned(run_below(path))
+    found = _torch(sorted((path / TORCH_TRACE).glob("*.log")), "cold")
+    if found is None:
+        return Read(framework="torch", programs=planned)
+    programs = tuple(with_reasons(program, planned) for program in found.programs)
+    return Read(framework="torch", programs=programs, remarks=[_PLANNED])
 
 
 def _jax_times(found: Read, folder: Path, run: Run) -> None:

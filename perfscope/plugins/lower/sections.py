@@ -19,16 +19,17 @@ FEW_PARTS = 8
 
 _QUESTIONS: dict[str, tuple[str, str]] = {
     "recomputed": ("Lines that run again", "in the backward or to save memory; FLOPs done again"),
-    "duplicated": ("Lines computed in several kernels", "FLOPs and bytes of the copies after the first"),
+    "duplicated": ("Lines that several kernels compute again", "FLOPs of the copies after the first"),
     "resharded": ("Lines whose values move between devices", "exchanges that the program does not call"),
     "transposed": ("Where transposes and layout changes come from", "bytes of the values that are rearranged"),
     "converted": ("Why values are in another dtype", "bytes of the converted values"),
+    "split": ("Lines split into several kernels", "bytes that these kernels pass to each other through memory"),
     "materialised": ("Lines whose values go through memory", "written by one kernel and read by another"),
     "merged": ("Lines written twice and computed once", "common subexpressions, also of checkpoints"),
     "dropped": ("Lines of which nothing is left", "folded, simplified away, or only views"),
 }
 _DETAIL = frozenset({"dropped"})
-_LAST = frozenset({"materialised", "merged", "dropped"})
+_LAST = frozenset({"split", "materialised", "merged", "dropped"})
 """Questions after the others, whatever their bytes: every program has such lines."""
 
 _FATES: tuple[Column[Fate], ...] = (
@@ -98,7 +99,7 @@ def report_of(lowering: Lowering, *, all_stages: bool = False) -> Report:
 
 def _headline(lowering: Lowering) -> str:
     words = {
-        "recomputed": "run again", "duplicated": "computed in several kernels",
+        "recomputed": "run again", "duplicated": "computed again in several kernels",
         "resharded": "exchanged between devices", "transposed": "transposed or copied to another layout",
         "converted": "converted",
     }  # fmt: skip

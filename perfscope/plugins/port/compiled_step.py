@@ -17,8 +17,9 @@ import numpy as np
 
 from perfscope.analyzers.spans import compiled_rows, is_compiled, lineage, outermost, work_time
 from perfscope.analyzers.time import step_windows
+from perfscope.analyzers.torch_compile import node_flops
 from perfscope.model.compile_log import CompiledKernel, CompileLog, Graph, GraphNode
-from perfscope.model.op_flops import PRODUCTS, product_flops
+from perfscope.model.op_flops import PRODUCTS
 from perfscope.model.trace import SliceKind, Trace
 from perfscope.plugins.port.pieces import Kind, Phase, Piece, Program, Weight
 
@@ -177,7 +178,7 @@ class _Reader:
                 weights=tuple(dict.fromkeys(weights)),
                 carries=bool(weights) and not reads and kind in ("move", "cast"),
                 data=bool(floats) or not written,
-                flops=calls * sum(_flops(node, shapes) for node in products),
+                flops=calls * sum(node_flops(node, shapes) or 0 for node in products),
                 bytes=calls * sum(map(_bytes, (*given, *written))),
                 launches=calls * kernel.calls,
                 turns=calls,
@@ -313,13 +314,6 @@ def _elements(node: GraphNode) -> int:
 
 def _bytes(node: GraphNode) -> int:
     return _elements(node) * _ITEM.get(node.dtype or "", 4)
-
-
-def _flops(node: GraphNode, values: Mapping[str, GraphNode]) -> int:
-    """FLOPs of a product: its last two inputs are the factors, the same one twice if there is one."""
-    factor = values.get(node.inputs[-2] if len(node.inputs) > 1 else node.inputs[-1]) if node.inputs else None
-    summed = factor.shape[-1] if factor is not None and factor.shape else 0
-    return product_flops(_elements(node), summed) if isinstance(summed, int) else 0
 
 
 def _kind(nodes: Sequence[GraphNode]) -> Kind:

@@ -82,6 +82,15 @@ def test_a_producer_in_several_kernels(whole: Lowering) -> None:
     assert shared.reason in first_screen(whole, ATTENTION)
 
 
+def test_a_line_in_several_kernels(whole: Lowering) -> None:
+    (parts,) = fates(whole, "split", ATTENTION, "return jnp.sum(centred, 0), jnp.max(centred, 1)")
+    assert parts.times == len(parts.kernels) == 2
+    assert "reduce_sum" in parts.reason
+    assert "reduce_max" in parts.reason
+    assert parts.reason in first_screen(whole, ATTENTION)
+    assert not fates(whole, "split", ATTENTION, "centred = x * x - 3.0")  # both kernels compute all of it
+
+
 def test_where_transposes_come_from(whole: Lowering) -> None:
     own = fates(whole, "transposed", DECODER, "heads = jnp.transpose(")
     assert own

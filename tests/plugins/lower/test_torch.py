@@ -6,6 +6,7 @@ import gzip
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -14,6 +15,7 @@ from perfscope.plugins.lower import inputs, lowering, pages
 from perfscope.plugins.lower.command import lower
 from perfscope.plugins.lower.document import Fate, Lowering
 from tests.conftest import REPOSITORY
+from tests.plugins.ahead.compilers import require
 from tests.plugins.lower.test_jax import line_of
 
 FIXTURES = REPOSITORY / "fixtures" / "lower-torch"
@@ -66,6 +68,12 @@ def test_a_producer_in_two_kernels(block: Lowering) -> None:
     (shared,) = fates(block, "duplicated", BLOCK, "return x + self.down(h)")
     assert (shared.times, len(shared.kernels), shared.flops) == (2, 2, 128 * 64)
     assert shared.reason in first_screen(block)
+
+
+def test_a_line_in_several_kernels(block: Lowering) -> None:
+    (forward,) = fates(block, "split", BLOCK, "h = functional.gelu(self.up(h))")
+    assert forward.reason.startswith("2 kernels forward: addmm; ")
+    assert forward.bytes == 2 * 128 * 256 * 2  # the bfloat16 product, written and read
 
 
 def test_where_transposes_come_from(block: Lowering, convolution: Lowering) -> None:
@@ -178,8 +186,28 @@ def test_a_plan_has_kernels_only() -> None:
     )
     kernels = [stage for stage in found.stages if stage.name == "kernels"]
     assert all(stage.ops for stage in kernels)
-    assert all("the program runs here" in stage.missing for stage in found.stages if stage.name != "kernels")
+    assert all("perfscope lower --target" in stage.missing for stage in found.stages if stage.name != "kernels")
     between = [fate for fate in found.fates if fate.what == "materialised"]
     assert between
     assert all(fate.bytes and fate.reason.startswith("inductor: ") for fate in between)
     assert "what runs twice or in another dtype is unknown here" in pages.text(found, width=4000)
+
+
+@pytest.mark.slow
+def test_a_program_for_a_gpu_that_is_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    require("torch")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "torch_block.py").write_text(BLOCK.read_text())
+    done = CliRunner().invoke(lower, ["-q", "--target", "h100", "--json", "found.json", "torch_block.py"])
+    assert done.exit_code == 0, done.output
+    found = msgspec.json.decode((tmp_path / "found.json").read_bytes(), type=Lowering)
+    (again,) = fates(found, "recomputed", BLOCK, "h = functional.gelu(self.up(h))")
+    assert "torch.utils.checkpoint called at torch_block.py:" in again.reason
+    (own,) = [fate for fate in fates(found, "transposed", BLOCK, "heads = heads.permute(") if fate.by == "program"]
+    assert own.reason.startswith("the program's own copy: .contiguous()")
+    between = [fate.reason for fate in found.fates if fate.what == "materialised"]
+    assert any(reason.startswith("inductor: ") for reason in between)
+    assert all(stage.ops for stage in found.stages)
+    (code,) = [stage for stage in found.stages if stage.name == "kernel source"]
+    assert "@triton.jit" in Path(code.file).read_text()
+    assert not found.times

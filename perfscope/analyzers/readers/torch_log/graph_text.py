@@ -23,6 +23,8 @@ _CALL = re.compile(r"([A-Za-z_][\w.]{0,1023})\(")
 _ITEM = re.compile(r"[A-Za-z_]\w*\[")
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 _WORD = re.compile(r"(?<![\w.'])[A-Za-z_]\w*")
+_FLAG = re.compile(r"(?<![\w.])(?<!= )(True|False)\b")
+"""Truth values by position; those by name (``implicit = True``) are not counted."""
 _TYPE = re.compile(r"(?:Tensor\()?([a-z]+\d\w*)\[(.*?)\](?:\[|$|[a-z]|\))")
 _DTYPES = {
     "f64": "float64",
@@ -116,8 +118,9 @@ def _node(line: str, known: set[str], code_line: CodeLine | None) -> GraphNode |
     value = match[3].split(";  ", 1)[0]
     dtype, shape = _type(match[2] or "")
     return GraphNode(
-        name=match[1], op=_op(value), inputs=_names(value, known), dtype=dtype, shape=shape, place=code_line
-    )
+        name=match[1], op=_op(value), inputs=_names(value, known), dtype=dtype, shape=shape, place=code_line,
+        flags=tuple(word == "True" for word in _FLAG.findall(_QUOTED.sub("''", value))[:MAX_ITEMS]),
+    )  # fmt: skip
 
 
 def _op(value: str) -> str:

@@ -10,7 +10,10 @@ import contextlib
 import functools
 import importlib
 import inspect
+import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -54,6 +57,8 @@ PRIVATE: dict[str, str] = {
     "hooks after modules": "torch.nn.modules.module._global_forward_hooks",
     "hooks before modules": "torch.nn.modules.module._global_forward_pre_hooks",
     "leaving modes": "torch.utils._python_dispatch._disable_current_modes",
+    "log of the compiler": "torch._logging.trace_structured",
+    "nodes of kernels": "torch._inductor.debug.dump_inductor_provenance_info",
     "lowering of a graph": "torch._inductor.graph.GraphLowering.compile_to_module",
     "memory of a graph": f"{_WRAPPER}.AllocateLine",
     "memory of calls": f"{_WRAPPER}.ExternKernelAllocLine",
@@ -362,6 +367,31 @@ def compile_fx(module: Any, inputs: Any) -> Any:
 def lower(module: Any, inputs: Any, named: dict[str, Any]) -> Any:
     """Inductor on one graph of AOTAutograd."""
     return _private("entry of inductor")(module, inputs, **named)
+
+
+def log_output_code(code: object) -> None:
+    """Write a graph's code, and which nodes each kernel computes, to the log of ``TORCH_TRACE``, as a compilation does.
+
+    Inductor writes both after the step that planning replaces.
+    """
+    folder = os.environ.get("TORCH_TRACE")
+    if not folder:
+        return
+    from torch._inductor import config, debug
+    from torch._logging import trace_structured
+
+    text = str(getattr(code, "value", code))
+    file = Path(folder) / f"output_code_{len(list(Path(folder).glob('output_code_*.py')))}.py"
+    file.write_text(text, encoding="utf-8")
+    trace_structured("inductor_output_code", lambda: {"filename": str(file)}, payload_fn=lambda: text)
+    if config.trace.provenance_tracking_level:
+        tables = {
+            "node_mappings": debug.dump_inductor_provenance_info(),
+            "kernel_stack_traces": debug._inductor_kernel_stack_trace,
+        }
+        for name, table in tables.items():
+            head = {"name": f"inductor_provenance_tracking_{name}", "encoding": "json"}
+            trace_structured("artifact", lambda head=head: head, payload_fn=lambda table=table: json.dumps(table))
 
 
 def inductor_settings(patches: dict[str, Any]) -> contextlib.AbstractContextManager[Any]:

@@ -170,7 +170,8 @@ class InductorPlanner:
 
     def _look(self, graph: Any) -> Any:
         """Replaces ``GraphLowering.compile_to_module``: everything is decided, nothing is compiled."""
-        graph.codegen()
+        code, _ = graph.codegen()
+        compat.log_output_code(code)
         scheduled = ScheduledGraph(
             scheduler=graph.scheduler,
             graph=graph,

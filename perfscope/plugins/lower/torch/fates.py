@@ -12,11 +12,12 @@ from typing import Literal
 from msgspec import Struct
 
 from perfscope.analyzers.readers import LoggedGraph
-from perfscope.analyzers.torch_compile import node_bytes
+from perfscope.analyzers.torch_compile import node_bytes, node_flops
 from perfscope.model.compile_log import CompiledKernel, GraphNode
-from perfscope.model.op_flops import CONVOLUTIONS, FUSED_ATTENTION, PLAIN_PRODUCTS, product_flops
+from perfscope.model.op_flops import FUSED_ATTENTION
 from perfscope.plugins.lower.document import Fate, What
 from perfscope.plugins.lower.program import FLOPS_PER_BYTE, Grouped, code_at, fate, listed, place_of
+from perfscope.plugins.lower.splits import Computed, Where, split
 from perfscope.plugins.lower.torch.dtypes import conversion_reasons, promotions
 
 _FREE = re.compile(
@@ -93,29 +94,24 @@ def fates_of(passage: Passage) -> Iterator[Fate]:
     yield from _duplicated(passage)
     yield from _converted(passage)
     yield from _transposed(passage)
+    yield from _split(passage)
     yield from _materialised(passage)
     yield from _dropped(passage)
 
 
 def work(node: GraphNode, known: Mapping[str, GraphNode]) -> int:
-    """FLOPs of a node: of products and convolutions, and one per element of the result of other arithmetic.
+    """FLOPs of a node: by formula of products, convolutions and attention, else one per element of the result.
 
-    0 of views, copies, conversions and attention (the log does not have its mask), and of sizes that are symbols.
+    0 of views, copies and conversions, of sizes that are symbols, and of attention without a formula.
     """
     name = node.op.removeprefix("aten.").partition(".")[0]
     sizes = [size for size in node.shape if isinstance(size, int)]
+    if (by_formula := node_flops(node, known)) is not None:
+        return by_formula
     no_arithmetic = _FREE.match(node.op) or node.op in (*_COPIES, *CONVERTS) or FUSED_ATTENTION.match(name)
     if no_arithmetic or len(sizes) < len(node.shape):
         return 0
-    operands = [known[value].shape for value in node.inputs if value in known]
-    summed: tuple[int | str, ...] | None = None
-    if name in PLAIN_PRODUCTS and operands:
-        summed = operands[-2:][0][-1:]
-    elif name in CONVOLUTIONS and len(operands) > 1:
-        summed = operands[1][1:]
-    if summed is None:
-        return math.prod(sizes)
-    return product_flops(math.prod(sizes), math.prod(size for size in summed if isinstance(size, int)))
+    return math.prod(sizes)
 
 
 def _known(graph: LoggedGraph) -> dict[str, GraphNode]:
@@ -155,7 +151,7 @@ def _duplicated(passage: Passage) -> Iterator[Fate]:
                 continue
             more = len(kernels) - 1
             group = groups[place(node)]
-            group.add(name, bytes_=node_bytes(node) * more, flops=work(node, known) * more, phase=_phase(backward))
+            group.add(name, flops=work(node, known) * more, phase=_phase(backward))
             group.kernels |= kernels
         for where, group in groups.items():
             reason = f"inductor inlined it into each of {len(group.kernels)} kernels that read it"
@@ -266,6 +262,36 @@ def _layouts(passage: Passage) -> Iterator[Fate]:
         reason = "added by inductor: a kernel that only copies operands of the convolution to its layout"
         yield _of("transposed", passage, where, group, reason, before="as written", after="channels last",
                     by="compiler")  # fmt: skip
+
+
+def _split(passage: Passage) -> Iterator[Fate]:
+    computed, between = [], defaultdict[Where, int](int)
+    for backward, graph in passage.graphs():
+        known = _known(graph)
+        kernels = [one for one in passage.kernels if (one.direction == "backward") is backward]
+        holders: dict[str, set[str]] = defaultdict(set)
+        for kernel in kernels:
+            for name in kernel.nodes:
+                holders[name].add(kernel.handle or kernel.name)
+        for name, held in holders.items():
+            node = known.get(name)
+            if node is None or not work(node, known):
+                continue
+            where = place(node), _phase_of(passage, node, backward)
+            shown = node.op.removeprefix("aten.").partition(".")[0]
+            computed += [Computed(where=where, op=name, shown=shown, kernel=kernel) for kernel in sorted(held)]
+        lines = {item.op: item.where for item in computed}
+        kernels_of: dict[Where, set[str]] = defaultdict(set)
+        for item in computed:
+            kernels_of[item.where].add(item.kernel)
+        passed = {
+            made.name for node in nodes_of(graph) for name in node.inputs
+            if (made := _maker(known, name)) is not None and made.name in lines and node.name in holders
+            and not holders[made.name] & holders[node.name] and holders[node.name] & kernels_of[lines[made.name]]
+        }  # fmt: skip
+        for name in passed:
+            between[lines[name]] += 2 * node_bytes(known[name])
+    yield from split(passage.program, computed, between)
 
 
 def _materialised(passage: Passage) -> Iterator[Fate]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import PurePath
+
+from msgspec.structs import replace
 
 from perfscope.analyzers.torch_compile import planned_pairs
 from perfscope.model.torch_plan import PlannedGraph, TorchPlan
@@ -21,7 +24,7 @@ from perfscope.plugins.lower.program import (
 )
 
 _MISSING = ("FX graph (dynamo)", "forward graph (AOT autograd)", "backward graph (AOT autograd)")
-_WHY = "a plan keeps kernels only; without --target the program runs here, and its log has the graphs"
+_WHY = "a plan keeps kernels only; `perfscope lower --target` of the program itself has the graphs and the code"
 
 
 def planned_programs(trace: Trace) -> Iterator[Program]:
@@ -35,6 +38,17 @@ def planned_programs(trace: Trace) -> Iterator[Program]:
             weight = sum(kernel.bytes + (kernel.flops or 0) / FLOPS_PER_BYTE for kernel in graph.kernels)
             fates = tuple(_between(name, plan, graph))
             yield Program(name=name, stages=tuple(stages), fates=fates, weight=weight * graph.calls)
+
+
+def with_reasons(program: Program, planned: Sequence[Program]) -> Program:
+    """A program of the log of a plan; rows of values between kernels have inductor's reason where the plan has it."""
+    reasons = [
+        replace(found, program=program.name) for other in planned if other.name.startswith(f"{program.name} ")
+        for found in other.fates
+    ]  # fmt: skip
+    told = {PurePath(found.place).name for found in reasons}
+    kept = (found for found in program.fates if found.what != "materialised" or PurePath(found.place).name not in told)
+    return replace(program, fates=(*kept, *reasons))
 
 
 def _kernels(graph: PlannedGraph) -> Iterator[StageOp]:

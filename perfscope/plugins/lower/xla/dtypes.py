@@ -101,7 +101,8 @@ def _simplified(
             key = place_of(item.file, item.line), holder.by_name[item.operands[0]].shape.dtype, item.shape.dtype
             if asked.get(key) and key not in kept:
                 where = "" if named is None else named.phase(holder.name, item)
-                left[key].add(item.name, bytes_=item.shape.bytes, phase=where)
+                runs = 1 if named is None else named.runs(holder.name)
+                left[key].add(item.name, bytes_=item.shape.bytes * runs, phase=where)
     for key, group in left.items():
         reason = f"{asked[key]}{_GONE}"
         yield fate("converted", program, key[0], group, reason, before=key[1], after=key[2])

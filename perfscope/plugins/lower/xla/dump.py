@@ -119,7 +119,8 @@ def _program(files: _Files, listed: _Listed) -> Program:
     )  # fmt: skip
     if compiled is None:
         stages += [_missing("HLO after optimization"), _missing("kernels"), _missing(KERNEL_CODE)]
-        note = f"{name}: not compiled in this input; rows are of the program as written, counted once per loop"
+        turns = "" if before is None or Written(before).exact else "; loops of unknown length count once"
+        note = f"{name}: not compiled in this input; rows are of the program as written{turns}"
         fates = () if before is None else tuple(fates_as_written(name, before))
         return Program(name=name, stages=tuple(stages), fates=fates, notes=(note,))
     lines = Lines(compiled)

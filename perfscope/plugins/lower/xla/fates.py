@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from perfscope.analyzers.hlo import COLLECTIVES, HloModule, primitive, scope_of
 from perfscope.plugins.lower.document import Fate
 from perfscope.plugins.lower.program import Grouped, fate, listed, place_of
+from perfscope.plugins.lower.splits import Computed, Where, split
 from perfscope.plugins.lower.xla.dtypes import conversions, converted
-from perfscope.plugins.lower.xla.lines import PLUMBING, Lines, phase
+from perfscope.plugins.lower.xla.lines import PLUMBING, Lines, Written, phase, shown_shape, work
 from perfscope.plugins.lower.xla.orders import transposed, transposes
 from perfscope.plugins.lower.xla.passes import Passes
 from perfscope.plugins.lower.xla.repeats import duplicated, recomputed, repeated
@@ -45,7 +46,32 @@ def _kept(program: str, before: HloModule | None, lines: Lines, passes: Passes) 
     yield from converted(program, before, lines, passes)
     yield from transposed(program, before, lines, passes)
     yield from _resharded(program, lines, passes)
+    yield from split(program, *_parts(lines))
     yield from _materialised(program, lines)
+
+
+def _parts(lines: Lines) -> tuple[list[Computed], dict[Where, int]]:
+    """Ops of lines with their kernels, and the bytes that kernels of one line pass to each other."""
+    computed, kernels = [], defaultdict[Where, set[str]](set)
+    for computation, row in lines.rows():
+        item = row.instruction
+        arithmetic = work(row.once, 1) > 0 and item.opcode not in ("convert", "compare", "select")
+        if arithmetic or row.place != "inside":
+            name = primitive(item.op_name) or item.opcode
+            part = Computed(
+                where=(lines.shown(computation, item), phase(item)), shown=name,
+                op=f"{item.op_name or item.name} {item.opcode} {shown_shape(item).partition('{')[0]}",
+                kernel=lines.kernel(computation, item),
+            )  # fmt: skip
+            computed.append(part)
+            kernels[part.where].add(part.kernel)
+    between: dict[Where, int] = defaultdict(int)
+    for computation, row in lines.launches():
+        where = lines.shown(computation, row.instruction), phase(row.instruction)
+        readers = {reader.name for reader in lines.users(computation).get(row.instruction.name, ())}
+        if readers & kernels.get(where, set()):
+            between[where] += 2 * row.once.bytes_written * row.runs
+    return computed, between
 
 
 def _resharded(program: str, lines: Lines, passes: Passes) -> Iterator[Fate]:
@@ -97,9 +123,11 @@ def _dropped(program: str, before: HloModule, lines: Lines, kept: set[str], pass
         (file, line) for _, item in lines.module.instructions() for file, line in (*item.lines, (item.file, item.line))
     }
     groups: dict[str, Grouped] = defaultdict(Grouped)
-    for _, item in before.instructions():
+    named = Written(before)
+    for holder, item in before.instructions():
         if item.file is not None and (item.file, item.line) not in left and item.opcode not in PLUMBING:
-            groups[place_of(item.file, item.line)].add(item.name, bytes_=item.shape.bytes, phase=phase(item))
+            bytes_ = item.shape.bytes * named.runs(holder.name)
+            groups[place_of(item.file, item.line)].add(item.name, bytes_=bytes_, phase=phase(item))
             groups[place_of(item.file, item.line)].reasons[scope_of(item.op_name).primitive or item.opcode] = None
     for place, group in groups.items():
         if place in kept:

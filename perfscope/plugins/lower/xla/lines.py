@@ -20,6 +20,7 @@ from perfscope.analyzers.hlo import (
     InstructionCost,
     ModuleCost,
     callees_first,
+    control_runs,
     fusions_of,
     module_cost,
     path,
@@ -37,6 +38,8 @@ PLUMBING = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "bi
 FURTHEST = 64
 """Most instructions that are examined for a reader: what XLA adds is next to what it serves."""
 
+_ORDER = frozenset({"bitcast", "copy", "transpose", "reshape"})
+"""Opcodes that only rearrange: the instruction that needs an order is further on."""
 _THROUGH = REPEATED | SAME_BUFFER | {"slice", "dynamic-slice"}
 
 
@@ -90,17 +93,20 @@ class Lines:
         return self._users[computation.name]
 
     def reader(self, computation: Computation, instruction: Instruction) -> Instruction | None:
-        """The nearest reader with a line, into fusions and out of them."""
+        """The nearest reader with a line that computes, else that only rearranges; into fusions and out of them."""
+        moves = None
         queue, seen = deque([(computation, instruction)]), {(computation.name, instruction.name)}
         while queue and len(seen) <= FURTHEST:
             holder, item = queue.popleft()
             for inside, user in self._readers(holder, item):
                 if user.file is not None and not (user.opcode == "fusion" and user.called):
-                    return user
+                    if user.opcode not in _ORDER:
+                        return user
+                    moves = moves or user
                 if (inside.name, user.name) not in seen:
                     seen.add((inside.name, user.name))
                     queue.append((inside, user))
-        return None
+        return moves
 
     def _readers(self, holder: Computation, item: Instruction) -> Iterator[tuple[Computation, Instruction]]:
         """Readers of a value: parameters of the fusions that read it, and readers of the fusion that it is made in."""
@@ -173,6 +179,7 @@ class Written:
 
     def __init__(self, module: HloModule) -> None:
         self.module = module
+        self._runs = control_runs(module)
         self._prefixes: dict[str, str] = {}
         for name in reversed(callees_first(module, lambda _: True)):
             for item in module.computations[name].instructions:
@@ -183,6 +190,16 @@ class Written:
         """The path of an op from the program on."""
         prefix = self._prefixes.get(computation, "")
         return item.op_name if not prefix or item.op_name.startswith("jit(") else f"{prefix}/{item.op_name}"
+
+    def runs(self, computation: str) -> int:
+        """Runs of a computation per run of the program; a loop with an unknown number of turns counts once."""
+        known = self._runs.get(computation)
+        return 1 if known is None else known.times
+
+    @property
+    def exact(self) -> bool:
+        """Whether the number of turns of every loop is known."""
+        return all(runs.exact for runs in self._runs.values())
 
     def phase(self, computation: str, item: Instruction) -> str:
         """Phase of training, with that of the callers."""

@@ -35,11 +35,13 @@ def transposed(program: str, before: HloModule | None, lines: Lines, passes: Pas
         reader = lines.reader(computation, item)
         if reader is not None:
             at = place_of(reader.file, reader.line)
-            group.reasons[f"{primitive(reader.op_name) or reader.opcode} at {at}"] = None
+            group.reasons[f"{_name(reader)} at {at}"] = None
     for key, group in groups.items():
         place, by, order = key
         served = f"; read by {', '.join(list(group.reasons)[:2])}" if group.reasons else ""
         reason = f"the program's own transpose at this line{served}"
+        if {*group.phases} == {"backward"}:
+            reason = f"transposed in the gradient of this line{served}"
         if by == "compiler":
             adder = passes.adder(*signatures[key])
             told = f" ({adder})" if adder else ""
@@ -56,8 +58,8 @@ def transposes(program: str, before: HloModule) -> Iterator[Fate]:
     named = Written(before)
     for holder, item in before.instructions():
         if item.opcode == "transpose" and item.file is not None:
-            where = named.phase(holder.name, item)
-            groups[place_of(item.file, item.line)].add(item.name, bytes_=item.shape.bytes, phase=where)
+            where, bytes_ = named.phase(holder.name, item), item.shape.bytes * named.runs(holder.name)
+            groups[place_of(item.file, item.line)].add(item.name, bytes_=bytes_, phase=where)
     for place, group in groups.items():
         yield fate("transposed", program, place, group, "a transpose as written; XLA may make it part of its readers")
 
@@ -72,12 +74,17 @@ def _written_at(
     """
     if item.file is not None and primitive(item.op_name) == "transpose":
         return place_of(item.file, item.line)
-    source = lines.source(computation, item)
+    source, here = lines.source(computation, item), place_of(item.file, item.line)
     for sizes in (item.shape.dims, _any_order(item)):
         for place, of in written.get(sizes, ()):
-            if of == source:
+            if of == source or place == here:
                 return place
     return ""
+
+
+def _name(reader: Instruction) -> str:
+    """What reads: XLA merges a transpose into a product, which keeps the transpose's name."""
+    return reader.opcode if reader.opcode in ("dot", "convolution") else primitive(reader.op_name) or reader.opcode
 
 
 def _written_transposes(before: HloModule | None) -> dict[tuple[int, ...], list[tuple[str, Source]]]:

@@ -82,7 +82,8 @@ def _written(before: HloModule) -> Iterator[tuple[str, Grouped, str]]:
             continue
         if named.phase(holder.name, item) == "recompute":
             chains.append(item)
-            written[place_of(item.file, item.line)].add(item.name, bytes_=item.shape.bytes, phase="recompute")
+            bytes_ = item.shape.bytes * named.runs(holder.name)
+            written[place_of(item.file, item.line)].add(item.name, bytes_=bytes_, phase="recompute")
     asked = _checkpoints(chains)
     for place, group in written.items():
         yield place, group, f"jax.checkpoint called at {asked[place]}" if asked.get(place) else "jax.checkpoint"
@@ -113,7 +114,7 @@ def duplicated(program: str, lines: Lines) -> Iterator[Fate]:
         item, more = copy.row.instruction, len(copy.kernels) - 1
         group = groups[lines.shown(copy.computation, item)]
         flops = work(copy.row.once, copy.row.runs) * more
-        group.add(copy.copies[0], bytes_=item.shape.bytes * copy.row.runs * more, flops=flops, phase=phase(item))
+        group.add(copy.copies[0], flops=flops, phase=phase(item))  # copies stay in registers: no bytes
         group.kernels |= dict.fromkeys(copy.kernels)
     for place, group in groups.items():
         if place:

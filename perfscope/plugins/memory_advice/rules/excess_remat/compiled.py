@@ -14,12 +14,12 @@ from perfscope.analyzers.memory import SCARCE_SHARE, judged_timelines, peak_held
 from perfscope.analyzers.ops import spans_of_slices
 from perfscope.analyzers.spans import REGION, compiled_rows, lineage, named_slices, work_time
 from perfscope.analyzers.time import per_step, whole_ns
-from perfscope.analyzers.torch_compile import node_bytes, where_of
+from perfscope.analyzers.torch_compile import node_bytes, node_flops, where_of
 from perfscope.model.compile_log import CompiledKernel, CompileLog, Graph, GraphNode
 from perfscope.model.finding import AbstainError, Cell, Finding, Where, fit_title
 from perfscope.model.live_bytes import Int64
 from perfscope.model.memory import MemoryTimeline
-from perfscope.model.op_flops import CONVOLUTIONS, FUSED_ATTENTION, PLAIN_PRODUCTS, PRODUCTS, flops_of
+from perfscope.model.op_flops import CONVOLUTIONS, FUSED_ATTENTION, PRODUCTS
 from perfscope.model.severity import severity_of
 from perfscope.model.trace import MISSING, SliceKind, Trace
 from perfscope.model.units import format_bytes, format_count
@@ -93,22 +93,13 @@ def _of_graph(log: CompileLog, forward: Graph, backward: Graph) -> GraphRecomput
         heavy=heavy,
         result_bytes=sum(node_bytes(node) for node in nodes if not _VIEWS.match(node.op)),
         kernels=tuple(next((kernel for kernel in kernels if node.name in kernel.nodes), None) for node in heavy),
-        flops=tuple(_flops(node, known) for node in heavy),
+        flops=tuple(node_flops(node, known) for node in heavy),
     )
 
 
 def _is_heavy(op: str) -> bool:
     name = op.removeprefix("aten.").partition(".")[0]
     return name in PRODUCTS | CONVOLUTIONS or bool(FUSED_ATTENTION.match(name))
-
-
-def _flops(node: GraphNode, known: Mapping[str, GraphNode]) -> int | None:
-    """FLOPs of a dense matrix product; ``None`` for other ops and for dynamic sizes."""
-    dense = node.op.split(".")[1] in PLAIN_PRODUCTS and len(node.inputs) > 1
-    left = known.get(node.inputs[-2]) if dense else None
-    if left is None or not left.shape or not all(isinstance(size, int) for size in (*node.shape, left.shape[-1])):
-        return None
-    return flops_of("aten.matmul.default", {"self": left}.get, (node,))
 
 
 # Benefit of recomputing products in a compiled backward: the measured memory of a step, with their results saved.
