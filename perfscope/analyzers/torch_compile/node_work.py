@@ -10,8 +10,8 @@ from perfscope.model.op_flops import PLAIN_PRODUCTS, flops_of
 if TYPE_CHECKING:
     from perfscope.model.compile_log import GraphNode
 
-_CONVOLUTION = ("input", "weight")
-_ATTENTION = ("query", "key", "value")
+_CONVOLUTION: tuple[str, ...] = ("input", "weight")
+_ATTENTION: tuple[str, ...] = ("query", "key", "value")
 _FACTORS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(PLAIN_PRODUCTS, ("self", "mat2")),
     **dict.fromkeys(("_int_mm", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm"), ("self", "mat2")),
