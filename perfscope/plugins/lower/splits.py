@@ -30,7 +30,7 @@ class Computed(Struct, frozen=True, kw_only=True):
 
 
 def split(program: str, computed: Iterable[Computed], between: Mapping[Where, int]) -> Iterator[Fate]:
-    """Yield lines of which no kernel computes all ops; a copy of one op in several kernels is no split.
+    """Yield lines whose ops are in several kernels; a line that one kernel computes whole is left out.
 
     ``between``: bytes that kernels of a line write and other kernels of that line read.
     """

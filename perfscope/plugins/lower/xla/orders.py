@@ -83,7 +83,7 @@ def _written_at(
 
 
 def _name(reader: Instruction) -> str:
-    """What reads: XLA merges a transpose into a product, which keeps the transpose's name."""
+    """Name of a reader: a product that XLA merged a transpose into has the transpose's path."""
     return reader.opcode if reader.opcode in ("dot", "convolution") else primitive(reader.op_name) or reader.opcode
 
 
