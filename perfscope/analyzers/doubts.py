@@ -1,4 +1,4 @@
-"""Rules affected by implausible device data, and the sentence for the report."""
+"""Limits of findings: rules affected by implausible device data, and advice on models that were converted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perfscope.analyzers.time import device_doubts
 
 if TYPE_CHECKING:
     from perfscope.analyzers.time import DeviceDoubt
-    from perfscope.model.finding import Rule
+    from perfscope.model.finding import Finding, Rule
     from perfscope.model.trace import Trace
 
 OF_IDLE_TIME = frozenset({
@@ -25,6 +25,10 @@ OF_WORK_TIME = frozenset({
     "unfused_optimizer",
 })  # fmt: skip
 """Rules that depend on the duration of kernels."""
+
+CONVERTED = (
+    "In the PyTorch program that the ONNX model was exported from (ONNX Runtime fuses on its own):"
+)
 
 
 def doubt_of(rule: Rule, trace: Trace) -> DeviceDoubt | None:
@@ -48,3 +52,10 @@ def doubts_of(traces: Sequence[Trace]) -> tuple[DeviceDoubt, ...]:
         else replace(found[0], text=f"{found[0].text} ({len(found)} of {len(traces)} sources)")
         for found in kinds.values()
     )
+
+
+def for_original(trace: Trace, finding: Finding) -> Finding:
+    """Return a finding whose advice says that it is for the program that a converted model was exported from."""
+    if not finding.advice or not any(loaded.plan.converted_from for loaded in trace.torch_plans):
+        return finding
+    return replace(finding, advice=f"{CONVERTED} {finding.advice}")

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from perfscope.analyzers.causes import MOST_ROWS, ROWS_OF_EACH, causes_of_sources, one_per_cause, without_explained
 from perfscope.analyzers.consequences import causes_first
 from perfscope.analyzers.critical_path import WhatIf, bounded_by_job, bounded_by_path
-from perfscope.analyzers.doubts import doubt_of, doubts_of
+from perfscope.analyzers.doubts import doubt_of, doubts_of, for_original
 from perfscope.analyzers.file_names import files_in_stacks, one_name_per_file
 from perfscope.analyzers.large_parts import LargePart, large_parts, merge_large_parts
 from perfscope.analyzers.merge_programs import merge_programs, merged_outcome
@@ -437,7 +437,7 @@ def _checked(rule: Rule, trace: Trace, others: Sequence[tuple[str, Finding]] = (
         check = rule.plan if planned and rule.plan is not None else rule.check
         found = check(trace) if rule.rest is None else rule.rest(trace, others)
         findings = [
-            adjusted(trace, rule.id, bounded_by_path(trace, finding))
+            for_original(trace, adjusted(trace, rule.id, bounded_by_path(trace, finding)))
             for finding in one_per_cause(sorted(found, key=_cost_order), whole_ns(trace))
         ]
         scope = Scope(trace.source.events_read, "records") if rule.examined is None else rule.examined(trace)

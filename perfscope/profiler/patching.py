@@ -10,18 +10,31 @@ Undo = Callable[[], None]
 _ABSENT = object()
 
 
+_under: dict[tuple[int, str, int], tuple[Any, Any]] = {}
+"""(Holder, name, replacement) -> a replacement that was undone while another covered it, and what it replaced."""
+
+
 def replace(holder: Any, name: str, replacement: Any) -> Undo:
-    """Set an attribute. The undo restores it, unless other code has replaced it since."""
+    """Set an attribute. The undo restores it; if other code has replaced it since, then when that is undone."""
     before = vars(holder).get(name, _ABSENT)
     setattr(holder, name, replacement)
+    done = False
 
     def undo() -> None:
-        if vars(holder).get(name) is not replacement:
+        nonlocal done
+        if done:
             return
-        if before is _ABSENT:
+        done = True
+        if vars(holder).get(name) is not replacement:
+            _under[id(holder), name, id(replacement)] = replacement, before
+            return
+        value = before
+        while (key := (id(holder), name, id(value))) in _under:
+            value = _under.pop(key)[1]
+        if value is _ABSENT:
             delattr(holder, name)
         else:
-            setattr(holder, name, before)
+            setattr(holder, name, value)
 
     return undo
 

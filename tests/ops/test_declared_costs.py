@@ -218,3 +218,34 @@ def test_launches_of_triton_are_recorded_outside_of_ops_and_added_up_inside(
     assert [op.function for op in ops[:2]] == [
         "test_launches_of_triton_are_recorded_outside_of_ops_and_added_up_inside.<locals>.launched"
     ] * 2
+
+
+def test_launches_of_the_autotuner_are_no_work_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    from perfscope.profiler.torch.op_graph.declared import Launches
+
+    class Kernel:
+        __name__ = "kernel"
+
+        def run(self, *arguments: Any, **named: Any) -> None: ...
+
+    class Autotuner:
+        def __init__(self) -> None:
+            self.fn = Kernel()
+
+        def _bench(self, *arguments: Any, config: int) -> float:
+            self.fn.run(*arguments, BLOCK=config)
+            return 1.0 / config
+
+        def run(self, *arguments: Any) -> None:
+            best = min((64, 128), key=lambda config: self._bench(*arguments, config=config))
+            self.fn.run(*arguments, BLOCK=best)
+
+    for name, kind in (("jit", "JITFunction"), ("autotuner", "Autotuner")):
+        module: Any = types.ModuleType(f"triton.runtime.{name}")
+        setattr(module, kind, Kernel if name == "jit" else Autotuner)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    rows: list[str] = []
+    undo = Launches(lambda name, tensors, cost: rows.append(name)).watch()
+    Autotuner().run()
+    undo()
+    assert rows == ["triton.kernel"]

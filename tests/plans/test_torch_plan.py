@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from msgspec.structs import replace
@@ -11,6 +12,8 @@ from msgspec.structs import replace
 from perfscope.analyzers.compare.programs.gates import gates_not_met, program_gate
 from perfscope.analyzers.compare.programs.plan import plan_change
 from perfscope.analyzers.compare.programs.units import PLAN_PEAK
+from perfscope.analyzers.doubts import CONVERTED
+from perfscope.analyzers.engine import analyze
 from perfscope.analyzers.readers.compiled import read_plan_folder
 from perfscope.analyzers.registry import load_rule
 from perfscope.analyzers.sections.programs import plan_section
@@ -78,6 +81,17 @@ def test_breaks_are_taken_apart(tmp_path: Path) -> None:
     assert (function, found.reason, found.doc_id) == ("forward", "Dynamic shape operator", "gb0036")
     assert found.place is not None
     assert found.place.line == 9
+
+
+def test_advice_on_an_onnx_model_is_for_the_program_it_was_exported_from(tmp_path: Path) -> None:
+    said = PlanBreak(compile_id="0/0", function="forward", place=PLACE, text=BREAK)
+
+    def advice(source: Literal["", "onnx"]) -> str:
+        trace = trace_of(tmp_path / (source or "torch"), plan(graph(kernel()), breaks=(said,), converted_from=source))
+        ((_, finding),) = analyze(trace, rules=["graph_break"]).findings()
+        return finding.advice
+
+    assert advice("onnx") == f"{CONVERTED} {advice('')}"
 
 
 @pytest.mark.parametrize(

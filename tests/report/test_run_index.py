@@ -43,6 +43,6 @@ def test_files_of_many_ranks_are_one_row(tmp_path: Path) -> None:
 
 
 def test_a_run_with_all_stages_names_the_command_for_them(tmp_path: Path) -> None:
-    assert "lower PROGRAM" in index_of(tmp_path)
+    assert "| `perfscope lower --stages PROGRAM ARGS...`, or of this run after" in index_of(tmp_path)
     (tmp_path / "xla-dump-0").mkdir()
-    assert f"lower {tmp_path.name} --stages" in index_of(tmp_path)
+    assert f"| `perfscope lower --stages {tmp_path.name}` |" in index_of(tmp_path)

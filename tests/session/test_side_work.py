@@ -163,3 +163,22 @@ def test_the_document_becomes_rows_on_the_clock_of_the_trace(tmp_path: Path) -> 
     storage = builder.rows["storage"]
     assert storage["at_ns"].tolist() == [1050, 1100]
     assert storage["fetched_bytes"].tolist() == [5, 5], "a worker that ended takes its sum along"
+
+
+def test_events_beyond_the_most_are_counted(log: SideWorkLog, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("perfscope.profiler.session.side_work.MOST_EVENTS", 2)
+    model = torch.nn.Linear(2, 2)
+    for number in range(5):
+        model.eval()
+        model.train()
+        log.step_ended(number)
+    counters = StepCounters(
+        step_number=(0,), step_begin_ns=(0,), step_end_ns=(1,), step_free=(True,), side_work=log.events(),
+        side_work_dropped=log.dropped,
+    )  # fmt: skip
+    (tmp_path / "counters.json.gz").write_bytes(dump_counters(counters))
+    builder = TraceBuilder()
+    builder.table("steps", {"number": [0], "start_ns": [0], "end_ns": [1], "name": builder.codes(["step"])})
+    attach_counters(builder, load_counters(tmp_path / "counters.json.gz"))
+    (note,) = [note for note in builder.notes if "evaluations" in note]
+    assert note.startswith("only the first 2 saves, waits for saves and evaluations were recorded; 3 later ones")

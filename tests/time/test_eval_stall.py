@@ -106,3 +106,9 @@ def test_of_a_host_that_runs_ahead_waits_may_be_for_its_steps() -> None:
     b = training(EVALUATE)
     b.step_times_us = ()
     assert judge(b).status == "flagged", "work of the host"
+
+
+def test_each_evaluation_may_wait_for_one_step() -> None:
+    """Five evaluations of 40 ms that only wait: the step of 10 ms before each is not theirs."""
+    finding = only(training("train.py(33): main > train.py(50): evaluate > loss.item", exact=True))
+    assert finding.cost_ns == 5 * 30_000_000

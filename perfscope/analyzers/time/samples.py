@@ -55,6 +55,8 @@ class Stacks(Struct, frozen=True, kw_only=True):
     """Whether a frame of a data loader is on the stack."""
     kinds: Int64
     """`FrameKind` of the stack (``kind_below`` of all its frames)."""
+    own: Int64
+    """`FrameKind` of the frame alone."""
 
 
 def stacks(trace: Trace) -> Stacks:
@@ -64,6 +66,7 @@ def stacks(trace: Trace) -> Stacks:
     user, loader = np.full(count, MISSING, np.int64), np.zeros(count, bool)
     best, framework = np.full(count, int(Owner.FRAMEWORK), np.int64), np.zeros(count, bool)
     kinds: list[FrameKind] = []
+    alone: list[FrameKind] = []
     texts, jitted = [], trace.fact(jitted_functions)
     columns = (frames[name].tolist() for name in ("file", "line", "name", "parent"))
     for row, (file, line, name, parent) in enumerate(zip(*columns, strict=True)):
@@ -73,6 +76,7 @@ def stacks(trace: Trace) -> Stacks:
         own, outer = frame_kind(texts[-1]), kinds[above] if above != MISSING else FrameKind.UNKNOWN
         if not path and function.rpartition(".")[2] in jitted:
             own = FrameKind.COMPILED_CALL
+        alone.append(own)
         kinds.append(kind_below(outer, own, is_python=bool(path)))
         loader[row] = (above != MISSING and loader[above]) or own is FrameKind.LOADER
         owner = owner_of(path) if path else Owner.FRAMEWORK
@@ -84,8 +88,9 @@ def stacks(trace: Trace) -> Stacks:
         else:
             framework[row] = (above != MISSING and framework[above]) or own in COMPUTES
     return Stacks(
-        user=user, texts=tuple(texts), in_framework=framework, in_loader=loader, kinds=np.array(kinds, np.int64)
-    )
+        user=user, texts=tuple(texts), in_framework=framework, in_loader=loader, kinds=np.array(kinds, np.int64),
+        own=np.array(alone, np.int64),
+    )  # fmt: skip
 
 
 def jitted_functions(trace: Trace) -> frozenset[str]:

@@ -93,7 +93,7 @@ def side_work(trace: Trace) -> SideWork | None:
     steps, whole = _counted_steps(trace)
     if not steps or not {"side_work", "python_samples"} & trace.recorded:
         return None
-    exact = _exact_calls(trace) if "side_work" in trace.recorded else []
+    exact = trace.fact(_exact_calls) if "side_work" in trace.recorded else ()
     known = {"save" if call.kind == "wait" else call.kind for call in exact}
     sampled = [call for call in _sampled_calls(trace, whole) if call.kind not in known]
     return SideWork(
@@ -126,7 +126,7 @@ def _counted_steps(trace: Trace) -> tuple[int, int]:
     return steps, round(float(times.mean()) * steps)
 
 
-def _exact_calls(trace: Trace) -> list[SideCall]:
+def _exact_calls(trace: Trace) -> tuple[SideCall, ...]:
     """Saves and evaluations of the table, in the counted steps and on their thread, by line."""
     rows, (begin, end, _) = trace.rows["side_work"], _window(trace)
     inside = (rows["from_ns"] >= begin) & (rows["until_ns"] <= end) & rows["of_steps"]
@@ -141,7 +141,9 @@ def _exact_calls(trace: Trace) -> list[SideCall]:
             groups[kinds[row], int(rows["file"][row]), int(rows["line"][row])].append(row)
     saves = [row for (kind, _, _), members in groups.items() if kind != "evaluation" for row in members]
     saving = union(rows["from_ns"][saves], rows["until_ns"][saves])
-    return [_exact_call(trace, kinds[members[0]], np.array(members, np.int64), saving) for members in groups.values()]
+    return tuple(
+        _exact_call(trace, kinds[members[0]], np.array(members, np.int64), saving) for members in groups.values()
+    )
 
 
 def _exact_call(trace: Trace, kind: str, members: Int64, saving: Intervals) -> SideCall:
@@ -151,7 +153,7 @@ def _exact_call(trace: Trace, kind: str, members: Int64, saving: Intervals) -> S
         spans = difference(spans, saving)
     samples = _samples_in(trace, spans)
     total = time_with_core(trace, spans)
-    total -= _queue_ns(trace, samples, total)
+    total -= _queue_ns(trace, samples, total, len(members))
     written = rows["bytes"][members]
     written = written[written > 0]
     first = int(members[0])
@@ -191,10 +193,11 @@ def _samples_in(trace: Trace, spans: Intervals) -> Int64:
     return mine[(at >= 0) & (samples["time_ns"][mine] < spans.ends[np.maximum(at, 0)])]
 
 
-def _queue_ns(trace: Trace, samples: Int64, total: int) -> int:
+def _queue_ns(trace: Trace, samples: Int64, total: int, times: int) -> int:
     """Time of side work in which the host waited for steps that it had launched before.
 
-    At most one step for all, if the host waits in each step; else all of it, because the work of the steps is unknown.
+    At most one step for each of the ``times`` that it ran, if the host waits in each step; else all of it, because the
+    work of the steps is unknown.
     """
     waits = trace.fact(device_waits)[samples]
     if not waits.any():
@@ -202,7 +205,7 @@ def _queue_ns(trace: Trace, samples: Int64, total: int) -> int:
     lasts = trace.rows["samples"]["lasts_ns"][samples]
     waited = round(total * float(lasts[waits].sum()) / max(1, int(lasts.sum())))
     if trace.step_times_ns:
-        return min(waited, round(median(trace.step_times_ns))) if "device_work" in trace.recorded else 0
+        return min(waited, round(times * median(trace.step_times_ns))) if "device_work" in trace.recorded else 0
     return waited
 
 
@@ -253,7 +256,7 @@ def side_samples(trace: Trace) -> npt.NDArray[np.int8]:
     if inside.any() and _in_each_step(trace, inside):
         sides[inside] = 0
     if "side_work" in trace.recorded:
-        for call in _exact_calls(trace):
+        for call in trace.fact(_exact_calls):
             sides[list(call.rows)] = 2 if call.kind == "evaluation" else 1
     return sides
 
@@ -292,13 +295,14 @@ def _sampled_calls(trace: Trace, whole_ns: int) -> list[SideCall]:
             lines[sampled_site(trace, int(samples["frame"][row]))] += int(samples["lasts_ns"][row])
         site = _loop_site(trace, rows) if kind == "evaluation" else None
         total = round(whole_ns * float(samples["lasts_ns"][rows].sum()) / time)
+        times = len(np.unique(samples["step"][rows]))  # at least so many
         result.append(
             SideCall(
                 kind=kind,  # type: ignore[arg-type]
                 call="",
                 site=site or max(lines, key=lambda line: lines[line], default=UNKNOWN_SITE),
                 count=None,
-                total_ns=total - (_queue_ns(trace, rows, total) if kind == "evaluation" else 0),
+                total_ns=total - (_queue_ns(trace, rows, total, times) if kind == "evaluation" else 0),
                 each_ns=None,
                 bytes=None,
                 asynchronous=False,

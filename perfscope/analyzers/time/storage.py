@@ -21,7 +21,7 @@ from perfscope.analyzers.time.sites import CallSite
 from perfscope.analyzers.time.whole_run.cores import core_wait_share
 from perfscope.model.documents.causes import Cause
 from perfscope.model.frames.kinds import WAITS as WAITING
-from perfscope.model.frames.kinds import FrameKind, frame_kind
+from perfscope.model.frames.kinds import FrameKind
 from perfscope.model.intervals import Int64
 from perfscope.model.severity import HIGH_SHARE
 from perfscope.model.trace import MISSING, Trace
@@ -160,12 +160,10 @@ def storage_wait(trace: Trace) -> StorageWait | None:
 
 def _waits_otherwise(trace: Trace, rows: Int64) -> npt.NDArray[np.bool_]:
     """Mask of ``rows`` of workers that wait for a request or a lock, and do not make a batch."""
-    kinds = trace.fact(stacks).kinds
-    callee = np.append(kinds, int(FrameKind.UNKNOWN))[trace.rows["samples"]["frame"][rows]]
-    texts = trace.fact(stacks).texts
-    idle = {row for row, text in enumerate(texts) if frame_kind(text) in WAITING}
-    named = np.array([frame in idle for frame in trace.rows["samples"]["frame"][rows].tolist()], bool)
-    return named | np.isin(callee, (FrameKind.LOCK, FrameKind.QUEUE, FrameKind.SLEEP))
+    own = np.append(trace.fact(stacks).own, int(FrameKind.UNKNOWN))[trace.rows["samples"]["frame"][rows]]
+    locked = np.isin(shown_kinds(trace, rows), (FrameKind.LOCK, FrameKind.QUEUE, FrameKind.SLEEP))
+    waits: npt.NDArray[np.bool_] = locked | np.isin(own, list(WAITING))
+    return waits
 
 
 def _reading(trace: Trace, rows: Int64) -> _Reading:

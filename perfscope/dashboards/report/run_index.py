@@ -91,7 +91,7 @@ A run of `perfscope run`. Start with `report.html`.
 | evidence and advice of every finding | `perfscope analyze -v {run}` |
 | pages: timeline, memory, programs, lines | `perfscope serve {run}` |
 | all ranks on one timeline, with a track of findings, for ui.perfetto.dev | `perfscope export {run} --to perfetto` |
-| each line at each stage of the compiler, HLO before and after passes | `perfscope lower {_lowered(directory, run)}` |
+| each line at each stage of the compiler, HLO before and after passes | {_lowered(directory, run)} |
 | SQL over all tables | `perfscope query {run}` |
 | what changed since another run | `perfscope compare OTHER {run}` |
 """
@@ -120,6 +120,8 @@ def _names(pattern: str, names: list[str]) -> str:
 
 
 def _lowered(directory: Path, run: str) -> str:
-    """The run if it holds stages of programs, else the program as it was started."""
+    """The command on the run if it holds stages of programs, else on the program as it was started, as Markdown."""
     dumped = any(directory.glob("xla-dump*")) or any(directory.glob("rank*/compile"))
-    return f"{run} --stages" if dumped else "PROGRAM ARGS... --stages`, or of this run after `perfscope run --xla-dump"
+    if dumped:
+        return f"`perfscope lower --stages {run}`"
+    return "`perfscope lower --stages PROGRAM ARGS...`, or of this run after `perfscope run --xla-dump`"

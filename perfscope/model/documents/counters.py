@@ -122,6 +122,8 @@ class StepCounters:
 
     side_work: tuple[SideWork, ...] | None = None
     """In the order of their ends; ``None`` in older files."""
+    side_work_dropped: int = 0
+    """Number of later saves, waits and evaluations that are not in ``side_work``."""
 
     storage_step: tuple[int, ...] = ()
     """Number of the step after which the counters of storage were read."""

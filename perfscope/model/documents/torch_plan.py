@@ -358,6 +358,8 @@ class TorchPlan(Struct, frozen=True, kw_only=True):
     """Peak memory of a step; ``None``: a plan of an earlier perfscope."""
     processes: PlannedProcesses | None = None
     """Exchanges with the other processes of its job; ``None``: there are no others."""
+    converted_from: Literal["", "onnx"] = ""
+    """Format of the file that another package made a PyTorch program of: its lines and calls are not the user's."""
     fingerprint: Text = ""
     """Hash of graphs, breaks and recompilations: equal for equal plans. It excludes versions and the target's name."""
 

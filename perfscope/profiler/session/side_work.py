@@ -33,6 +33,8 @@ class SideWorkLog(CheckpointLog):
         """Prepare an empty log; ``watch`` wraps the calls."""
         super().__init__(IN_STEPS)
         self._done: list[SideWork] = []
+        self.dropped = 0
+        """Events beyond `MOST_EVENTS`, and evaluations of one step beyond `MOST_PENDING`."""
         self._open: tuple[int, str, int] | None = None
         """Begin, line and identity of the model of an evaluation that has not ended."""
         self._pending: list[tuple[Checkpoint, int, Any]] = []
@@ -72,9 +74,10 @@ class SideWorkLog(CheckpointLog):
 
     def _collect(self) -> None:
         """Move new events to those that are kept."""
-        room = MOST_EVENTS - len(self._done)
         if self._events:
-            self._done += map(_event, self.taken()[:room])
+            taken, room = self.taken(), MOST_EVENTS - len(self._done)
+            self._done += map(_event, taken[:room])
+            self.dropped += max(0, len(taken) - room)
 
     def _switching(self, original: Any) -> Any:
         from torch.compiler import is_compiling
@@ -104,6 +107,8 @@ class SideWorkLog(CheckpointLog):
             end = time.perf_counter_ns()
             if len(self._events) < MOST_PENDING:
                 self._events.append(Checkpoint(EVALUATION, "eval", begin, end, line, True, end, ""))
+            else:
+                self.dropped += 1
 
     def _call_name(self, holder: str, function: str) -> str:
         return f"{holder}.{function}" if holder else function

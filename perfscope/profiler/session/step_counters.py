@@ -374,6 +374,7 @@ class StepCounting:
             machine_ns=machine[0], busy_ns=machine[1], own_busy_ns=machine[2], throttled_ns=machine[3],
             memory_step=memory[0], rss_bytes=memory[1], device_bytes=memory[2],
             held=self._names.grown(), side_work=self._side.events(),
+            side_work_dropped=self._side.dropped,
             storage_step=storage[0], storage_ns=storage[1], storage_read_bytes=storage[2],
             storage_fetched_bytes=storage[3],
         )  # fmt: skip

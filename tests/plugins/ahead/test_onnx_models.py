@@ -122,3 +122,18 @@ def test_a_model_is_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     (tmp_path / "m.onnx").write_bytes((tmp_path / "m.onnx").read_bytes()[:1000])
     assert run([*command, "batch=8", "-o", "refused"]) == 4
     assert "not an ONNX model that can be read" in capfd.readouterr().err
+
+
+def test_shapes_that_cannot_be_inferred_are_no_fault_of_the_converter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "m.onnx")
+    pytest.importorskip("onnx2torch")
+    from perfscope.plugins.ahead.torch import onnx_program
+
+    def fails(*_: object) -> object:
+        raise ValueError("[ShapeInferenceError] Mismatch between sizes")
+
+    monkeypatch.setattr("perfscope.plugins.ahead.torch.onnx_shapes.folded", fails)
+    with pytest.raises(SystemExit, match=r"ONNX cannot infer the shapes of this model: ValueError: \[ShapeInference"):
+        onnx_program._converted(str(tmp_path / "m.onnx"), {"batch": 8})

@@ -137,6 +137,11 @@ def _side_work(builder: TraceBuilder, counters: StepCounters, offset: int) -> No
         },
     )
     builder.record("side_work")
+    if counters.side_work_dropped > 0:
+        builder.note(
+            f"only the first {len(events):,} saves, waits for saves and evaluations were recorded; "
+            f"{counters.side_work_dropped:,} later ones are missing, and so is their time"
+        )
 
 
 def _storage(builder: TraceBuilder, counters: StepCounters, offset: int) -> None:

@@ -232,6 +232,7 @@ class _Planning:
             outside_file=steps.outside_file,
             memory=self.memory.found(),
             processes=self.processes.found(),
+            converted_from="onnx" if (self._request.exported or "").lower().endswith(".onnx") else "",
         )
 
     def _not_covered(self, graphs: Any) -> list[str]:

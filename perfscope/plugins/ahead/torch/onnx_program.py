@@ -47,7 +47,11 @@ def _converted(path: str, sizes: Mapping[str, int]) -> tuple[Any, list[tuple[lis
         raise SystemExit(f"not an ONNX model that can be read: {_first_line(error)}") from None
     inputs = _inputs(model, sizes)
     try:
-        module = onnx2torch.convert(folded(_newer(model), [shape for shape, _ in inputs])).eval()
+        sized = folded(_newer(model), [shape for shape, _ in inputs])
+    except Exception as error:  # of onnx's C++, which has no common type
+        raise SystemExit(f"ONNX cannot infer the shapes of this model: {_first_line(error)}") from None
+    try:
+        module = onnx2torch.convert(sized).eval()
         return graph_of(module, inputs), inputs
     except Exception as error:  # of the converter, which has no common type
         raise SystemExit(f"onnx2torch cannot convert it: {_first_line(error)}") from None

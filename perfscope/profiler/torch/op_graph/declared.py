@@ -20,6 +20,9 @@ from perfscope.model.kernel_cost import (
 )
 from perfscope.profiler.patching import Undo, undo_all, wrap
 
+_BENCH = "_bench"
+"""Method of triton's ``Autotuner`` (3.0 to 3.8) that times one configuration by launching it."""
+
 
 def declared_call(func: Any, arguments: Any, named: Any, result: Any) -> Cost | None:
     """Return the declared cost of a call of an op; ``None`` without a formula.
@@ -52,18 +55,23 @@ def _with_dtype(cost: Cost | None, arguments: Any) -> Cost | None:
 class Launches:
     """Launches of Triton kernels: a row each, or a part of the cost of the op that launches them.
 
-    ``record(name, tensors, cost)`` adds a row.
+    ``record(name, tensors, cost)`` adds a row. Launches by which triton's autotuner chooses a configuration are left
+    out: they are no work of the program's step.
     """
 
     def __init__(self, record: Callable[[str, list[Any], Cost | None], None]) -> None:
         self._record = record
         self._inside: dict[int, list[Cost | None]] = {}
+        self._tuning = threading.local()
 
     def watch(self) -> Undo:
         """Watch the kernels of triton, if the program has imported it."""
         found = (("triton.runtime.jit", "JITFunction"), ("triton.runtime.interpreter", "InterpretedFunction"))
         classes = [getattr(sys.modules.get(module), name, None) for module, name in found]
-        return undo_all(wrap(kind, "run", self._watched) for kind in classes if "run" in vars(kind or object))
+        undos = [wrap(kind, "run", self._watched) for kind in classes if "run" in vars(kind or object)]
+        tuner = getattr(sys.modules.get("triton.runtime.autotuner"), "Autotuner", None)
+        undos += [wrap(kind, _BENCH, self._tunes) for kind in (tuner,) if _BENCH in vars(kind or object)]
+        return undo_all(undos)
 
     @contextmanager
     def of_op(self) -> Iterator[list[Cost | None]]:
@@ -79,10 +87,20 @@ class Launches:
             else:
                 self._inside[thread] = before
 
+    def _tunes(self, bench: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            self._tuning.on = True
+            try:
+                return bench(*arguments, **named)
+            finally:
+                self._tuning.on = False
+
+        return call
+
     def _watched(self, run: Callable[..., Any]) -> Callable[..., Any]:
         def call(kernel: Any, *arguments: Any, **named: Any) -> Any:
             compiled = run(kernel, *arguments, **named)
-            if not named.get("warmup"):
+            if not named.get("warmup") and not getattr(self._tuning, "on", False):
                 cost = launch_cost(kernel, compiled, arguments, named)
                 inside = self._inside.get(threading.get_ident())
                 if inside is not None:
