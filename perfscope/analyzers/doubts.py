@@ -26,9 +26,7 @@ OF_WORK_TIME = frozenset({
 })  # fmt: skip
 """Rules that depend on the duration of kernels."""
 
-CONVERTED = (
-    "In the PyTorch program that the ONNX model was exported from (ONNX Runtime fuses on its own):"
-)
+CONVERTED = "In the PyTorch program that the ONNX model was exported from (ONNX Runtime fuses on its own):"
 
 
 def doubt_of(rule: Rule, trace: Trace) -> DeviceDoubt | None:
