@@ -53,7 +53,7 @@ def doubts_of(traces: Sequence[Trace]) -> tuple[DeviceDoubt, ...]:
 
 
 def for_original(trace: Trace, finding: Finding) -> Finding:
-    """Return a finding whose advice says that it is for the program that a converted model was exported from."""
+    """Return a finding with its advice addressed to the program that a converted model was exported from."""
     if not finding.advice or not any(loaded.plan.converted_from for loaded in trace.torch_plans):
         return finding
     return replace(finding, advice=f"{CONVERTED} {finding.advice}")

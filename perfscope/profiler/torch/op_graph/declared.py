@@ -55,8 +55,8 @@ def _with_dtype(cost: Cost | None, arguments: Any) -> Cost | None:
 class Launches:
     """Launches of Triton kernels: a row each, or a part of the cost of the op that launches them.
 
-    ``record(name, tensors, cost)`` adds a row. Launches by which triton's autotuner chooses a configuration are left
-    out: they are no work of the program's step.
+    ``record(name, tensors, cost)`` adds a row. Launches by which triton's autotuner chooses a configuration
+    are not recorded, because they are not the work of a step.
     """
 
     def __init__(self, record: Callable[[str, list[Any], Cost | None], None]) -> None:
