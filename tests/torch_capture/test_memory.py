@@ -250,6 +250,25 @@ def test_it_is_available() -> None:
     assert available() is None
 
 
+def test_a_compiled_model_that_slices_its_layers_stays_one_graph(registry: Any) -> None:
+    """Models of transformers do this: the slice is a new ``ModuleList``, built while dynamo traces."""
+
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+        def forward(self, x: Any) -> Any:
+            for layer in self.layers[:2]:
+                x = layer(x)
+            return {"out": x}
+
+    model = Layers()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    assert compiled(torch.ones(2, 8))["out"].shape == (2, 8)
+    assert {module.partition(".")[0] for _, module, _, _ in registry.named()} == {"OptimizedModule"}
+
+
 def test_names_modules_categories_and_sizes(registry: Any) -> None:
     net = Net()
     optimizer = trained(net)

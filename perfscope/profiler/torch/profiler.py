@@ -82,7 +82,7 @@ class TorchProfilerCapture:
     def start(self, step: int) -> None:
         """Begin to record. The first profiler of a process is slow to start, so an empty one goes before it."""
         global _primed
-        with _quiet_kineto():
+        with _quiet_kineto(), _same_environment():
             if not _primed:
                 first = self._make(stacks=False)
                 with contextlib.nullcontext() if _on_main_thread() else _without_lines(OTHER_THREAD):
@@ -135,7 +135,8 @@ class TorchProfilerCapture:
         packed = path.with_name(f".{path.name}.part")
         try:
             # torch writes its file name argument into the file; a relative one reveals nothing of the machine.
-            self._profiler.export_chrome_trace(os.path.relpath(raw))
+            with _same_environment():
+                self._profiler.export_chrome_trace(os.path.relpath(raw))
             calls = call_lines(self._profiler) if self._settings.stacks else None
             with raw.open("rb") as source, gzip.open(packed, "wb", compresslevel=COMPRESSION) as target:
                 target.write(_with_calls(_without_host(source.read(HEADER_BYTES)), calls))
@@ -217,6 +218,17 @@ def _quiet_kineto() -> Iterator[None]:
         yield
     finally:
         os.environ.pop(name, None)
+
+
+@contextlib.contextmanager
+def _same_environment() -> Iterator[None]:
+    """Remove the folder of inductor's cache where it is new: torch 2.13 imports inductor, which sets it."""
+    known = "TORCHINDUCTOR_CACHE_DIR" in os.environ
+    try:
+        yield
+    finally:
+        if not known:
+            os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from weakref import ReferenceType, ref
 from perfscope.model.documents.run import Capture
 from perfscope.model.files import json_bytes, write_atomically
 from perfscope.profiler.patching import Undo
+from perfscope.profiler.torch.compat import is_compiling
 
 # Names of parameters and buffers: which ``nn.Module`` holds each, without asking the garbage collector.
 #
@@ -69,6 +70,8 @@ class ModuleRegistry:
                             yield (f"{path}.{name}" if path else name), qualified, tensor, is_parameter
 
     def _registered(self, module: Any, name: str, value: Any) -> None:
+        if is_compiling():  # compiled code may slice a list of modules, which makes a new one
+            return
         address = id(module)
         known = self._modules.get(address)
         if known is None or known() is not module:
