@@ -18,7 +18,7 @@ from typing import Any
 from perfscope.analyzers.readers.load import load_all
 from tests.fuzz import mutate
 from tests.plugins.kernel_reports.ncu_files import details, launches
-from tests.plugins.kernel_reports.other_files import counters, log
+from tests.plugins.kernel_reports.other_files import counters, log, rocpd
 from tests.ranks.flight_dumps import dump, entry
 from tests.readers import rocprof_files, test_hlo, test_jax_memory, test_kineto
 from tests.readers.memory_snapshots import Allocator
@@ -58,6 +58,12 @@ def _nsys() -> bytes:
         return exports.small().write(Path(folder, "small.sqlite")).read_bytes()
 
 
+def _rocpd() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        rocpd(Path(folder, "small.db"))
+        return Path(folder, "small.db").read_bytes()
+
+
 def _flight() -> bytes:
     return pickle.dumps(dump([entry(number) for number in range(1, 6)]), 2)
 
@@ -77,6 +83,7 @@ FORMATS: dict[str, Format] = {
     "ncu": Format(mutate.lines, "csv", lambda: details(launches()).encode()),
     "nsys": Format(mutate.sqlite, "sqlite", _nsys, ("nsys_sqlite",)),
     "perfetto": Format(mutate.protobuf, "pftrace", _perfetto, ("perfetto",)),
+    "rocpd": Format(mutate.sqlite, "db", _rocpd),
     "rocprofv3_counters": Format(mutate.lines, "csv", lambda: counters().encode()),
     "rocprofv3": Format(mutate.json_text, "json", lambda: _json(rocprof_files.document())),
     "rocprofv3_table": Format(mutate.lines, "csv", lambda: rocprof_files.tables()["kernel_trace"].encode()),

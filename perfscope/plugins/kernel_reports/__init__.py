@@ -10,11 +10,13 @@ PLUGIN = Plugin(
     name="kernel_reports",
     readers={
         "ncu": f"{_HERE}.ncu",
+        "rocpd": f"{_HERE}.rocpd",
         "rocprofv3_counters": f"{_HERE}.rocprof_counters",
         "tritonparse": f"{_HERE}.tritonparse",
     },
     format_words={
         "ncu": "CSV of Nsight Compute (`ncu --csv`)",
+        "rocpd": "SQLite output of rocprofv3 (rocpd)",
         "rocprofv3_counters": "counters of rocprofv3 (CSV)",
         "tritonparse": "logs of tritonparse",
     },

@@ -29,7 +29,7 @@ COUNTERS: Mapping[str, str] = {
 }
 """Derived counter in percent -> value of a report; of several, the largest. ROCm documentation, derived counters."""
 
-_NOTHING_KNOWN = f"perfscope reads the counters {', '.join(COUNTERS)}: `rocprofv3 --pmc {' '.join(COUNTERS)} -- ...`"
+NOTHING_KNOWN = f"perfscope reads the counters {', '.join(COUNTERS)}: `rocprofv3 --pmc {' '.join(COUNTERS)} -- ...`"
 
 
 def sniff(path: Path, head: bytes) -> bool:
@@ -44,7 +44,7 @@ def read(path: Path) -> Trace:
     if not reports:
         raise DataError(f"{path}: a table of counters without a dispatch: it is cut off, or no kernel was counted")
     known = any(report.compute is not None or report.memory is not None for report in reports)
-    return report_trace(str(path), FORMAT, reports, *([] if known else [_NOTHING_KNOWN]))
+    return report_trace(str(path), FORMAT, reports, *([] if known else [NOTHING_KNOWN]))
 
 
 def attach(trace: Trace, path: Path) -> Trace:
@@ -66,7 +66,7 @@ def _reports(rows: Iterator[list[str]]) -> Iterator[KernelReport]:
             if report is not None:
                 yield report
             last, report = key, _report(row)
-        report = _with_counter(report, row.get("counter_name", ""), _number(row.get("counter_value", "")))
+        report = with_counter(report, row.get("counter_name", ""), _number(row.get("counter_value", "")))
     if report is not None:
         yield report
 
@@ -85,7 +85,8 @@ def _report(row: Mapping[str, str]) -> KernelReport:
     )
 
 
-def _with_counter(report: KernelReport, name: str, value: float | None) -> KernelReport:
+def with_counter(report: KernelReport, name: str, value: float | None) -> KernelReport:
+    """Return a report with a counter added, if it is one of `COUNTERS`."""
     key = COUNTERS.get(name)
     if key is None or value is None:
         return report

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sqlite3
+from pathlib import Path
 from typing import Any
 
 _COUNTERS = "Correlation_Id,Dispatch_Id,Agent_Id,Queue_Id,Process_Id,Thread_Id,Grid_Size,Kernel_Id,Kernel_Name,"
@@ -25,6 +27,41 @@ def counters() -> str:
     stream = io.StringIO()
     csv.writer(stream, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n").writerows(rows)
     return stream.getvalue()
+
+
+ID = "_0001f3a2_7b"
+"""Of a recording: the end of the names of its tables."""
+
+
+def rocpd(path: Path, *, kind: str = "TABLE", workgroup: object = 256) -> None:
+    """The launches of `counters` as rocprofv3's database has them, with the tables that are read and two others."""
+    tables = {
+        "info_node": (("hostname",), [("secret-host",)]),
+        "info_process": (("command", "environment"), [("train --key secret", '{"TOKEN": "secret"}')]),
+        "info_kernel_symbol": (
+            ("kernel_name", "display_name", "arch_vgpr_count", "accum_vgpr_count"),
+            [("_Z4gemmPf.kd", "gemm(float*)", 64, 4), ("copy.kd", "copy", 64, 4)],
+        ),
+        "info_pmc": (("name",), [("VALUBusy",), ("MfmaUtil",), ("MemUnitBusy",), ("OccupancyPercent",), ("SQ_WAVES",)]),
+        "pmc_event": (
+            ("event_id", "pmc_id", "value"),
+            [(1, 1, 20.0), (1, 2, 71.5), (1, 3, 40.25), (1, 4, 30.0), (2, 2, 70.5), (3, 3, 0.15), (3, 5, 16384.0)],
+        ),
+        "kernel_dispatch": (
+            ("kernel_id", "event_id", "group_segment_size", "private_segment_size",
+             *(f"{what}_size_{axis}" for what in ("workgroup", "grid") for axis in "xyz")),
+            [(kernel, event, 1024, 0, workgroup, 1, 1, 16384, 4, 1) for kernel, event in ((1, 1), (1, 2), (2, 3))],
+        ),
+    }  # fmt: skip
+    with sqlite3.connect(path) as database:
+        for name, (columns, rows) in tables.items():
+            held = f"rocpd_{name}{ID}"
+            made = held if kind == "TABLE" else f"other_{name}"
+            database.execute(f'CREATE TABLE "{made}" (id INTEGER PRIMARY KEY, {", ".join(columns)})')
+            marks = ", ".join("?" * len(columns))
+            database.executemany(f'INSERT INTO "{made}" ({", ".join(columns)}) VALUES ({marks})', rows)
+            if kind != "TABLE":
+                database.execute(f'CREATE VIEW "{held}" AS SELECT * FROM "{made}"')
 
 
 SOURCE = "@triton.jit\ndef add(x_ptr, n, BLOCK: tl.constexpr, EVEN: tl.constexpr = True):\n    pass\n"

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import gzip
 import json
+import sqlite3
 from pathlib import Path
 
 import pytest
 
 from perfscope.__main__ import run
 from perfscope.analyzers.readers.load import load_all
-from perfscope.plugins.kernel_reports import rocprof_counters, tritonparse
+from perfscope.plugins.kernel_reports import rocpd, rocprof_counters, tritonparse
 from perfscope.plugins.kernel_reports.occupancy import possible_occupancy
 from perfscope.plugins.kernel_reports.record import KernelReport, reports_of
 from perfscope.plugins.kernel_reports.summary import kernel_notes, kernel_summary
 from tests.build import TraceBuilder
-from tests.plugins.kernel_reports.other_files import compilation, counters, log
+from tests.plugins.kernel_reports.other_files import ID, compilation, counters, log
+from tests.plugins.kernel_reports.other_files import rocpd as rocpd_file
 from tests.readers import rocprof_files
 from tests.readers.refusals import refused
 
@@ -36,6 +38,47 @@ def test_counters_join_the_trace_of_the_same_tool(tmp_path: Path, capsys: pytest
     (tmp_path / "238_counter_collection.csv").write_text(text)
     assert run(["analyze", str(tmp_path)]) == 0
     assert "compute: ALU 71%, occupancy 31%" in capsys.readouterr().out
+
+
+def test_the_database_has_what_the_tables_have(tmp_path: Path) -> None:
+    """Numbers of the CSV; without SQ_WAVES and the occupancy of the second launch."""
+    rocpd_file(tmp_path / "7_results.db")
+    (trace,) = load_all(tmp_path / "7_results.db")
+    first, second, other = reports_of(trace)
+    assert (first.name, first.compute, first.memory, first.occupancy, first.bound) == (
+        "gemm(float*)", 71.5, 40.25, 30.0, "compute",
+    )  # fmt: skip
+    assert (first.blocks, first.threads_per_block, first.registers, first.shared_bytes) == (256, 256, 68, 1024)
+    assert (second.compute, second.memory) == (70.5, None)
+    assert (other.name, other.memory, other.bound) == ("copy", 0.15, None)
+    assert run(["analyze", str(tmp_path / "7_results.db"), "-o", str(tmp_path / "report.json")]) == 0
+    assert "secret" not in (tmp_path / "report.json").read_text()
+
+
+def test_the_database_joins_the_trace_of_the_same_tool(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rocprof_files.write(tmp_path)
+    rocpd_file(tmp_path / "238_results.db")
+    with sqlite3.connect(tmp_path / "238_results.db") as database:
+        database.execute(
+            f"UPDATE rocpd_info_kernel_symbol{ID} SET display_name = ? WHERE id = 1", (rocprof_files.GEMM,)
+        )
+        database.execute(f"UPDATE rocpd_kernel_dispatch{ID} SET grid_size_x = 8192")
+    assert run(["analyze", str(tmp_path)]) == 0
+    assert "compute: ALU 71%, occupancy 30%" in capsys.readouterr().out
+
+
+def test_databases_that_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    rocpd_file(path)
+    whole = path.read_bytes()
+    assert "SQLite" in refused(rocpd.read, path, whole[: len(whole) // 2])
+    rocpd_file(tmp_path / "views.db", kind="VIEW")
+    assert "without a dispatch of a kernel" in refused(rocpd.read, tmp_path / "views.db")
+    assert not rocpd.sniff(path, b"SQLite format 3\0" + b"rocpd" * 3)
+    rocpd_file(tmp_path / "text.db", workgroup="many")
+    assert "invalid number" in refused(rocpd.read, tmp_path / "text.db")
+    rocpd_file(tmp_path / "huge.db", workgroup=1 << 62)
+    assert {report.blocks for report in reports_of(rocpd.read(tmp_path / "huge.db"))} == {None}
 
 
 @pytest.mark.parametrize("packed", [False, True])
