@@ -95,6 +95,8 @@ if TYPE_CHECKING:
     from perfscope.analyzers.readers.load import read_task as read_task
     from perfscope.analyzers.readers.load import reader_of as reader_of
     from perfscope.analyzers.readers.load import set_aside as set_aside
+    from perfscope.analyzers.readers.nsys.database import Database as Database
+    from perfscope.analyzers.readers.nsys.database import open_database as open_database
     from perfscope.analyzers.readers.paths import resolve as resolve
     from perfscope.analyzers.readers.run.parts import DividedRun as DividedRun
     from perfscope.analyzers.readers.run.parts import RunPart as RunPart
@@ -125,6 +127,7 @@ else:
                 "is_remote load_all load_one load_path load_paths of_ranks read_task reader_of set_aside "
                 "MOST_NAMED left_out_sentence"
             ),
+            "nsys.database": "Database open_database",
             "paths": "resolve",
             "run.parts": "DividedRun RunPart divide_run",
             "run.reader": "read_part",

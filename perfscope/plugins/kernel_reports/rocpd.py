@@ -19,7 +19,7 @@ from perfscope.plugins.kernel_reports.record import KernelReport, attach_reports
 from perfscope.plugins.kernel_reports.rocprof_counters import COUNTERS, NOTHING_KNOWN, TOOL, with_counter
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.readers.nsys.database import Database
+    from perfscope.analyzers.readers import Database
 
 FORMAT = "rocpd"
 JOINS = (".db", ".rocpd")
@@ -38,7 +38,7 @@ def sniff(path: Path, head: bytes) -> bool:
         return False
     if _DISPATCHES.encode() in head:
         return True
-    from perfscope.analyzers.readers.nsys.database import open_database
+    from perfscope.analyzers.readers import open_database
 
     try:
         with open_database(path, str(path)) as database:
@@ -49,7 +49,7 @@ def sniff(path: Path, head: bytes) -> bool:
 
 def read(path: Path) -> Trace:
     """Return a trace with a report per dispatch. ``DataError``, one line, for a corrupt file or one without any."""
-    from perfscope.analyzers.readers.nsys.database import open_database
+    from perfscope.analyzers.readers import open_database
 
     with open_database(path, str(path)) as database:
         reports = tuple(_reports(database))
