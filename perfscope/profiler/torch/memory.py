@@ -198,7 +198,8 @@ class MemoryRecorder:
             self._snapshots.end(self._run / seen.directory, number)
         if not last:
             return seen
-        self._tensors.stop()
+        if not compat.has_compiled():  # compiled code has a guard on the number of registration hooks
+            self._tensors.stop()
         return process_state.with_memory_after(seen)
 
     def save(self, directory: Path) -> list[Capture]:
