@@ -191,6 +191,8 @@ def test_functions_that_take_turns_do_not_displace_each_other(finder: StepFinder
             called(other)
     assert "unsettled" not in recorder.events
     assert finder.source is Source.JITTED
+    counted = [(code.co_name, calls, is_step) for code, calls, is_step in called.counts()]
+    assert counted == [("other", 6 * (LEFT_BEHIND - 1), True), ("train", 6, False)]
 
 
 def test_a_step_annotation_wins_over_calls_and_may_be_entered_twice(hooks: JaxHooks, recorder: Recorded) -> None:

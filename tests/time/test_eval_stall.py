@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
+from perfscope.model.documents.run import ProgramFact
 from perfscope.model.documents.stacks import SampledLoader
 from perfscope.model.finding import Finding
+from perfscope.model.trace import Trace
 from tests.build import EVERYTHING, TraceBuilder
 from tests.rules import judged_by
 
@@ -40,7 +43,7 @@ def training(rare: str, *, rare_us: float = 40_000, exact: bool = False, every: 
     return b
 
 
-def only(b: TraceBuilder) -> Finding:
+def only(b: TraceBuilder | Trace) -> Finding:
     (finding,) = judge(b).findings
     return finding
 
@@ -112,3 +115,35 @@ def test_each_evaluation_may_wait_for_one_step() -> None:
     """Five evaluations of 40 ms that only wait: the step of 10 ms before each is not theirs."""
     finding = only(training("train.py(33): main > train.py(50): evaluate > loss.item", exact=True))
     assert finding.cost_ns == 5 * 30_000_000
+
+
+def launched(program: str = "jit_eval_step", *, calls: int = 400, traced: bool = True) -> Trace:
+    """Steps that launch ``calls`` evaluating calls of 3 ms each in 200 steps of 10 ms, and wait for none."""
+    b = training(TRAIN, rare_us=0)
+    if traced:
+        for run in range(2):
+            for piece in range(3):
+                start = 1_000_000 * (1 + 4 * run + piece)
+                b.row("hlo_ops", start_ns=start, end_ns=start + 1_000_000, name=b.code("dot"), module=b.code(program),
+                      run_id=run, encloses=False)  # fmt: skip
+    name = program.removeprefix("jit_")
+    facts = (
+        ProgramFact(name="jitted_step", value="train_step", file="train.py", line=4, count=200),
+        ProgramFact(name="jitted_calls", value=name, file="train.py", line=9, count=calls),
+    )
+    return replace(b.build(), program_facts=facts)
+
+
+def test_an_evaluation_that_is_only_launched_has_the_time_of_its_programs() -> None:
+    finding = only(launched())
+    assert finding.cost_ns_per_step == 2 * 3_000_000
+    assert (finding.where.file, finding.where.line) == ("train.py", 9)
+    assert "The host only launches eval_step" in finding.detail
+    assert "400 calls in the run" in finding.detail
+
+
+@pytest.mark.parametrize(
+    "b", [launched("jit_draw"), launched(calls=60), launched(traced=False)], ids=["another", "short", "not traced"]
+)
+def test_other_programs_short_evaluations_and_unknown_times_are_clean(b: Trace) -> None:
+    assert judge(b).status == "clean"

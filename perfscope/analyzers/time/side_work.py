@@ -29,6 +29,9 @@ SideKind = Literal["save", "wait", "evaluation"]
 LEAST_SAMPLES = 10
 """Minimum number of samples without exact times: the share of fewer is too uncertain to be compared with others."""
 
+LEAST_CALLS = 10
+"""Minimum number of steps for the number of other calls per step: in fewer, one evaluation more or less counts much."""
+
 OFTEN = 0.5
 """Share of the steps from which a function with such a name is part of the step, such as ``validate_args``."""
 
@@ -72,6 +75,8 @@ class SideCall(Struct, frozen=True, kw_only=True):
     """Rows of ``samples`` inside of them."""
     spans: Intervals
     """Empty from samples."""
+    program_calls: int | None = None
+    """Calls of the program in the run, if its time is that of the device; else ``None``."""
 
 
 class SideWork(Struct, frozen=True, kw_only=True):
@@ -96,6 +101,8 @@ def side_work(trace: Trace) -> SideWork | None:
     exact = trace.fact(_exact_calls) if "side_work" in trace.recorded else ()
     known = {"save" if call.kind == "wait" else call.kind for call in exact}
     sampled = [call for call in _sampled_calls(trace, whole) if call.kind not in known]
+    if "evaluation" not in known | {call.kind for call in sampled}:
+        sampled += _program_calls(trace, steps, whole)
     return SideWork(
         calls=tuple(sorted((*exact, *sampled), key=lambda call: -call.total_ns)), steps=steps, whole_ns=whole
     )
@@ -311,6 +318,50 @@ def _sampled_calls(trace: Trace, whole_ns: int) -> list[SideCall]:
             )
         )
     return result
+
+
+# From the device, for evaluations that the host only launches (JAX).
+
+
+def _program_calls(trace: Trace, steps: int, whole_ns: int) -> list[SideCall]:
+    """Evaluations by the time of their programs on the device: traced calls of each, times its calls in the run.
+
+    Without such a call in the traced steps its time is unknown, and it is left out.
+    """
+    step = next((fact for fact in trace.program_facts if fact.name == "jitted_step"), None)
+    if step is None or step.count < LEAST_CALLS:
+        return []
+    times, frames = _program_times(trace), trace.rows["frames"]
+    named = {trace.text(int(frames["name"][row])).rpartition(".")[2]
+             for row in np.flatnonzero(trace.fact(frame_sides)[:-1] == 2).tolist()}  # fmt: skip
+    result = []
+    for fact in trace.program_facts:
+        each = times.get(f"jit_{fact.value}") if fact.name == "jitted_calls" else None
+        if each is not None and (evaluates(fact.file or "", fact.value) or fact.value in named):
+            result.append(
+                SideCall(
+                    kind="evaluation", call=fact.value, count=None, each_ns=None, bytes=None, asynchronous=True,
+                    rows=(),
+                    site=CallSite(file=fact.file, line=fact.line, function=fact.value, exact=True), spans=EMPTY,
+                    total_ns=min(whole_ns, round(fact.count / step.count * steps * each)), program_calls=fact.count,
+                )
+            )  # fmt: skip
+    return result
+
+
+def _program_times(trace: Trace) -> dict[str, float]:
+    """Mean time of one run of each compiled program on the device, from its first to its last instruction, ns."""
+    rows = trace.rows["hlo_ops"]
+    known = np.flatnonzero((rows["module"] != MISSING) & (rows["run_id"] != MISSING))
+    runs: dict[tuple[int, int], tuple[int, int]] = {}
+    columns = (rows[name][known].tolist() for name in ("module", "run_id", "start_ns", "end_ns"))
+    for module, run, start, end in zip(*columns, strict=True):
+        first, last = runs.get((module, run), (start, end))
+        runs[module, run] = min(first, start), max(last, end)
+    times: dict[str, list[int]] = defaultdict(list)
+    for (module, _), (start, end) in runs.items():
+        times[trace.text(module)].append(end - start)
+    return {name: sum(each) / len(each) for name, each in times.items()}
 
 
 # Steps while asynchronous saves are stored.

@@ -76,6 +76,12 @@ class CalledFunctions:
         """The loop of single operations whose turns are the steps; ``None``: the program jits."""
         return self._eager if self.eager else None
 
+    def counts(self) -> tuple[tuple[CodeType, int, bool], ...]:
+        """The program's jitted functions with their calls, and whether a function makes the steps; most calls first."""
+        known = [(self._kinds[key][0], calls, key == self._followed) for key, calls in self._calls.items()
+                 if key in self._kinds]  # fmt: skip
+        return tuple(sorted(known, key=lambda counted: (not counted[2], -counted[1])))
+
     def _turned(self, name: str, before: int) -> None:
         self.eager = name
         self._finder.called(Source.JITTED, name, before)
@@ -154,6 +160,11 @@ class JaxHooks:
     def outside(self) -> SingleOperations | None:
         """Operations outside the jitted function that makes the steps; ``None``: nothing was hooked."""
         return None if self._calls is None else self._calls.outside
+
+    @property
+    def counts(self) -> tuple[tuple[CodeType, int, bool], ...]:
+        """Calls of jitted functions: `CalledFunctions.counts`."""
+        return () if self._calls is None else self._calls.counts()
 
     @property
     def called(self) -> bool:

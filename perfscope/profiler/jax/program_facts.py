@@ -6,6 +6,7 @@ Only calls that a program makes rarely are watched: changes of jax's configurati
 from __future__ import annotations
 
 import sys
+from types import CodeType
 
 from perfscope.model.documents.run import ProgramFact
 from perfscope.profiler.jax import compat, pallas_costs
@@ -20,6 +21,11 @@ SWITCHES = (DISABLE_JIT, "jax_debug_nans", "jax_debug_infs", "jax_check_tracer_l
 
 X64 = "jax_enable_x64"
 """Not a search for errors: numbers are float64 if the program sets this option."""
+
+STEP_CALLS, OTHER_CALLS = "jitted_step", "jitted_calls"
+"""Names of facts: the function that makes the steps, and another jitted function, with their calls in the run."""
+MOST_FUNCTIONS = 20
+"""Functions whose calls are kept, those with most calls."""
 
 MOST_FACTS = 50
 """Facts that are kept of one process."""
@@ -84,6 +90,18 @@ class JaxFacts:
         for (file, line), count in self._kernels.items():
             facts.append(ProgramFact(name="pallas_interpret", value="true", file=file, line=line, count=count))
         return tuple(facts)
+
+    def calls(self, counts: tuple[tuple[CodeType, int, bool], ...]) -> tuple[ProgramFact, ...]:
+        """The function that makes the steps and those called beside it, with their calls; none without others."""
+        if len(counts) < 2 or not counts[0][2]:
+            return ()
+        return tuple(
+            ProgramFact(
+                name=STEP_CALLS if is_step else OTHER_CALLS, value=code.co_name,
+                file=self._sites.name(code.co_filename), line=code.co_firstlineno, count=calls,
+            )
+            for code, calls, is_step in counts[:MOST_FUNCTIONS]
+        )  # fmt: skip
 
     def _updated(self, name: str) -> None:
         if name in SWITCHES or name == X64:

@@ -138,7 +138,7 @@ class JaxSession:
 
     def facts(self) -> tuple[ProgramFact, ...]:
         """Settings of the program that cost time, and kernels that are interpreted."""
-        return self._facts.noted(self.hooks.unjitted, self.hooks.outside)
+        return (*self._facts.noted(self.hooks.unjitted, self.hooks.outside), *self._facts.calls(self.hooks.counts))
 
     @property
     def compilations(self) -> int:

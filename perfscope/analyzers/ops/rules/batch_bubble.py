@@ -24,6 +24,11 @@ the op that writes the ids. Only rows before the last prompts were read count, b
 waited. The cost is modelled, an upper bound: the time of these calls times their share of idle rows, as if the requests
 of later batches had filled the rows.
 
+JAX programs are not judged. A jitted decode step has its ids in device buffers that the next call may take over
+(donation), and a decode under `lax.while_loop` or `lax.scan` has no call per token: its ids and masks are values inside
+of the compiled program. To count ended rows, perfscope would have to keep the buffers alive or add a result to the
+program, and both change what is measured. Compare the length of each text with that of the batch in the result.
+
 Fix: give the row of a text that has ended to the next request (continuous batching): a server (vLLM, SGLang), or
 `generate_batch` of transformers. Where the lengths are known before, as in an evaluation, sort the requests by length.
 """

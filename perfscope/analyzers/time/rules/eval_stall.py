@@ -24,10 +24,13 @@ How it is found: `perfscope run` notes the time from `model.eval()` to `model.tr
 the stacks that it samples show the lines. In programs without these calls, an evaluation is a function of the program
 with such a name (`evaluate`, `validate`, `validation_step`, `test`, `estimate_loss`), by its share of the sampled
 stacks of steps without a profiler; compiling is not counted, and neither are waits for the device if the host runs
-ahead of its steps, because they may be for those. The cost is the time of all evaluations between the first and the
-last step without a profiler, without saves in them, divided by all steps, if it is at least a tenth. All of it is an
-upper bound: some evaluation is wanted. If less is left on a machine where the host waited for a core half of the steps
-or more, the rule abstains.
+ahead of its steps, because they may be for those. Where a JAX program only launches its evaluation and does not wait
+for it, the time of the evaluation's programs on the device counts (jitted functions with such a name, or called in such
+a function): that of their runs in the traced steps, times their calls in the whole run. If no traced step evaluates,
+that time is unknown, and more of them are needed (`--steps`). The cost is the time of all evaluations between the first
+and the last step without a profiler, without saves in them, divided by all steps, if it is at least a tenth. All of it
+is an upper bound: some evaluation is wanted. If less is left on a machine where the host waited for a core half of the
+steps or more, the rule abstains.
 
 Fix: evaluate less often, on fewer batches, or in another process that reads checkpoints. Make one evaluation cheaper:
 `torch.no_grad()` (`needless_grad`), batches larger than those of training, sums that stay on the device until the end
@@ -85,7 +88,7 @@ def _finding(trace: Trace, found: SideWork, calls: tuple[SideCall, ...], total: 
     return Finding(
         subject="evaluations",
         title=fit_title(f"{_which(found, calls)}{most}", name),
-        detail=_detail(lines, builds=builds, single=single),
+        detail=_detail(calls, lines, builds=builds, single=single),
         severity=severity_of(total, found.whole_ns),
         basis="measured",
         advice=_advice(trace, builds=builds, single=single, reads=bool(reads)),
@@ -120,8 +123,12 @@ def _which(found: SideWork, calls: tuple[SideCall, ...]) -> str:
     return f"training waits for {count:,} evaluation{'s' * (count != 1)} of {each} in {found.steps:,} steps"
 
 
-def _detail(lines: tuple[SampledLine, ...], *, builds: bool, single: bool) -> str:
-    parts = []
+def _detail(calls: tuple[SideCall, ...], lines: tuple[SampledLine, ...], *, builds: bool, single: bool) -> str:
+    parts = [
+        f"The host only launches {call.call}: its time is that of its traced runs on the device, times its "
+        f"{call.program_calls:,} calls in the run."
+        for call in calls if call.program_calls is not None
+    ]  # fmt: skip
     if lines:
         shown = ", ".join(f"{line.site.where().label()} ({line.share:.0%})" for line in lines[:2])
         parts.append(f"Lines with most of the time: {shown}.")
