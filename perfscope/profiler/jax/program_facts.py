@@ -92,7 +92,7 @@ class JaxFacts:
         return tuple(facts)
 
     def calls(self, counts: tuple[tuple[CodeType, int, bool], ...]) -> tuple[ProgramFact, ...]:
-        """Calls of the function that makes the steps, and of the other jitted functions; empty without other functions."""
+        """Calls of the function that makes the steps, and of other jitted functions; empty without others."""
         if len(counts) < 2 or not counts[0][2]:
             return ()
         return tuple(
