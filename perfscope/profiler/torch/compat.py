@@ -136,7 +136,7 @@ def has_compiled() -> bool:
     """Whether dynamo looked at any frame in this process."""
     module: Any = sys.modules.get("torch._dynamo.utils")
     counters = getattr(module, "counters", None)
-    return bool(counters and counters.get("frames"))
+    return bool(counters and (counters.get("frames") or counters.get("stats")))  # no frames with ``fullgraph``
 
 
 def compile_id() -> str | None:
