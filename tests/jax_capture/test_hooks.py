@@ -183,6 +183,25 @@ def test_a_long_loop_stays_the_loop_when_an_evaluation_follows(
     assert ("unsettled" in recorder.events) == (calls == FEW_CALLS)
 
 
+def named(name: str) -> Any:
+    """A function of a program with this name."""
+    held: dict[str, Any] = {}
+    exec(compile(f"def {name}(): ...", "train.py", "exec"), held)
+    return held[name]
+
+
+def test_an_evaluation_after_few_steps_is_not_the_loop(finder: StepFinder, recorder: Recorded) -> None:
+    called, step, evaluation = CalledFunctions(finder), named("update"), named("eval_step")
+    for _ in range(3):
+        for _ in range(5):
+            called(step)
+        for _ in range(3 * LEFT_BEHIND):
+            called(evaluation)
+    assert [event for event in recorder.events if isinstance(event, tuple)] == [
+        ("settled", "calls of update", 2), ("settled", "calls of eval_step", LEFT_BEHIND), ("settled", "calls of update", 6),
+    ]  # fmt: skip
+
+
 def test_functions_that_take_turns_do_not_displace_each_other(finder: StepFinder, recorder: Recorded) -> None:
     called = CalledFunctions(finder)
     for _ in range(6):

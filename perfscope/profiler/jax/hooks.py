@@ -9,6 +9,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+from perfscope.model.frames.side_work import evaluates
 from perfscope.profiler.jax import compat
 from perfscope.profiler.jax.eager_loop import EagerLoop
 from perfscope.profiler.jax.single_operations import SingleOperations
@@ -60,6 +61,9 @@ class CalledFunctions:
         self._followed: int | None = None
         self._other: int | None = None
         self._others = 0
+        self._left: int | None = None
+        """The function that was followed before one that evaluates, by its name; it was the loop if it comes again."""
+        self._settled = False
         self.eager = ""
         """The function that a loop of single operations calls, if the program jits none; else empty."""
         files = SourceFiles(Path.cwd(), compat.package_folders())
@@ -110,18 +114,30 @@ class CalledFunctions:
             if self.eager:
                 self.eager = ""
                 self._finder.mistaken(Source.JITTED)
-        if key == self._followed:
+        if key == self._left:
+            self._left, self._settled = None, True
+            self._follow(key, name, calls - 1)
+        elif key == self._followed:
             self._others = 0
             self.outside.step(sys._getframe(1))
             self._finder.called(Source.JITTED, name, before)
         elif self._followed is not None:
             self._others = self._others + 1 if key == self._other else 1
             self._other = key
-            if self._others >= LEFT_BEHIND and self._calls[self._followed] <= FEW_CALLS:
-                self._followed, self._others = key, 0
-                self.outside.start_over()
-                self._finder.mistaken(Source.JITTED)
-                self._finder.called(Source.JITTED, name, calls - 1)
+            if self._others >= LEFT_BEHIND and self._calls[self._followed] <= FEW_CALLS and not self._settled:
+                self._left = self._followed if self._evaluates(key) and not self._evaluates(self._followed) else None
+                self._follow(key, name, calls - 1)
+
+    def _follow(self, key: int, name: str, before: int) -> None:
+        """Follow another function, which was called ``before`` this call."""
+        self._followed, self._others = key, 0
+        self.outside.start_over()
+        self._finder.mistaken(Source.JITTED)
+        self._finder.called(Source.JITTED, name, before)
+
+    def _evaluates(self, key: int) -> bool:
+        known = self._kinds.get(key)
+        return known is not None and evaluates(known[0].co_filename, known[0].co_name)
 
     def _know(self, function: Any) -> tuple[int, str] | None:
         """The function's identity and name, ``None`` for jax's own.
