@@ -198,7 +198,8 @@ def test_an_evaluation_after_few_steps_is_not_the_loop(finder: StepFinder, recor
         for _ in range(3 * LEFT_BEHIND):
             called(evaluation)
     assert [event for event in recorder.events if isinstance(event, tuple)] == [
-        ("settled", "calls of update", 2), ("settled", "calls of eval_step", LEFT_BEHIND), ("settled", "calls of update", 6),
+        ("settled", "calls of update", 2), ("settled", "calls of eval_step", LEFT_BEHIND),
+        ("settled", "calls of update", 6),
     ]  # fmt: skip
 
 
