@@ -28,7 +28,8 @@ class FileNames(Struct, frozen=True, kw_only=True):
     def in_trace(self, trace: Trace) -> Trace:
         """Return the trace with these names, also in its programs, which are changed in place."""
         self.in_programs(trace.hlo)
-        return replace(trace, strings=tuple(self.name(text) for text in trace.strings))
+        before = None if trace.held_before is None else self.in_trace(trace.held_before)
+        return replace(trace, strings=tuple(self.name(text) for text in trace.strings), held_before=before)
 
     def in_programs(self, programs: Iterable[HloModule]) -> None:
         """Name the files of compiled programs, which no other code has yet."""
