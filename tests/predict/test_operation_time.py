@@ -9,7 +9,7 @@ from perfscope.analyzers.devices.tiles import Sizes, padded_share, wave_share
 from perfscope.analyzers.hlo.collective import collectives_of
 from perfscope.analyzers.hlo.module import HloModule
 from perfscope.analyzers.predict.assumptions import factors_for
-from perfscope.analyzers.predict.collective_time import CollectiveRange, collective_range
+from perfscope.analyzers.predict.collective_time import CollectiveRange, Exchange, collective_range, exchange_range
 from perfscope.analyzers.predict.kernel_time import sizes_of
 from tests.hlo_build import GPU, hlo_module
 from tests.predict.targets import target
@@ -60,20 +60,30 @@ H100 = target("H100 SXM", (1, 8))
 )
 def test_low_ends_in_a_node_are_those_of_the_bus_bandwidth(kind: str, seconds: float) -> None:
     found = modelled_range(kind, H100)
-    assert found.time.low == int(seconds * 1e9)
+    steps = 1 if kind == "all-to-all" else 3  # a tree of 8
+    assert found.time.low == int(seconds * 1e9 + 1_000 + steps * 600)
     assert found.time.high > found.time.low
     assert (found.devices, found.nodes, found.known) == (8, 1, True)
 
 
 def test_without_reduction_in_the_switch_an_all_reduce_is_a_ring() -> None:
     found = modelled_range("all-reduce", target("A100 SXM 80GB", (1, 8)))
-    assert found.time.low == int(2 * 64 * MIB * 7 / 8 / 300e9 * 1e9)
+    assert found.time.low == int(2 * 64 * MIB * 7 / 8 / 300e9 * 1e9 + 1_000 + 3 * 600)
+
+
+@pytest.mark.parametrize(("size", "share"), [(MIB, 0.5), (64 * MIB, 0.8), (256 * MIB, 1.0)])
+def test_small_messages_reach_less_of_the_links_at_the_high_end(size: int, share: float) -> None:
+    """The share is NCCL's own for that size; the latency of steps is the same for all."""
+    exchange, steps = Exchange(kind="all-gather", bytes=size, group=tuple(range(8))), 6
+    found = exchange_range(exchange, H100, factors_for(H100))
+    sent = size * 7 / 8 / (0.7 * 450e9 * share) * 1e9
+    assert found.time.high == pytest.approx(sent + 8_400 + steps * 3_400, abs=2)
 
 
 def test_between_nodes_the_network_counts() -> None:
     found = modelled_range("all-reduce", target("H100 SXM", (2, 8)), GROUPS_16)
     # each node has 8 cards of 50 GB/s; a half of the data leaves it, there and back
-    assert found.time.low == int(2 * 0.5 * 64 * MIB / 400e9 * 1e9)
+    assert found.time.low == int(2 * 0.5 * 64 * MIB / 400e9 * 1e9 + 1_000 + 3 * 600 + 2_700)
     assert found.time.high > 2 * 15 / 16 * 64 * MIB / (0.7 * 400e9) * 1e9
     assert (found.devices, found.nodes) == (16, 2)
     inside = modelled_range(
@@ -87,8 +97,8 @@ def test_a_pair_across_nodes_has_its_own_card() -> None:
     on = target("H100 SXM", (2, 8))
     near = modelled_range("collective-permute", on, "source_target_pairs={{0,1},{8,9}}")
     far = modelled_range("collective-permute", on, "source_target_pairs={{0,1},{7,8}}")
-    assert near.time.low == int(64 * MIB / 450e9 * 1e9)
-    assert far.time.low == int(64 * MIB / 50e9 * 1e9)
+    assert near.time.low == int(64 * MIB / 450e9 * 1e9 + 1_000 + 600)
+    assert far.time.low == int(64 * MIB / 50e9 * 1e9 + 1_000 + 2_700)
 
 
 def test_links_that_nobody_knows_are_said() -> None:

@@ -87,6 +87,8 @@ class Factors(Struct, frozen=True, kw_only=True):
     """Share of the links' bandwidth that large collectives reach."""
     network: float
     """Share of the network's bandwidth that they reach."""
+    ramps: bool
+    """Whether messages below 128 MiB reach less of it, as NCCL's table has it."""
     hop: tuple[int, int]
     """Latency of one step between neighbours over fast links, low and high."""
     far_hop: tuple[int, int]
@@ -116,6 +118,7 @@ _NVIDIA = Factors(
     turn=(0, 20_000),
     link=0.70,
     network=0.70,
+    ramps=True,
     hop=(600, 3_400),
     far_hop=(2_700, 14_000),
     collective=(1_000, 8_400),
@@ -139,6 +142,7 @@ _AMD = Factors(
     turn=(0, 20_000),
     link=0.60,
     network=0.70,
+    ramps=False,
     hop=(600, 3_400),
     far_hop=(2_700, 14_000),
     collective=(1_000, 12_000),
@@ -162,6 +166,7 @@ _TPU = Factors(
     turn=(0, 2_000),
     link=0.80,
     network=0.70,
+    ramps=False,
     hop=(500, 1_000),
     far_hop=(10_000, 30_000),
     collective=(0, 5_000),
@@ -262,7 +267,8 @@ def _of_tpu(_: Target, factors: Factors) -> Iterator[Assumption]:
 def _of_links(target: Target, factors: Factors) -> Iterator[Assumption]:
     yield Assumption(
         name="links",
-        text=f"high end: {factors.link:.0%} of the bandwidth for large messages, {_us(factors.hop)} us per step",
+        text=f"high end: {factors.link:.0%} of the bandwidth for large messages"
+        f"{', 50 to 90% of that below 256 MiB' if factors.ramps else ''}, {_us(factors.hop)} us per step",
         source="NCCL's own tuning table (ring, LL and Simple); 370 of 450 GB/s measured on 8 H100"
         if target.platform == "gpu"
         else "How to Scale Your Model (Austin et al. 2025): about 1 us a hop; no wrapped axis, no second "

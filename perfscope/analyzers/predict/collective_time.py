@@ -30,8 +30,11 @@ from perfscope.analyzers.hlo import KINDS, Collective, Computation, HloModule, I
 from perfscope.analyzers.predict.assumptions import Factors
 from perfscope.analyzers.predict.spans import Range, ns_range
 
-REDUCED_FASTER = 1.3
-"""Practical gain of in-network reduction; by its bytes it would be 2 (How to Scale Your Model, 2025)."""
+REACHED = (
+    *[0.9] * 7, 0.8, 0.7, 0.6, 0.6, *[0.5] * 6, 0.6, 0.6, 0.7, 0.8, 0.9,
+)  # fmt: skip
+"""Share of the bandwidth of large messages that messages of 64 B, 128 B ... 128 MiB reach with a tree and the protocol
+Simple, by which NCCL corrects its own prediction (``src/graph/tuning.cc``)."""
 
 _START, _DONE = "AsyncCollectiveStart", "AsyncCollectiveDone"
 
@@ -160,6 +163,7 @@ def exchange_range(exchange: Exchange, target: Target, factors: Factors) -> Coll
             low, high = _inside(exchange, target, factors, len(group), inside, float(bandwidth))
         else:
             known = False
+    high /= _reached(exchange, factors)
     far = len(nodes) > 1
     if far:
         if target.network is None:
@@ -167,19 +171,26 @@ def exchange_range(exchange: Exchange, target: Target, factors: Factors) -> Coll
         else:
             reach = target.network.bandwidth(inside, max(1, target.node_devices))
             low = max(low, _between(exchange, len(nodes), len(group), optimal=True) / reach)
-            high = max(high, _between(exchange, len(nodes), len(group), optimal=False) / (reach * factors.network))
+            slow_reach = reach * factors.network * _reached(exchange, factors)
+            high = max(high, _between(exchange, len(nodes), len(group), optimal=False) / slow_reach)
     steps = _steps(exchange.kind, inside)
     far_steps = _steps(exchange.kind, len(nodes)) if far else (0, 0)
     hop, far_hop, base = factors.hop, factors.far_hop, factors.collective
     quick = base[0] + steps[0] * hop[0] + far_steps[0] * far_hop[0]
     slow = base[1] + steps[1] * hop[1] + far_steps[1] * far_hop[1]
     return CollectiveRange(
-        time=ns_range(max(low * NS, quick), high * NS + slow),
+        time=ns_range(low * NS + quick, high * NS + slow),
         algorithm=_algorithm_words(exchange, target, len(group), len(nodes)),
         devices=len(group),
         nodes=len(nodes),
         known=known,
     )
+
+
+def _reached(exchange: Exchange, factors: Factors) -> float:
+    """Share of the bandwidth of large messages that a message of this size reaches at the high end."""
+    place = (exchange.bytes // 64).bit_length() - 1
+    return REACHED[place] if factors.ramps and 0 <= place < len(REACHED) else 1.0
 
 
 def _group(collective: Collective, target: Target) -> tuple[int, ...]:
@@ -207,7 +218,6 @@ def _inside(
     low = high = moved / bandwidth
     if exchange.kind == "all-reduce" and node is not None and node.reduces and inside > 2:
         low = min(low, exchange.bytes * (inside + 1) / inside / bandwidth)
-        high = high / REDUCED_FASTER
     if node is not None and node.joined == "mesh" and node.ports:
         # links between every pair: a ring of few devices, or a pair, has only part of the links
         used = min(node.ports, max(1, inside - 1))

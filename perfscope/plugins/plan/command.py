@@ -128,11 +128,7 @@ def _searched(asked: dict[str, Any]) -> Plan:
     found = search(
         problem, space, headroom, budget_s=seconds, progress=lambda text: announce(text, quiet=asked["quiet"])
     )
-    notes = tuple(
-        f"{one.assumption}: from {one.low:.2f} to {one.high:.2f} of its range in {one.observed:,} kernels of "
-        f"{asked['calibrate']}; other programs may reach other shares"
-        for one in narrowed
-    )
+    notes = tuple(one.words(asked["calibrate"]) for one in narrowed)
     by = asked["calibrate"] if narrowed else ""
     document = plan_document(
         problem, found, Chosen(headroom=headroom, price=asked["price"], calibrated_by=by, notes=notes)
@@ -181,22 +177,24 @@ def _wanted(words: tuple[str, ...], kind: str, asked: dict[str, Any]) -> Wanted:
     if kind == "command":
         raise UsageError(f"{words[0]}: a plan compiles a Python program: give script.py or -m module")
     other = next(
-        (
-            name
-            for name in ("model", "calibrate", "config", "write_config", "topology", "measure")
-            if asked[name] is not None
-        ),
+        (name for name in ("model", "config", "write_config", "topology", "measure") if asked[name] is not None),
         None,
     )
     if other is not None:
-        raise UsageError(f"--{other.replace('_', '-')}: is for a model, not for a program")
+        raise UsageError(
+            f"--{other.replace('_', '-')}: is for a model that is planned by formulas; {words[0]} is compiled for each "
+            "mesh and has its own sizes: give one of the two"
+        )
+    target = parse_target(asked["target"], asked["memory"])
     checkpoint, batch, sequence = asked["checkpoint"], asked["global_batch"], asked["sequence"]
     return Wanted(
         words=words,
         module=kind == "module",
         template=asked["mesh_flag"],
         axes=comma("--axes", asked["axes"], AXES),
-        target=parse_target(asked["target"], asked["memory"]),
+        target=target,
+        narrowed=_narrowed(asked["calibrate"], target),
+        calibrated_by=asked["calibrate"] or "",
         fixed=fixed_axes(asked["meshes"]),
         policies=(None,) if checkpoint is None else comma("--checkpoint", checkpoint, POLICIES),
         headroom=share("--memory-headroom", asked["memory_headroom"]),

@@ -26,7 +26,8 @@ from perfscope.model.errors import DataError, UsageError
 from perfscope.model.trace import Trace
 from perfscope.plugins import ahead
 from perfscope.plugins.plan.assemble import deciding
-from perfscope.plugins.plan.assumptions import UNKNOWNS, Times, moved, scenarios
+from perfscope.plugins.plan.assumptions import UNKNOWNS, Scenarios, Times, moved, scenarios
+from perfscope.plugins.plan.calibrate import Narrowed
 from perfscope.plugins.plan.candidate import Candidate, Mesh, meshes
 from perfscope.plugins.plan.compiled_times import MOVED, step_times
 from perfscope.plugins.plan.document import (
@@ -68,6 +69,14 @@ class Wanted(Struct, frozen=True, kw_only=True):
     tokens: int | None = None
     """Tokens of one step, if known."""
     price: float | None = None
+    narrowed: tuple[Narrowed, ...] = ()
+    """Assumptions that a recording narrowed (JAX)."""
+    calibrated_by: str = ""
+
+    @property
+    def scenarios(self) -> Scenarios:
+        """The scenarios of all meshes."""
+        return scenarios({one.assumption: (one.low, one.high) for one in self.narrowed})
 
 
 class _Mesh(Struct, frozen=True, kw_only=True):
@@ -84,6 +93,8 @@ def compile_plan(wanted: Wanted, progress: Callable[[str], None]) -> Plan:
 
     began = time.monotonic()
     framework = ahead.frameworks_asked("auto", wanted.words, module=wanted.module)[0]
+    if wanted.narrowed and framework == "torch":
+        raise UsageError("--calibrate: narrows the times of a model or of a JAX program, not of a PyTorch program")
     digest = ahead.sources_digest(wanted.words, module=wanted.module)
     asked = [_asked(wanted, candidate, framework, digest) for candidate in _candidates(wanted)]
     ahead.need_compilers([one.request for one in asked])
@@ -202,9 +213,9 @@ def _rows(wanted: Wanted, asked: Sequence[_Mesh], found: dict[int, Any]) -> list
     timed.sort(key=lambda pair: (pair[1].peak_bytes > usable, pair[1].step_ns))
     if not timed:
         return []
-    best = _Timed.of(timed[0][1], wanted.target)
+    best = _Timed.of(timed[0][1], wanted)
     return [
-        _row(wanted, candidate, outcome, best if number == 0 else _Timed.of(outcome, wanted.target), best, usable)
+        _row(wanted, candidate, outcome, best if number == 0 else _Timed.of(outcome, wanted), best, usable)
         for number, (candidate, outcome) in enumerate(timed)
     ]
 
@@ -217,11 +228,15 @@ class _Timed(Struct, frozen=True, kw_only=True):
     times: Times | None
 
     @classmethod
-    def of(cls, outcome: Any, target: Target) -> _Timed:
+    def of(cls, outcome: Any, wanted: Wanted) -> _Timed:
         """Read the run folder of a mesh."""
         trace = load_one(Path(outcome.folder))
         modules = step_modules(trace, outcome.programs)
-        return cls(outcome=outcome, trace=trace, times=step_times(modules, target, scenarios()) if modules else None)
+        return cls(
+            outcome=outcome,
+            trace=trace,
+            times=step_times(modules, wanted.target, wanted.scenarios) if modules else None,
+        )
 
     def equal(self, other: _Timed) -> bool:
         """Whether no order of the two holds in all scenarios; without scenarios: whether their ranges overlap."""
@@ -252,13 +267,15 @@ def _usable(wanted: Wanted) -> int:
 def _row(
     wanted: Wanted, candidate: Candidate, outcome: Any, timed: _Timed, best: _Timed, usable: int
 ) -> PlannedCandidate:
-    rates = [None if wanted.tokens is None else wanted.tokens / (ns / 1e9)
-             for ns in (outcome.step_high_ns, outcome.step_low_ns)]  # fmt: skip
+    low, middle, high = outcome.step_low_ns, outcome.step_ns, outcome.step_high_ns
+    if wanted.narrowed and timed.times is not None:
+        low, middle, high = round(timed.times.min()), round(timed.times[0]), round(timed.times.max())
+    rates = [None if wanted.tokens is None else wanted.tokens / (ns / 1e9) for ns in (high, low)]
     cost = None if wanted.price is None or not rates[0] else wanted.price * wanted.target.count / 3600 * 1e6
     trace = timed.trace
     return PlannedCandidate(
         candidate=candidate, micro_batches=0, layers=(), basis="compiled",
-        step_low_ns=outcome.step_low_ns, step_middle_ns=outcome.step_ns, step_high_ns=outcome.step_high_ns,
+        step_low_ns=low, step_middle_ns=middle, step_high_ns=high,
         memory_low=outcome.peak_bytes, memory_high=outcome.peak_bytes, fits=outcome.peak_bytes <= usable,
         tokens_per_s_low=rates[0], tokens_per_s_high=rates[1],
         price_low=None if cost is None else cost / rates[1], price_high=None if cost is None else cost / rates[0],  # type: ignore[operator]
@@ -329,14 +346,14 @@ def _of_plans(trace: Trace) -> Iterator[tuple[str, int, int, CollectiveRange]]:
             yield XLA_KINDS.get(kind, kind), cost.collective.bytes, 1, cost.once
 
 
-def _sensitivity(target: Target, first: PlannedCandidate, other: PlannedCandidate, number: int) -> Sensitivity:
+def _sensitivity(wanted: Wanted, first: PlannedCandidate, other: PlannedCandidate, number: int) -> Sensitivity:
     """The assumption that decides between two equal meshes; for PyTorch programs the ends of their ranges."""
     modules = [_step_of(row) for row in (first, other)]
     if all(modules):
-        base, found = scenarios(), []
+        base, found = wanted.scenarios, []
         for unknown in UNKNOWNS:
             if unknown.name in MOVED:
-                one, two = (step_times(step, target, moved(base, unknown.name)) for step in modules)
+                one, two = (step_times(step, wanted.target, moved(base, unknown.name)) for step in modules)
                 found.append((unknown, two / one, two - one))
         return deciding(found, number)
     return Sensitivity(
@@ -376,10 +393,11 @@ def _document(
         name=name, parameters=0, active_parameters=0, target=wanted.target.shown, devices=wanted.target.count,
         memory_bytes=wanted.target.memory_bytes or 0, usable_bytes=_usable(wanted), global_batch=0, sequence=0,
         created_utc=now(), price_per_hour=wanted.price, candidates=tuple(rows),
-        sensitivities=tuple(_sensitivity(wanted.target, first, rows[number], number) for number in equal[:8]),
+        sensitivities=tuple(_sensitivity(wanted, first, rows[number], number) for number in equal[:8]),
         searched=Searched(
             candidates=len(asked), too_large=large, cannot_win=0, evaluated=len(rows), front=len(rows),
             complete=complete, seconds=round(time.monotonic() - began, 1),
         ),
-        assumptions=wanted.target.assumptions, notes=tuple(failed),
+        assumptions=wanted.target.assumptions, calibrated_by=wanted.calibrated_by,
+        notes=(*(one.words(wanted.calibrated_by) for one in wanted.narrowed), *failed),
     )  # fmt: skip

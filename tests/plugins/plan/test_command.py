@@ -47,7 +47,7 @@ def test_plan_in_all_formats(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         ([*BASIC[:7]], 2, "--sequence is missing"),
         ([*BASIC, "--precision", "fp4"], 2, "must be one of"),
         ([*BASIC[:4], "a100x8", *BASIC[5:], "--precision", "fp8"], 2, "has no peak of it"),
-        ([*BASIC, "train.py"], 2, "--model: is for a model, not for a program"),
+        ([*BASIC, "train.py"], 2, "--model: is for a model that is planned by formulas; train.py is compiled"),
         ([*BASIC, "--mesh", "fsdp=3"], 2, "no mesh of 8 devices with fsdp 3"),
         ([*BASIC, "--memory", "300MiB"], 4, "a device would need"),
         ([*BASIC[:4], "h100pciex16", *BASIC[5:]], 2, "--topology links.toml"),
