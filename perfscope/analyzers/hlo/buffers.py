@@ -143,6 +143,8 @@ class AssignedMemory(Struct, frozen=True, kw_only=True):
     """Allocations that live from start to end: parameters, constants, outputs outside the arena."""
     peak_arena_bytes: int
     """Largest number of arena bytes live at once."""
+    arena_bytes: int
+    """Size of the arena: with the gaps between its buffers."""
     live_at_peak: tuple[LogicalBuffer, ...]
     """Buffers of the arena that are live at the peak, largest first."""
 
@@ -150,6 +152,11 @@ class AssignedMemory(Struct, frozen=True, kw_only=True):
     def peak_bytes(self) -> int:
         """Largest number of bytes in use at once, as in xprof's memory viewer."""
         return self.whole_run_bytes + self.peak_arena_bytes
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes that the program takes from the device: the arena is one block, whatever is live in it."""
+        return self.whole_run_bytes + max(self.arena_bytes, self.peak_arena_bytes)
 
 
 class Arena(Struct, frozen=True, kw_only=True):
@@ -194,6 +201,11 @@ def assigned_memory(module: HloModule) -> AssignedMemory | None:
     return AssignedMemory(
         whole_run_bytes=sum(allocation.size for allocation in arena.lasting()),
         peak_arena_bytes=most,
+        arena_bytes=sum(
+            allocation.size
+            for allocation in arena.assignment.allocations
+            if in_device_memory(allocation) and allocation.index in arena.allocations
+        ),
         live_at_peak=tuple(sorted(live, key=lambda buffer: -buffer.size)),
     )
 

@@ -18,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from perfscope.analyzers.devices import Target
-from perfscope.analyzers.hlo import HloModule, collectives_of
+from perfscope.analyzers.hlo import HloModule, assigned_memory, collectives_of
 from perfscope.analyzers.plans import XLA_KINDS, pipeline_step, plan_works, rank_of
 from perfscope.analyzers.predict import CollectiveRange, Range, collective_range, estimate, factors_for
 from perfscope.analyzers.readers import load_one
@@ -238,6 +238,12 @@ class _Timed(Struct, frozen=True, kw_only=True):
             times=step_times(modules, wanted.target, wanted.scenarios) if modules else None,
         )
 
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes that the hungriest program takes from a device; not below its peak of live bytes."""
+        found = [memory.allocated_bytes for module in self.trace.hlo if (memory := assigned_memory(module)) is not None]
+        return max(found, default=0)
+
     def equal(self, other: _Timed) -> bool:
         """Whether no order of the two holds in all scenarios; without scenarios: whether their ranges overlap."""
         if self.times is None or other.times is None:
@@ -267,6 +273,7 @@ def _usable(wanted: Wanted) -> int:
 def _row(
     wanted: Wanted, candidate: Candidate, outcome: Any, timed: _Timed, best: _Timed, usable: int
 ) -> PlannedCandidate:
+    taken = max(outcome.peak_bytes, timed.allocated_bytes)
     low, middle, high = outcome.step_low_ns, outcome.step_ns, outcome.step_high_ns
     if wanted.narrowed and timed.times is not None:
         low, middle, high = round(timed.times.min()), round(timed.times[0]), round(timed.times.max())
@@ -276,7 +283,7 @@ def _row(
     return PlannedCandidate(
         candidate=candidate, micro_batches=0, layers=(), basis="compiled",
         step_low_ns=low, step_middle_ns=middle, step_high_ns=high,
-        memory_low=outcome.peak_bytes, memory_high=outcome.peak_bytes, fits=outcome.peak_bytes <= usable,
+        memory_low=outcome.peak_bytes, memory_high=taken, fits=taken <= usable,
         tokens_per_s_low=rates[0], tokens_per_s_high=rates[1],
         price_low=None if cost is None else cost / rates[1], price_high=None if cost is None else cost / rates[0],  # type: ignore[operator]
         equal_to_best=timed is best or timed.equal(best),

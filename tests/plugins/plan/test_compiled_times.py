@@ -1,10 +1,14 @@
-"""Compiled programs in the scenarios of a plan: the ends of their ranges, and an order that the ranges do not show."""
+"""Compiled programs in the scenarios of a plan: the ends of their ranges, an order that they do not show, memory."""
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
+import pytest
 
 from perfscope.analyzers.devices import parse_target
+from perfscope.analyzers.hlo import assigned_memory
 from perfscope.analyzers.predict import estimate
 from perfscope.analyzers.readers import load_one
 from perfscope.plugins.plan.assumptions import scenarios
@@ -29,3 +33,15 @@ def test_shared_scenarios_order_two_programs_whose_ranges_overlap() -> None:
     slower = {name for name in MOVED if np.all(times[0][shared.at(name) == 1] >= times[0][shared.at(name) == 0])
               and np.any(times[0][shared.at(name) == 1] > times[0][shared.at(name) == 0])}  # fmt: skip
     assert slower == {"products", "kernels", "link"}  # no attention of a library, and one node
+
+
+@pytest.mark.parametrize("name", ["transformer", "ssm-associative", "attention-policy-full"])
+def test_allocated_bytes_are_those_that_the_compiler_reports(name: str) -> None:
+    (module,) = load_one(PROGRAMS / name).hlo
+    (program,) = json.loads((PROGRAMS / name / "compile.json").read_text())["programs"]
+    memory = assigned_memory(module)
+    assert memory is not None
+    own = program["argument_bytes"] + program["output_bytes"] - program["alias_bytes"] + program["temporary_bytes"]
+    constants = memory.allocated_bytes - own
+    assert 0 <= constants < 1024  # numbers, which the report leaves out
+    assert memory.peak_bytes < memory.allocated_bytes  # gaps between buffers

@@ -67,7 +67,7 @@ def test_meshes_of_a_program_are_compiled_and_found_again(
     assert run(words) == 0
     plan = load(tmp_path)
     assert {row.candidate.mesh for row in plan.candidates} == {Mesh(fsdp=4), Mesh(data=2, fsdp=2), Mesh(data=4)}
-    assert all(row.basis == "compiled" and row.memory_low == row.memory_high for row in plan.candidates)
+    assert all(row.basis == "compiled" and row.memory_low <= row.memory_high for row in plan.candidates)
     gathers = {row.candidate.mesh: any(one.exchange.kind == "all-gather" for one in row.exchanges)
                for row in plan.candidates}  # fmt: skip
     assert not gathers[Mesh(data=4)]
