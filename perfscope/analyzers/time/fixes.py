@@ -339,6 +339,16 @@ _ANY: Mapping[FrameKind, str] = {
     FrameKind.COMPILER: "Keep shapes and types stable, so that nothing is compiled again.",
     FrameKind.COLLECTIVE_SETUP: "Make the groups and run a collective of each before the loop.",
 }
+LOADERS: Mapping[str, str] = {
+    "keras": "Give the data set workers: `super().__init__(workers=4, use_multiprocessing=True)` of "
+    "`keras.utils.PyDataset`; of arrays and generators `fit` makes each batch in the step.",
+    "grain": "Give the loader workers: `grain.DataLoader(..., worker_count=N)`, or `.mp_prefetch(...)` of a data set.",
+    "webdataset": "Give the loader workers: `wds.WebLoader(..., num_workers=N)`.",
+    "torch": "Load ahead: `DataLoader(..., num_workers=N, persistent_workers=True)`.",
+    "tensorflow": "Load ahead: `.map(..., num_parallel_calls=tf.data.AUTOTUNE)` and `.prefetch(tf.data.AUTOTUNE)`.",
+}
+"""Package of a loader -> how its batches are made ahead of the step."""
+
 _TORCH: Mapping[FrameKind, str] = {
     FrameKind.CHECKPOINT: _ASYNC_TORCH,
     FrameKind.LOADER: "Load ahead: `DataLoader(..., num_workers=N, persistent_workers=True, prefetch_factor=4)`.",

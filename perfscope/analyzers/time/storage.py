@@ -141,7 +141,7 @@ def storage_wait(trace: Trace) -> StorageWait | None:
     share = float(samples["lasts_ns"][waiting].sum()) / whole
     if not loader:
         share *= reading.waits_ns / max(1.0, float(samples["lasts_ns"][reading.rows].sum()))
-    share = min(share, _idle_share(trace))
+    share = min(share, idle_share(trace))
     if share < LEAST_SHARE:
         return None
     line = sampled_lines(trace, reading.rows, inside=known.in_loader if loader else None)[0]
@@ -192,7 +192,7 @@ def _reading(trace: Trace, rows: Int64) -> _Reading:
     return _Reading(np.array(sorted(reading), np.int64), waits, float(samples["lasts_ns"][rows].sum()))
 
 
-def _idle_share(trace: Trace) -> float:
+def idle_share(trace: Trace) -> float:
     """Largest share of the step that waiting for storage can have: with a device only time in which it is idle."""
     if "device_work" not in trace.recorded:
         return 1.0

@@ -277,6 +277,7 @@ _JAX: dict[str, FrameKind | _Functions] = {
     "keras": K.TRAINER,
     "keras/src/backend": K.DISPATCH,
     "keras/src/layers": K.DISPATCH,
+    "keras/src/trainers/data_adapters": K.LOADER,
     "keras/src/optimizers": K.OPTIMIZER,
     "keras/src/saving": K.CHECKPOINT,
     "grain": K.LOADER,

@@ -15,8 +15,9 @@ How it is found: with device work, the idle time of the device during which the 
 inside a data loader (`enumerate(DataLoader)#...`, or a region of the program's own named `input`). Waiting
 while the device still has work costs nothing and is not counted. Without device work, the time the
 program's own thread spends in the loader: nothing else of the program runs meanwhile. Worker threads and
-processes that load ahead are not counted. A loader of another kind, without such a region, cannot be seen:
-then the rule abstains, unless the device was busy throughout.
+processes that load ahead are not counted. A loader without a span in the recording (Keras' `fit`, Grain or WebDataset
+in a JAX program) is judged by the sampled stacks of steps without a profiler; with a device, at most its idle time
+counts. Without these the rule abstains, unless the device was busy throughout.
 
 If most of the making of batches is waiting for storage, `storage_bound` reports it instead.
 
@@ -47,8 +48,9 @@ from msgspec import Struct
 from perfscope.analyzers.examined import device_records
 from perfscope.analyzers.spans import INPUT_REGION, input_slices, outermost, union_of, worst_spans
 from perfscope.analyzers.time.account import cause_intervals, idle_intervals, step_accounts
-from perfscope.analyzers.time.fixes import worker_starts
+from perfscope.analyzers.time.fixes import LOADERS, worker_starts
 from perfscope.analyzers.time.host_activity import main_thread
+from perfscope.analyzers.time.sampled_input import SampledInput, sampled_input
 from perfscope.analyzers.time.samples import (
     SampledLine,
     free_samples,
@@ -57,13 +59,15 @@ from perfscope.analyzers.time.samples import (
     stacks,
     waiting_samples,
 )
+from perfscope.analyzers.time.side_work import side_work
 from perfscope.analyzers.time.sites import UNKNOWN_SITE, CallSite, call_site
 from perfscope.analyzers.time.steps import account_windows, step_windows, timed_cost, whole_ns
-from perfscope.analyzers.time.storage import storage_wait
+from perfscope.analyzers.time.storage import storage_wait, too_busy
 from perfscope.model.finding import MOST_ROWS, AbstainError, Cell, Finding, Removed, Scope, Where, fit_title
 from perfscope.model.frames import Owner, owner_of
 from perfscope.model.frames.kinds import FrameKind, frame_kind
 from perfscope.model.intervals import EMPTY, Int64, covered, intersection, union
+from perfscope.model.severity import severity_of
 from perfscope.model.trace import MISSING, SliceKind, Trace
 from perfscope.model.units import format_ns
 
@@ -116,6 +120,9 @@ def check(trace: Trace) -> Iterable[Finding]:
     rows = outermost(trace, loads)
     on_device = "device_work" in trace.recorded
     if not len(rows):
+        sampled_wait = trace.fact(sampled_input)
+        if sampled_wait is not None:
+            return _sampled(trace, sampled_wait)
         if on_device and _late_ns(trace) < STALL_SHARE * whole:
             return []
         raise AbstainError(
@@ -150,6 +157,37 @@ def check(trace: Trace) -> Iterable[Finding]:
         if not _is_short(trace, rows[members])
         or (stalled[members].sum() >= SHORT_SHARE * whole and not _has_workers(trace, key[0]))
     ]
+
+
+def _sampled(trace: Trace, found: SampledInput) -> list[Finding]:
+    """The finding on a loader that only sampled stacks show, if it takes enough of the step."""
+    run, storage = trace.fact(side_work), trace.fact(storage_wait)
+    if found.share < STALL_SHARE or run is None or too_busy(trace) or (storage is not None and storage.in_loader):
+        return []
+    line = found.lines[0]
+    function = line.site.function or line.innermost
+    cost = round(found.share * run.whole_ns / run.steps)
+    accounts = trace.fact(step_accounts)
+    return [
+        Finding(
+            subject="data loader",
+            title=fit_title(f"the step waits for the next batch: {line.share:.0%} of it in {function}", function),
+            detail="By the stacks of the main thread: the loader makes batches in the step.",
+            severity=severity_of(found.share, 1.0),
+            basis="measured",
+            advice=LOADERS.get(found.package, "Load ahead in other processes or threads."),
+            cost_ns=round(found.share * run.whole_ns),
+            cost_ns_per_step=cost,
+            untraced_ns_per_step=cost,
+            where=line.site.where(),
+            covers_ns={"input": max((account.total_ns["input"] for account in accounts), default=0)},
+            evidence=tuple(
+                {"makes_batch": one.site.function or one.innermost, "site": one.site.where().label(),
+                 "innermost": one.innermost, "share": round(one.share, 4), "samples": one.samples}
+                for one in found.lines[:MOST_ROWS]
+            ),
+        )
+    ]  # fmt: skip
 
 
 def _is_of_user(site: CallSite) -> bool:
