@@ -86,7 +86,6 @@ RULES: dict[str, str] = {
 NEEDS: dict[str, tuple[str, ...]] = {
     "batch_bubble": ("op_graph",),
     "blocking_collective": ("hlo",),
-    "constant_work": ("op_graph",),
     "debug_mode": ("host_ops",),
     "dense_expert_compute": ("hlo",),
     "donation_missed": ("hlo",),
@@ -119,6 +118,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
 JUDGES: dict[str, tuple[Subject, ...]] = {
     "blocking_collective": ("programs",),
     "compile_time": ("compile_log", "programs"),
+    "constant_work": ("programs",),
     "context_parallel_imbalance": ("ranks",),
     "data_movement": ("programs",),
     "dense_expert_compute": ("programs",),

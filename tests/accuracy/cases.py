@@ -20,6 +20,7 @@ from tests.accuracy.case import (
     torch_program,
 )
 from tests.accuracy.inference_cases import INFERENCE
+from tests.accuracy.model_cases import MODELS
 from tests.accuracy.pipeline_cases import PIPELINES
 
 __all__ = ["CASES", "Case", "Framework", "Mode", "Program", "Recorded", "Source", "jax_program", "torch_program"]
@@ -553,6 +554,7 @@ CASES: tuple[Case, ...] = (
     *_compiled(),
     *_jit(),
     *INFERENCE,
+    *MODELS,
     *PIPELINES,
     *_several(),
     *_targets(),

@@ -10,6 +10,7 @@ _CACHES = {
     "beams": "index_select(1",
     "paged": "self.pages_2NPHK[:, used_BM]",
 }
+_FEW_PATCHES = ("--seq", "16", "--batch", "1")
 _ADAPTERS = (
     (
         "adapter, merged in each call",
@@ -68,8 +69,10 @@ INFERENCE: tuple[Case, ...] = (
         name="diffusion, weights converted in each call",
         framework="torch",
         mode="eager",
-        source=torch_program("diffusion", "--seq", "16", "--batch", "1", "--defect", "cast", size="cpu", steps=24),
-        twin=torch_program("diffusion", "--seq", "16", "--batch", "1", size="cpu", steps=24),
+        source=torch_program(
+            "vision.diffusion", "--seq", "16", "--batch", "1", "--defect", "cast", size="cpu", steps=24
+        ),
+        twin=torch_program("vision.diffusion", "--seq", "16", "--batch", "1", size="cpu", steps=24),
         expects={"constant_work": "self.weight.to(x_D.dtype)"},
     ),
     *(

@@ -54,7 +54,7 @@ def test_speculation_writes_what_the_large_model_writes_alone() -> None:
 
 
 def test_defects_of_diffusion_draw_the_same_picture() -> None:
-    from perfscope.workloads import diffusion
+    from perfscope.workloads.vision import diffusion
 
     small = ["--size", "tiny", "--steps", "4"]
     expected = diffusion.sample(diffusion.parsed(small))

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from perfscope.analyzers.programs.attention_traffic import WrittenAttention as WrittenAttention
     from perfscope.analyzers.programs.attention_traffic import written_attention as written_attention
     from perfscope.analyzers.programs.blocks import program_timelines as program_timelines
+    from perfscope.analyzers.programs.constant_values import ConstantWork as ConstantWork
+    from perfscope.analyzers.programs.constant_values import constant_work as constant_work
     from perfscope.analyzers.programs.donation import donation_of as donation_of
     from perfscope.analyzers.programs.donation import updates as updates
     from perfscope.analyzers.programs.fusion import RoundTrip as RoundTrip
@@ -66,6 +68,7 @@ else:
         {
             "attention_traffic": "WrittenAttention written_attention",
             "blocks": "program_timelines",
+            "constant_values": "ConstantWork constant_work",
             "donation": "donation_of updates",
             "fusion": "RoundTrip TripTime is_softmax part_of round_trips touched_bytes trip_time",
             "tables.instructions": "RESULT instructions",

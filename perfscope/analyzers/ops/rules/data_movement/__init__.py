@@ -247,15 +247,17 @@ def check_rest(trace: Trace, found: Sequence[tuple[str, Finding]]) -> Iterable[F
     Findings of `constant_work` at the same line take precedence, and memory filled by deterministic mode is a finding
     of `debug_mode`.
     """
+    named = {finding.where.label() for rule, finding in found if rule == "constant_work"}
     if trace.hlo:
         from perfscope.analyzers.ops.rules.data_movement.programs import program_findings
 
-        yield from program_findings(trace)
+        for finding in program_findings(trace):
+            if finding.subject not in ("convert", "dequantise") or finding.where.label() not in named:
+                yield finding
         return
     if "host_ops" not in trace.recorded or framework(trace) != "torch":
         raise AbstainError("neither ops of PyTorch nor compiled programs in the recording", ("host_ops",))
     whole = whole_ns(trace)
-    named = {finding.where.label() for rule, finding in found if rule == "constant_work"}
     filled = any(rule == "debug_mode" and finding.where.op == "aten::fill_" for rule, finding in found)
     for movement in trace.fact(movements):
         if filled and movement.kind == "clear" and (movement.cause or "").startswith("aten::empty"):

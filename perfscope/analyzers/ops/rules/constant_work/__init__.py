@@ -24,12 +24,21 @@ two kinds count: what follows from parameters that no op of the step writes, and
 backward ops. Tensors that are only filled are left to `data_movement`. The time is that of these ops in the timed
 steps, an upper bound: factors that are applied to the input cost a part of it.
 
+In compiled XLA programs, by the arguments that a value follows from. A tree of arrays (`params['up']`) is trained if
+the program differentiates and returns arrays with the shapes of all its leaves; of its products only those with fewer
+elements in both factors than in the result count. In a program without a backward pass, the only tree that it does not
+return is constant, if a leaf of it is multiplied with a value from another argument. Its arithmetic and the casts that
+the program requests count, layouts that XLA chooses do not. Arguments that are single arrays are data.
+
 Fix: merge an adapter once before the loop (`merge_and_unload()` in peft), or apply its factors to the input::
 
     y = F.linear(x, weight) + (x @ a.T) @ b.T * scale
 
 Convert or normalise weights once (`model.bfloat16()`, `torch.nn.utils.parametrize.remove_parametrizations`), and keep
-tables and masks as buffers.
+tables and masks as buffers. In JAX::
+
+    y = x @ weight + scale * (x @ a) @ b                      # in place of x @ (weight + scale * a @ b)
+    params = jax.tree.map(lambda w: w.astype(dtype), params)  # once, before the loop
 """
 
 from __future__ import annotations
@@ -94,7 +103,12 @@ def examined(trace: Trace) -> Scope:
 
 
 def check(trace: Trace) -> Iterable[Finding]:
-    """Yield one finding per function of the program with a tenth of the steps in constant work."""
+    """Yield one finding per function (of a compiled program: per file) with a tenth of the steps in constant work."""
+    if trace.hlo:
+        from perfscope.analyzers.ops.rules.constant_work.programs import program_findings
+
+        yield from program_findings(trace, LEAST_SHARE)
+        return
     graph = trace.op_graph
     if graph is None or not graph.parameters:
         raise AbstainError("the op graph of the run names no parameters", ("op_graph",))

@@ -1,8 +1,8 @@
 """A diffusion transformer (DiT) that draws pictures after a text, with classifier-free guidance.
 
-    python -m perfscope.workloads.diffusion
-    python -m perfscope.workloads.diffusion --defect cast
-    python -m perfscope.workloads.diffusion --defect text --defect two-calls
+    python -m perfscope.workloads.vision.diffusion
+    python -m perfscope.workloads.vision.diffusion --defect cast
+    python -m perfscope.workloads.vision.diffusion --defect text --defect two-calls
 
 ``--steps`` is the number of steps of the sampler, ``--seq`` the number of patches of a picture, a square number. All
 defects draw the same pictures.
