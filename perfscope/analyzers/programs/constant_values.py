@@ -142,7 +142,8 @@ def _of(index: int, cost: ModuleCost, weights: _Weights) -> Iterator[ConstantWor
     multiplied = _kernels(flow, cost, products)
     for kernels in chosen.values():
         is_product = weights.trained or any(row.instruction.name in multiplied for row, _ in kernels)
-        kind, dtype = ("product", "") if is_product else _kind(cost.module, kernels)
+        of_product: tuple[ConstantKind, str] = "product", ""
+        kind, dtype = of_product if is_product else _kind(cost.module, kernels)
         yield ConstantWork(index=index, kind=kind, dtype=dtype, kernels=tuple(kernels))
 
 
