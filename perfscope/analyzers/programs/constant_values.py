@@ -5,8 +5,8 @@ differentiates and returns an array of the shape of each of its leaves. In a pro
 tree that is not returned is weights. In both cases a leaf is multiplied with a value from another argument, or a
 product of leaves is added to a leaf of another tree: queries and keys that are arguments are not weights.
 
-Of trained weights only products of thin factors count (those of an adapter): applied to the input, they cost less. Of
-weights in inference all arithmetic counts, and conversions that the program (not XLA) requests.
+In trained weights only products of thin factors count (those of an adapter): applied to the input, they cost less. In
+weights of inference all arithmetic counts, and conversions with the name of a cast of JAX.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ _WORDS: dict[str, tuple[str, str]] = {
     ),
     "other": (
         "arrays that depend on weights alone are made in every call",
-        "Make them once before the loop, in a program of their own, and pass them as arguments.",
+        "Make them once before the loop, in another jitted function, and pass them as arguments.",
     ),
 }
 
