@@ -45,9 +45,20 @@ def test_the_line_that_makes_the_batch_is_named_with_the_fix_of_its_library() ->
     assert finding.evidence[0]["site"] == "train.py:9"
 
 
-def test_another_loader_has_its_own_fix() -> None:
-    (finding,) = outcome("train.py(20): main > site-packages/grain/_src/core.py(5): __next__ > queue.get").findings
+GRAIN = "site-packages/grain/_src/core.py(5): __next__"
+
+
+def test_threads_that_make_the_batch_are_named_and_the_loop_that_waits() -> None:
+    b = run(f"train.py(20): main > {GRAIN} > lib/python3.11/threading.py(327): wait > lock.acquire")
+    for number in range(1, STEPS + 1):
+        at = 1_000_000.0 + number * STEP_US
+        decode = f"lib/python3.11/threading.py(982): run > {GRAIN} > site-packages/av/video.py(9): decode"
+        b.sample(decode, at, lasts=4_000, step=number, step_us=STEP_US, tid=2)
+    (finding,) = judge(b).findings
+    assert (finding.where.file, finding.where.line) == ("train.py", 20)
+    assert "decode" in finding.title
     assert "worker_count=N" in finding.advice
+    assert "interpreter's lock" in finding.detail
 
 
 @pytest.mark.parametrize(("pieces", "status"), [(1, "flagged"), (0, "abstained")])

@@ -11,7 +11,8 @@ from perfscope.analyzers.time.fixes import LOADERS
 from perfscope.analyzers.time.host_activity import main_thread
 from perfscope.analyzers.time.samples import SampledLine, free_samples, sampled_lines, stacks
 from perfscope.analyzers.time.side_work import side_samples
-from perfscope.analyzers.time.storage import idle_share
+from perfscope.analyzers.time.sites import CallSite
+from perfscope.analyzers.time.storage import WAITS, idle_share, waits_otherwise
 from perfscope.model.frames.kinds import FrameKind, frame_kind
 from perfscope.model.intervals import Int64
 from perfscope.model.trace import MISSING, Trace
@@ -25,8 +26,12 @@ class SampledInput(Struct, frozen=True, kw_only=True):
 
     share: float
     """Share of the steps without a profiler; of a device at most the time in which it is idle."""
+    loop: CallSite
+    """The line that fetches the batch."""
     lines: tuple[SampledLine, ...]
-    """Lines inside of the loader, most time first."""
+    """Lines inside of the loader that make the batch, in its threads or in the main thread; most time first."""
+    in_threads: bool
+    """Whether threads of the loader make the batch while the main thread waits."""
     package: str
     """Package of the loader, a key of `LOADERS`; empty for others."""
 
@@ -42,8 +47,19 @@ def sampled_input(trace: Trace) -> SampledInput | None:
     if len(rows) < LEAST_SAMPLES or not whole:
         return None
     share = min(float(samples["lasts_ns"][rows].sum()) / whole, idle_share(trace))
-    lines = sampled_lines(trace, rows, inside=known.in_loader)
-    return SampledInput(share=share, lines=lines, package=_package(trace, rows))
+    lines, threads = sampled_lines(trace, rows, inside=known.in_loader), _in_threads(trace)
+    in_threads = len(threads) >= LEAST_SAMPLES and bool(waits_otherwise(trace, rows).mean() >= WAITS)
+    made = sampled_lines(trace, threads, inside=known.in_loader) if in_threads else lines
+    loop = sampled_lines(trace, rows)[0].site
+    return SampledInput(share=share, loop=loop, lines=made, in_threads=in_threads, package=_package(trace, rows))
+
+
+def _in_threads(trace: Trace) -> Int64:
+    """Rows of ``samples`` of other threads of the process that work in a loader."""
+    samples, known = trace.rows["samples"], trace.fact(stacks)
+    others = ~samples["worker"] & (samples["thread"] != trace.fact(main_thread))
+    rows = np.flatnonzero(others & np.append(known.in_loader, False)[samples["frame"]])
+    return rows[~waits_otherwise(trace, rows)]
 
 
 def _package(trace: Trace, rows: Int64) -> str:

@@ -126,7 +126,7 @@ def storage_wait(trace: Trace) -> StorageWait | None:
     steps = free[trace.fact(side_samples)[free] == 0]  # saves and evaluations belong to other rules
     in_loader = loads[samples["frame"][steps]] & ~np.isin(shown_kinds(trace, steps), (FrameKind.WORKER_START,))
     workers = np.flatnonzero(samples["worker"] & loads[samples["frame"]])
-    workers = workers[~_waits_otherwise(trace, workers)]
+    workers = workers[~waits_otherwise(trace, workers)]
     own = steps[in_loader]
     made = _reading(trace, workers) if len(workers) >= LEAST_SAMPLES else _reading(trace, own)
     if len(made.rows) >= LEAST_SAMPLES and made.waits_ns >= WAITS * made.whole_ns:
@@ -158,7 +158,7 @@ def storage_wait(trace: Trace) -> StorageWait | None:
     )
 
 
-def _waits_otherwise(trace: Trace, rows: Int64) -> npt.NDArray[np.bool_]:
+def waits_otherwise(trace: Trace, rows: Int64) -> npt.NDArray[np.bool_]:
     """Mask of ``rows`` of workers that wait for a request or a lock, and do not make a batch."""
     own = np.append(trace.fact(stacks).own, int(FrameKind.UNKNOWN))[trace.rows["samples"]["frame"][rows]]
     locked = np.isin(shown_kinds(trace, rows), (FrameKind.LOCK, FrameKind.QUEUE, FrameKind.SLEEP))
@@ -170,7 +170,7 @@ def _reading(trace: Trace, rows: Int64) -> _Reading:
     """Lines of ``rows`` (``samples``) that wait most of their time, and not by a call that waits for something else."""
     samples, known = trace.rows["samples"], trace.fact(stacks)
     busy = max(1e-3, 1.0 - (trace.fact(core_wait_share) or 0.0))
-    kinds, otherwise = shown_kinds(trace, rows), _waits_otherwise(trace, rows)
+    kinds, otherwise = shown_kinds(trace, rows), waits_otherwise(trace, rows)
     may = (samples["frame"][rows] != MISSING) & (samples["cpu_ns"][rows] != MISSING) & ~otherwise
     may &= np.isin(kinds, _MAY_READ)
     counted = trace.fact(storage_bytes)

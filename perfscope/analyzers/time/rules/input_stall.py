@@ -16,8 +16,8 @@ inside a data loader (`enumerate(DataLoader)#...`, or a region of the program's 
 while the device still has work costs nothing and is not counted. Without device work, the time the
 program's own thread spends in the loader: nothing else of the program runs meanwhile. Worker threads and
 processes that load ahead are not counted. A loader without a span in the recording (Keras' `fit`, Grain or WebDataset
-in a JAX program) is judged by the sampled stacks of steps without a profiler; with a device, at most its idle time
-counts. Without these the rule abstains, unless the device was busy throughout.
+in a JAX program) is judged by the sampled stacks of steps without a profiler, of the loader's threads too if the main
+thread waits for them; with a device, at most its idle time counts. Without these the rule abstains, unless the device was busy throughout.
 
 If most of the making of batches is waiting for storage, `storage_bound` reports it instead.
 
@@ -172,14 +172,16 @@ def _sampled(trace: Trace, found: SampledInput) -> list[Finding]:
         Finding(
             subject="data loader",
             title=fit_title(f"the step waits for the next batch: {line.share:.0%} of it in {function}", function),
-            detail="By the stacks of the main thread: the loader makes batches in the step.",
+            detail="The main thread waits for the loader's threads: they share the interpreter's lock with the step."
+            if found.in_threads
+            else "By the stacks of the main thread: the loader makes batches in the step.",
             severity=severity_of(found.share, 1.0),
             basis="measured",
             advice=LOADERS.get(found.package, "Load ahead in other processes or threads."),
             cost_ns=round(found.share * run.whole_ns),
             cost_ns_per_step=cost,
             untraced_ns_per_step=cost,
-            where=line.site.where(),
+            where=(line.site if _is_of_user(line.site) else found.loop).where(),
             covers_ns={"input": max((account.total_ns["input"] for account in accounts), default=0)},
             evidence=tuple(
                 {"makes_batch": one.site.function or one.innermost, "site": one.site.where().label(),
