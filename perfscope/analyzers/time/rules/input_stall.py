@@ -13,11 +13,12 @@ Why it costs: while the loop waits in the data loader nothing new is launched, a
 
 How it is found: with device work, the idle time of the device during which the thread that launches was
 inside a data loader (`enumerate(DataLoader)#...`, or a region of the program's own named `input`). Waiting
-while the device still has work costs nothing and is not counted. Without device work, the time the
-program's own thread spends in the loader: nothing else of the program runs meanwhile. Worker threads and
-processes that load ahead are not counted. A loader without a span in the recording (Keras' `fit`, Grain or WebDataset
-in a JAX program) is judged by the sampled stacks of steps without a profiler, of the loader's threads too if the main
-thread waits for them; with a device, at most its idle time counts. Without these the rule abstains, unless the device was busy throughout.
+while the device still has work costs nothing and is not counted. Without device work, the time the program's
+own thread spends in the loader: nothing else of the program runs meanwhile. Worker threads and processes that
+load ahead are not counted. A loader without a span in the recording (Keras' `fit`, Grain or WebDataset in a
+JAX program) is judged by the sampled stacks of steps without a profiler, of the loader's threads too if the
+main thread waits for them; with a device, at most its idle time counts. Without these the rule abstains,
+unless the device was busy throughout.
 
 If most of the making of batches is waiting for storage, `storage_bound` reports it instead.
 
