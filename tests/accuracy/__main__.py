@@ -1,4 +1,5 @@
-"""Judges the labelled cases, measures what defects cost, and writes docs/accuracy.json and docs/accuracy.md.
+"""Judges the labelled cases, measures what defects cost, and writes docs/accuracy.json, docs/accuracy.md, and the table
+and the pictures of docs/workloads.md.
 
 make accuracy                                   all, in 45 minutes on two quiet cores
 python -m tests.accuracy --filter 'jit.*host'   cases whose name matches; the results of the others stay
@@ -21,12 +22,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from tests.accuracy import advice_judge
+from tests.accuracy import advice_judge, workloads_page
 from tests.accuracy.advice import AdviceCase
 from tests.accuracy.advice_cases import ADVICE
 from tests.accuracy.cases import CASES, Case, Program
-from tests.accuracy.judge import Judge, is_here, to_json
+from tests.accuracy.judge import Judge, lacking, to_json
 from tests.accuracy.page import page
+from tests.accuracy.picture import legend
 from tests.accuracy.saving import measured_saving
 from tests.conftest import REPOSITORY
 
@@ -58,15 +60,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     keep_advice()
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
-    PAGE.write_text(page(results), encoding="utf-8")
-    print(f"{PAGE.relative_to(REPOSITORY)} is written")
+    texts = {
+        PAGE: page(results),
+        workloads_page.PAGE: workloads_page.text(results),
+        workloads_page.PICTURES / "legend.svg": legend(),
+    }
+    for file, text in texts.items():
+        file.write_text(text, encoding="utf-8")
+        print(f"{file.relative_to(REPOSITORY)} is written")
     return 1 if failed else 0
 
 
 def judged(judge: Judge, case: Case, pairs: int, folder: Path) -> bool:
     """Judge a case and put its result into the file; whether that went well."""
-    if not is_here(case.source):
-        print(f"{case.title}: left out, {case.source.key} is not here", flush=True)
+    if (absent := lacking(case)) is not None:
+        print(f"{case.title}: left out, no {absent}", flush=True)
         return True
     try:
         result = judge.result(case)
@@ -77,6 +85,9 @@ def judged(judge: Judge, case: Case, pairs: int, folder: Path) -> bool:
         print(f"{case.title}: failed\n{traceback.format_exc()}", file=sys.stderr, flush=True)
         return False
     keep(to_json(result))
+    if result.picture and case.expects:
+        workloads_page.PICTURES.mkdir(exist_ok=True)
+        workloads_page.picture_of(case).write_text(result.picture, encoding="utf-8")
     found = ", ".join(f"{answer.rule} {'found' if answer.found else answer.status}" for answer in result.answers)
     alarms = ", ".join(f"{alarm.rule} ({alarm.of})" for alarm in result.alarms)
     print(f"{case.title}: {found or 'clean'}{f'; besides {alarms}' if alarms else ''}", flush=True)

@@ -25,6 +25,13 @@ class Program:
         """The command, short; also the name of the run."""
         return " ".join((self.module, *self.arguments, *(() if self.level == "default" else (f"({self.level})",))))
 
+    @property
+    def command(self) -> str:
+        """What a user types."""
+        level = () if self.level == "default" else ("--level", self.level)
+        ranks = () if self.processes == 1 else ("torchrun", "--standalone", "--nproc-per-node", str(self.processes))
+        return " ".join(("perfscope run", *level, *ranks, "-m", self.module, *self.arguments))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
@@ -52,6 +59,8 @@ class Case:
     twin: Source | None = None
     expects: Mapping[str, str | None] = field(default_factory=dict)
     """Rule -> text of the labelled line, ``None`` where the recording has no lines of a program."""
+    needs: tuple[str, ...] = ()
+    """Packages of the extra `workloads` without which it cannot run."""
     measured: bool = False
     """Whether the saving is measured by pairs of the defect and its twin."""
     story: str = ""

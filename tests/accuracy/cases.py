@@ -42,7 +42,7 @@ def _eager() -> list[Case]:
     steady = torch_program("attention", "--variant", "sdpa", size="cpu", steps=14)
     cases = [
         Case(
-            name="item",
+            name="loss read in each step",
             framework="torch",
             mode="eager",
             source=torch_program("attention", "--variant", "sdpa", "--defect", "item"),
@@ -50,7 +50,7 @@ def _eager() -> list[Case]:
             expects={"host_sync": "total += loss.item()"},
         ),
         Case(
-            name="loader",
+            name="samples made in the training process",
             framework="torch",
             mode="eager",
             source=torch_program("attention", *small_model, "--defect", "loader"),
@@ -59,7 +59,7 @@ def _eager() -> list[Case]:
             measured=True,
         ),
         Case(
-            name="adam-loop",
+            name="optimizer in a loop",
             framework="torch",
             mode="eager",
             source=torch_program("attention", "--variant", "sdpa", "--defect", "adam-loop"),
@@ -93,7 +93,7 @@ def _eager() -> list[Case]:
             expects={"unfused_ops": "a_BDN * h_BDN"},
         ),
         Case(
-            name="leak",
+            name="metric that keeps its graph",
             framework="torch",
             mode="eager",
             source=torch_program("transformer", "--defect", "leak", level="deep"),
@@ -117,21 +117,27 @@ def _eager() -> list[Case]:
         "unfused_optimizer": "parameters, lr=3e-3, foreach=False",
     }
     demo = [Program(module="perfscope.workloads.demo", arguments=twin) for twin in ((), ("--twin",))]
-    cases.append(Case(name="demo", framework="torch", mode="eager", source=demo[0], twin=demo[1], expects=expects))
-    for name, text in (
-        ("checkpoint", "checkpoint(block, x_BLD, use_reentrant=False)"),
-        ("checkpoint-reentrant", "checkpoint(block, x_BLD, use_reentrant=True)"),
-        ("checkpoint-nested", "checkpoint(inner"),
+    cases.append(
+        Case(name="demo, five defects", framework="torch", mode="eager", source=demo[0], twin=demo[1], expects=expects)
+    )
+    for name, flag, text in (
+        ("recomputation without need", "checkpoint", "checkpoint(block, x_BLD, use_reentrant=False)"),
+        (
+            "recomputation without need, reentrant",
+            "checkpoint-reentrant",
+            "checkpoint(block, x_BLD, use_reentrant=True)",
+        ),
+        ("recomputation twice", "checkpoint-nested", "checkpoint(inner"),
     ):
         cases.append(
             Case(
                 name=name,
                 framework="torch",
                 mode="eager",
-                source=torch_program("attention", "--variant", "sdpa", "--defect", name, size="cpu", steps=14),
+                source=torch_program("attention", "--variant", "sdpa", "--defect", flag, size="cpu", steps=14),
                 twin=steady,
                 expects={"excess_remat": text},
-                measured=name == "checkpoint",
+                measured=flag == "checkpoint",
             )
         )
     for name, text in HOST_LINES.items():
@@ -160,27 +166,27 @@ def _eager() -> list[Case]:
 
 
 def _compiled() -> list[Case]:
-    lines = {
-        "print": {"eager_fallback": "print(", "host_sync": "print("},
-        "branch": {"graph_break": "> LIMIT:", "host_sync": "> LIMIT:"},
-        "unsupported": {"eager_fallback": "loud_ND = "},
-        "float-arg": {"recompilation": "p=rate)"},
-        "shapes": {"dynamic_shape_churn": "dynamic=False"},
-    }
+    lines: list[tuple[str, str, dict[str, str | None]]] = [
+        ("print in a compiled model", "print", {"eager_fallback": "print(", "host_sync": "print("}),
+        ("branch on a value", "branch", {"graph_break": "> LIMIT:", "host_sync": "> LIMIT:"}),
+        ("index by a mask", "unsupported", {"eager_fallback": "loud_ND = "}),
+        ("rate as a Python float", "float-arg", {"recompilation": "p=rate)"}),
+        ("ever new lengths", "shapes", {"dynamic_shape_churn": "dynamic=False"}),
+    ]
     return [
         Case(
             name=name,
             framework="torch",
             mode="compiled",
             source=torch_program(
-                "attention", "--variant", "sdpa", "--compile-defect", name, "--compile-backend", "aot_eager"
+                "attention", "--variant", "sdpa", "--compile-defect", flag, "--compile-backend", "aot_eager"
             ),
             twin=torch_program(
-                "attention", "--variant", "sdpa", "--compile-twin", name, "--compile-backend", "aot_eager"
+                "attention", "--variant", "sdpa", "--compile-twin", flag, "--compile-backend", "aot_eager"
             ),
             expects=expects,
         )
-        for name, expects in lines.items()
+        for name, flag, expects in lines
     ]
 
 
@@ -196,49 +202,49 @@ def _jit() -> list[Case]:
             False,
         ),
         (
-            "float",
+            "loss read in each step",
             jax_program("attention", *naive, "--defect", "float"),
             jax_program("attention", *naive),
             {"host_sync": "float(loss)"},
             False,
         ),
         (
-            "retrace",
+            "step number as a Python int",
             jax_program("attention", *naive, "--defect", "retrace", steps=9),
             jax_program("attention", *naive, steps=9),
             {"recompilation": "number + 1"},
             False,
         ),
         (
-            "checkpoint",
+            "recomputation without need",
             jax_program("attention", *naive, "--defect", "checkpoint", size="cpu", steps=14),
             jax_program("attention", *naive, size="cpu", steps=14),
             {"excess_remat": "jax.checkpoint(self.block"},
             True,
         ),
         (
-            "checkpoint-nested",
+            "recomputation twice",
             jax_program("attention", *naive, "--defect", "checkpoint-nested", size="cpu", steps=14),
             jax_program("attention", *naive, "--defect", "checkpoint", size="cpu", steps=14),
             {"excess_remat": "jax.checkpoint(self._layers)"},
             False,
         ),
         (
-            "eager update",
+            "optimizer outside of jit",
             jax_program("attention", *naive, "--defect", "eager-update"),
             jax_program("attention", *naive),
             {"unfused_optimizer": "updated(state, gradients), loss"},
             False,
         ),
         (
-            "leak",
+            "logits kept in a list",
             jax_program("attention", *naive, "--defect", "leak"),
             jax_program("attention", *naive),
             {"memory_leak": "kept.append"},
             False,
         ),
         (
-            "no donation",
+            "state that is not donated",
             jax_program("attention", *naive, "--defect", "no-donation", "--batch", "1", "--seq", "64", size="cpu"),
             jax_program("attention", *naive, "--batch", "1", "--seq", "64", size="cpu"),
             {"donation_missed": "no-donation"},
@@ -262,7 +268,14 @@ def _jit() -> list[Case]:
             "scan over time",
             jax_program("ssm", "--variant", "scan"),
             jax_program("ssm", "--variant", "associative"),
-            {"sequential_scan": "jax.lax.scan(advance"},
+            {"sequential_scan": "_, h_LBDN = jax.lax.scan(advance"},
+            False,
+        ),
+        (
+            "scan over time, Mamba-2",
+            jax_program("ssm", "--variant", "ssd-scan"),
+            jax_program("ssm", "--variant", "ssd-chunked"),
+            {"sequential_scan": "_, y_LBHP = jax.lax.scan(advance"},
             False,
         ),
         (
@@ -273,14 +286,14 @@ def _jit() -> list[Case]:
             False,
         ),
         (
-            "shapes",
+            "ever new lengths",
             jax_program("loop", *naive, "--layers", "1", "--defect", "shapes", steps=9),
             jax_program("loop", *naive, "--layers", "1", "--twin", "shapes", steps=9),
             {"recompilation": "update(state, batch_BM)"},
             False,
         ),
         (
-            "callback",
+            "callback from inside the step",
             jax_program("loop", "--defect", "callback"),
             jax_program("loop", "--twin", "callback"),
             {"host_callback": "jax.debug.callback(report_norms"},
@@ -387,7 +400,7 @@ def _targets() -> list[Case]:
         ("attention-policy-names", "attention-policy-dots", {"excess_remat": '"hidden")'}),
         ("moe-einsum", "moe-scatter", {"dense_expert_compute": "jnp.einsum("}),
         ("moe-ragged", "moe-scatter", {"dense_expert_compute": "ragged_dot"}),
-        ("ssm-scan", "ssm-associative", {"sequential_scan": "jax.lax.scan(advance"}),
+        ("ssm-scan", "ssm-associative", {"sequential_scan": "_, h_LBDN = jax.lax.scan(advance"}),
         ("transformer-sharding", "transformer", {"resharding_collective": "with_sharding_constraint(x_BLD + y_BLD"}),
     ]
     cases = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import sys
@@ -14,11 +15,14 @@ from typing import Any
 from perfscope.analyzers.engine import Analysis, analyze
 from perfscope.analyzers.readers.load import load_path, load_paths
 from perfscope.analyzers.savings import Wholes
+from perfscope.dashboards.report.sections.findings import finding_blocks
 from perfscope.model.finding import Finding
+from perfscope.model.trace import Trace
 from perfscope.profiler.ab.launch import TIMED_OUT, ArmFolder, log_tail, run_and_wait
 from tests.accuracy.cases import Case, Program, Source
 from tests.accuracy.known import limit, right
-from tests.accuracy.labels import lines_of, place_of
+from tests.accuracy.labels import labelled_lines, lines_of, place_of
+from tests.accuracy.picture import Strip, strip_of, svg
 from tests.conftest import CORPUS, REPOSITORY
 
 TORN = "terminate called without an active exception"
@@ -46,6 +50,26 @@ class Said:
         """The savings shown at these lines together, or the largest one if none of them is named."""
         at = [saves for places, saves in self.savings if places & lines]
         return sum(at) if at else max((saves for _, saves in self.savings), default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class First:
+    """The first finding of a report."""
+
+    rule: str
+    title: str
+    place: str
+    """``file:line`` below the workloads; empty: no line of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A source with all rules."""
+
+    said: tuple[Said, ...]
+    first: First | None
+    strip: Strip | None
+    """Of a program that ran here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +114,10 @@ class Result:
     clean: tuple[str, ...]
     """Rules that looked at the defect's program or its twin, and rightly found nothing; one entry for each."""
     seconds: float
+    first: First | None
+    twin_first: First | None
+    picture: str
+    """The steps of both as SVG; empty for recorded files and without steps."""
     saving: Mapping[str, Any] | None = field(default=None)
 
 
@@ -124,11 +152,11 @@ def environment_of(program: Program) -> dict[str, str]:
     return environment
 
 
-def analysis_of(source: Source, folder: Path) -> Analysis:
-    """All rules over a program's run or over recorded files."""
+def traces_of(source: Source, folder: Path) -> tuple[Trace, ...]:
+    """A program's run, or recorded files."""
     if isinstance(source, Program):
-        return analyze(load_path(capture(source, folder)).traces)
-    return analyze(load_paths([path_of(path) for path in source.paths]).traces)
+        return tuple(load_path(capture(source, folder)).traces)
+    return tuple(load_paths([path_of(path) for path in source.paths]).traces)
 
 
 def path_of(path: str) -> Path:
@@ -136,9 +164,11 @@ def path_of(path: str) -> Path:
     return CORPUS / path.removeprefix("corpus/") if path.startswith("corpus/") else REPOSITORY / path
 
 
-def is_here(source: Source) -> bool:
-    """Whether it can be judged on this machine."""
-    return isinstance(source, Program) or all(path_of(path).exists() for path in source.paths)
+def lacking(case: Case) -> str | None:
+    """The first package or file that is not on this machine; ``None``: it can be judged."""
+    paths = () if isinstance(case.source, Program) else case.source.paths
+    lacks = [name for name in case.needs if importlib.util.find_spec(name) is None]
+    return next(iter((*lacks, *(path for path in paths if not path_of(path).exists()))), None)
 
 
 class Judge:
@@ -146,20 +176,28 @@ class Judge:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._said: dict[str, tuple[Said, ...]] = {}
+        self._seen: dict[str, Seen] = {}
 
-    def said_of(self, source: Source) -> tuple[Said, ...]:
-        """The result of each rule for a source."""
-        if source.key not in self._said:
+    def seen(self, source: Source, rules: frozenset[str]) -> Seen:
+        """The result of each rule for a source; its picture marks what ``rules`` found."""
+        if source.key not in self._seen:
             name = "".join(letter if letter.isalnum() else "-" for letter in source.key)[-80:]
-            self._said[source.key] = tuple(_said(analysis_of(source, self.folder / name)))
-        return self._said[source.key]
+            traces = traces_of(source, self.folder / name)
+            analysis = analyze(traces)
+            self._seen[source.key] = Seen(
+                said=tuple(_said(analysis)),
+                first=_first(analysis),
+                strip=strip_of(traces, analysis, rules) if isinstance(source, Program) else None,
+            )
+        return self._seen[source.key]
 
     def result(self, case: Case) -> Result:
         """One case against its labels."""
         began = time.monotonic()
-        of_defect = {said.rule: said for said in self.said_of(case.source)}
-        of_twin = {} if case.twin is None else {said.rule: said for said in self.said_of(case.twin)}
+        source = self.seen(case.source, frozenset(case.expects))
+        twin = None if case.twin is None else self.seen(case.twin, frozenset())
+        of_defect = {said.rule: said for said in source.said}
+        of_twin = {} if twin is None else {said.rule: said for said in twin.said}
         answers = tuple(_answer(case, rule, of_defect[rule]) for rule in case.expects)
         judged = set(case.clean) if case.story else set(of_defect)
         unlabelled = {rule: said for rule, said in of_defect.items() if rule in judged and rule not in case.expects}
@@ -176,7 +214,22 @@ class Judge:
             besides=besides,
             clean=tuple(sorted(clean)),
             seconds=round(time.monotonic() - began, 1),
+            first=source.first,
+            twin_first=None if twin is None else twin.first,
+            picture="" if source.strip is None else svg(source.strip, None if twin is None else twin.strip),
         )
+
+
+def _first(analysis: Analysis) -> First | None:
+    """The first finding about the program, as reports show it."""
+    block = next((block for block in finding_blocks(analysis) if block.finding.about == "program"), None)
+    if block is None:
+        return None
+    places = sorted(
+        (place for place in _places(block.finding) if place), key=lambda place: place not in labelled_lines()
+    )
+    place = next(iter(places), None)
+    return First(rule=block.rule, title=block.finding.title, place="" if place is None else f"{place[0]}:{place[1]}")
 
 
 def _said(analysis: Analysis) -> Iterator[Said]:
@@ -250,5 +303,7 @@ def to_json(result: Result) -> dict[str, Any]:
         "alarms": [asdict(alarm) for alarm in result.alarms],
         "clean": list(result.clean),
         "saving": None if result.saving is None else dict(result.saving),
+        "first": None if result.first is None else asdict(result.first),
+        "twin_first": None if result.twin_first is None else asdict(result.twin_first),
         "seconds": result.seconds,
     }

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Of = Literal["defect", "twin", "both"]
-Kind = Literal["missed", "line", "alarm"]
+Kind = Literal["missed", "line", "alarm", "first"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,8 @@ class Right:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """Why a rule misses a defect, names another line, or flags where nothing is (``alarm``)."""
+    """Why a rule misses a defect, names another line, flags where nothing is (``alarm``), or is above the labelled
+    finding in the report (``first``)."""
 
     rule: str
     cases: str
@@ -37,7 +38,7 @@ class Limit:
 RIGHT = (
     Right(
         rule="eager_fallback",
-        cases="torch compiled: (float-arg|shapes)$",
+        cases="torch compiled: (rate as a Python float|ever new lengths)",
         why="too many compilations leave it to eager mode",
     ),
     Right(rule="host_bound", cases="4 gloo processes", of="both", why="every rank sleeps in every step, by design"),
@@ -78,12 +79,12 @@ RIGHT = (
     Right(rule="launch_bound", cases="jax jit: generation, item", of="both", why="each token is a separate small call"),
     Right(
         rule="data_movement",
-        cases="torch eager: expert loop",
+        cases="torch eager: (expert loop|demo)",
         why="each expert picks its rows by an index, whose gradient fills a tensor of all rows",
     ),
     Right(
         rule="host_sync",
-        cases="torch compiled: unsupported",
+        cases="torch compiled: index by a mask",
         why="the boolean index that the compiler does not support reads its size on the host",
     ),
     Right(rule="host_sync", cases="jax jit: host: save", why="saving reads the state from the device in every step"),
@@ -105,9 +106,17 @@ RIGHT = (
         of="both",
         why="all-reduces that nothing overlaps: in the twin on a v5e too, where they are synchronous ops",
     ),
-    Right(rule="unfused_attention", cases="jax jit: checkpoint", of="both", why="its attention is written out in both"),
     Right(
-        rule="excess_remat", cases="jax jit: checkpoint-nested", of="twin", why="the twin recomputes once, for nothing"
+        rule="unfused_attention",
+        cases="jax jit: (recomputation|cache in slices)",
+        of="both",
+        why="its attention is written out in both",
+    ),
+    Right(
+        rule="excess_remat",
+        cases="jax jit: recomputation twice",
+        of="twin",
+        why="the twin recomputes once, for nothing",
     ),
     Right(
         rule="data_movement",
@@ -125,13 +134,31 @@ RIGHT = (
     ),
     Right(
         rule="peak_owner",
-        cases="torch eager: (naive attention|checkpoint|leak)",
+        cases="torch eager: (naive attention|recomputation|metric that keeps)",
         of="both",
         why="it names who holds the peak: the scores, or the logits with their copies in the loss",
     ),
 )
 
 LIMITS = (
+    Limit(
+        rule="host_bound",
+        cases="4 gloo processes: .*straggler|8 devices: straggler",
+        kind="first",
+        why="every rank sleeps in every step, by design, and that costs more than waiting for the late one",
+    ),
+    Limit(
+        rule="input_stall",
+        cases="decoded for each clip",
+        kind="line",
+        why="it names the loop that waits, and the labelled line in its title",
+    ),
+    Limit(
+        rule="data_movement",
+        cases="torch eager: (expert loop|generation, item)",
+        kind="first",
+        why="on a CPU a wait of the host has no time; these copies have one",
+    ),
     Limit(
         rule="straggler",
         cases="4 gloo processes: most tokens",
@@ -165,13 +192,13 @@ LIMITS = (
     Limit(rule="dense_expert_compute", cases="jax v5e: moe-ragged", kind="line", why="Mosaic's kernels carry no line"),
     Limit(
         rule="unfused_optimizer",
-        cases="adam-loop|torch eager: demo",
+        cases="optimizer in a loop|torch eager: demo",
         kind="line",
         why="it names `optimizer.step()`, where the kernels are launched; the constructor's arguments are not recorded",
     ),
     Limit(
         rule="unfused_optimizer",
-        cases="jax jit: eager update",
+        cases="jax jit: optimizer outside of jit",
         kind="missed",
         why="it recognises an optimizer by `torch.optim`; JAX has no such mark",
     ),
@@ -189,7 +216,7 @@ LIMITS = (
     ),
     Limit(
         rule="dynamic_shape_churn",
-        cases="torch compiled: shapes",
+        cases="torch compiled: ever new lengths",
         kind="line",
         why="it names the frame that is compiled again, not the call of torch.compile",
     ),
@@ -225,7 +252,7 @@ LIMITS = (
     ),
     Limit(
         rule="input_stall",
-        cases="torch eager: loader",
+        cases="torch eager: samples made",
         kind="missed",
         why="a busy machine makes the model's own step so long that the samples' time falls below the threshold",
     ),
@@ -275,7 +302,7 @@ LIMITS = (
     ),
     Limit(
         rule="warmup_compile",
-        cases="torch compiled: branch",
+        cases="torch compiled: branch on a value",
         kind="alarm",
         why="the second graph's call looks its compiled code up: a tenth of a step as short as this one",
     ),

@@ -14,6 +14,9 @@ LABEL = re.compile(r"# defect: (?P<rules>\w+(?:, \w+)*)(?::|$)")
 NO_RULE = "none"
 """Label of a defect that no rule finds in a single program: two programs are compared."""
 
+SHARED = ("host_defects.py", "pipelines/media.py")
+"""Files that programs of both frameworks import."""
+
 
 @cache
 def labelled_lines() -> dict[tuple[str, int], tuple[str, frozenset[str]]]:
@@ -39,7 +42,7 @@ def lines_of(rule: str, text: str, module: str | None = None) -> frozenset[tuple
         for place, (line, rules) in labelled_lines().items()
         if rule in rules
         and text in line
-        and (of_jax is None or place[0].startswith("jax/") is of_jax or place[0] == "host_defects.py")
+        and (of_jax is None or place[0].startswith("jax/") is of_jax or place[0] in SHARED)
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from perfscope.model.units import format_ns
+from tests.accuracy.known import limit
 
 GENERATED = "<!-- Written by `make accuracy` from docs/accuracy.json. -->"
 INTRODUCTION = """\
@@ -257,6 +258,10 @@ def _misses(cases: Sequence[dict[str, Any]]) -> str:
             )
             why = answer["explained"] or answer["reason"] or "not explained"
             rows.append((name, f"`{answer['rule']}`", what, why))
+        first = case.get("first")
+        if case["answers"] and first and first["rule"] not in {answer["rule"] for answer in case["answers"]}:
+            why = limit(name, first["rule"], "first") or first["title"]
+            rows.append((name, f"`{first['rule']}`", "is shown first", why))
         rows.extend(
             (name, f"`{alarm['rule']}`", f"false alarm ({alarm['of']})", alarm["explained"] or alarm["title"])
             for alarm in case["alarms"]

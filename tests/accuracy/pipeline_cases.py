@@ -7,13 +7,20 @@ from tests.accuracy.case import Case, Program, jax_program, torch_program
 _SAVES = {"sync": "torch.save(self.state()", "dcp": "dcp.save(self.state()"}
 _EVALUATES = {"eval_stall": "evaluated.append(evaluate(", "needless_grad": "loss_of(model, tokens_BM) * len"}
 _IN_JAX = (
-    ("saves in the loop, npz", "tiny", ("checkpoint", "--defect", "npz"), ("checkpoint", "--twin"),
-     {"checkpoint_stall": "np.savez("}),
-)  # fmt: skip
-_METRICS = {"tracker": {"host_bound": "json.dumps({"}, "clip": {"host_sync": "norm.item()"}}
+    ("npz", "np.savez(", ()),
+    ("orbax", "self.manager.save(", ("orbax",)),
+    ("wait", "self.manager.wait_until_finished()", ("orbax",)),
+    ("safetensors", '"safetensors.numpy"', ("safetensors",)),
+)
+_METRICS: dict[str, dict[str, str | None]] = {
+    "tracker": {"host_bound": "json.dumps({"},
+    "tensorboard": {"host_bound": "board.add_histogram"},
+    "clip": {"host_sync": "norm.item()"},
+}
+_DECODING = {"video": "frames = [frame.to_ndarray", "audio": "file.decode(audio=0)"}
 
 
-_FILES = "perfscope.workloads.pipelines.files"
+_FILES, _CLIPS = "perfscope.workloads.pipelines.files", "perfscope.workloads.pipelines.decoding"
 
 PIPELINES: tuple[Case, ...] = (
     Case(
@@ -51,18 +58,32 @@ PIPELINES: tuple[Case, ...] = (
             source=torch_program("pipelines.metrics", "--defect", defect, steps=60),
             twin=torch_program("pipelines.metrics", steps=60),
             expects=expects,
+            needs=("tensorboard",) if defect == "tensorboard" else (),
         )
         for defect, expects in _METRICS.items()
     ),
     *(
         Case(
-            name=name,
+            name=f"a whole {media} decoded for each clip",
+            framework="torch",
+            mode="eager",
+            source=Program(module=_CLIPS, arguments=("--media", media, "--defect", "whole")),
+            twin=Program(module=_CLIPS, arguments=("--media", media, "--workers", "2")),
+            expects={"input_stall": line},
+            needs=("av",),
+        )
+        for media, line in _DECODING.items()
+    ),
+    *(
+        Case(
+            name=f"saves in the loop, {way}",
             framework="jax",
             mode="jit",
-            source=jax_program(f"pipelines.{defect[0]}", *defect[1:], size=size, steps=100),
-            twin=jax_program(f"pipelines.{twin[0]}", *twin[1:], size=size, steps=100),
-            expects=expects,
+            source=jax_program("pipelines.checkpoint", "--defect", way, steps=100),
+            twin=jax_program("pipelines.checkpoint", "--twin", steps=100),
+            expects={"checkpoint_stall": line},
+            needs=needs,
         )
-        for name, size, defect, twin, expects in _IN_JAX
+        for way, line, needs in _IN_JAX
     ),
 )

@@ -84,6 +84,24 @@ def test_they_import_nothing_of_perfscope_but_each_other() -> None:
     assert imported == set()
 
 
+def reached_from(path: Path) -> set[Path]:
+    """A file of the workloads and those that it imports."""
+    found, left = set(), [path]
+    while left:
+        file = left.pop()
+        if file not in found:
+            found.add(file)
+            names = re.findall(r"^from (perfscope\.workloads\.[\w.]+) import", file.read_text(), re.MULTILINE)
+            left += [named for name in names if (named := REPOSITORY / f"{name.replace('.', '/')}.py").is_file()]
+    return found
+
+
+def test_no_program_in_jax_imports_torch() -> None:
+    reached = {file for path in (FOLDER / "jax").rglob("*.py") for file in reached_from(path)}
+    assert FOLDER / "options.py" in reached
+    assert [file for file in reached if re.search(r"^(import|from) torch\b", file.read_text(), re.MULTILINE)] == []
+
+
 def test_a_program_without_backward_says_so(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,14 +19,10 @@ import torch.distributed.checkpoint as dcp
 
 from perfscope.workloads.attention import Block
 from perfscope.workloads.data import batches
-from perfscope.workloads.options import Options, Size, options_of, parser_of
+from perfscope.workloads.options import Options, options_of, parser_of
+from perfscope.workloads.pipelines.sizes import SAVED
 from perfscope.workloads.training import build, loss_of, report
 
-SIZES = {
-    "tiny": Size(batch=2, seq=16, dim=192, heads=2, layers=2, vocab=512),
-    "cpu": Size(batch=4, seq=64, dim=256, heads=4, layers=4, vocab=8192),
-    "gpu": Size(batch=8, seq=1024, dim=2048, heads=16, layers=16, vocab=32_000),
-}
 DEFECTS = {
     "sync": "torch.save of weights and optimizer",
     "dcp": "torch.distributed.checkpoint.save",
@@ -95,11 +91,11 @@ def train(options: Options, every: int, *, twin: bool) -> list[float]:
 
 def parsed(argv: Sequence[str] | None = None) -> tuple[Options, int, bool]:
     """Options from the command line, steps between two saves, and whether it is the twin."""
-    parser = parser_of(__doc__ or "", ("sdpa",), SIZES, DEFECTS)
+    parser = parser_of(__doc__ or "", ("sdpa",), SAVED, DEFECTS)
     parser.add_argument("--every", type=int, default=4, help="steps between two saves")
     parser.add_argument("--twin", action="store_true", help="save once, after the loop")
     options = parser.parse_args(argv)
-    return options_of(options, SIZES), options.every, options.twin
+    return options_of(options, SAVED), options.every, options.twin
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from torch import nn
 from perfscope.workloads.data import batches
 from perfscope.workloads.moe import SIZES, Block
 from perfscope.workloads.options import Options, options_of, parser_of
+from perfscope.workloads.pipelines.sizes import HELD_OUT
 from perfscope.workloads.training import build, loss_of, report
 
 DEFECTS = {
@@ -25,8 +26,6 @@ DEFECTS = {
     "graph": "evaluate with gradients enabled",
     "item": "read the loss of each batch with .item()",
 }
-HELD_OUT = 8
-"""Batches of the evaluation."""
 
 
 def evaluate(model: nn.Module, held_BM: torch.Tensor, options: Options) -> float:

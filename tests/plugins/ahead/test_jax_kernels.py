@@ -1,4 +1,4 @@
-"""Pallas kernels of the JAX workloads compile for GPUs and a TPU, have a cost, and no finding of the plain version."""
+"""The JAX workloads compile for GPUs and a TPU; Pallas kernels have a cost, and no finding of the plain version."""
 
 from __future__ import annotations
 
@@ -38,6 +38,19 @@ DEFECTS = (
     ("ssm", "ssd-scan", "sequential_scan"),
 )
 
+OTHERS = (
+    ("h100", "decode --variant slices"),
+    ("v5e", "decode --variant slices"),
+    ("h100x2", "context --variant ring --devices 2"),
+    ("v5e:2x2", "context --variant ring --devices 4"),
+    ("h100x2", "experts --data 1 --expert 2"),
+    ("v5e:2x2", "experts --data 1 --expert 4"),
+    ("h100", "generate"),
+    ("v5e", "generate"),
+    ("h100", "pipelines.evaluation"),
+)
+"""Programs without a kernel and a fixture. ``loop`` and ``pipelines.checkpoint`` have the step of `attention`."""
+
 
 def compiled(
     target: str, workload: str, variant: str, folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -74,3 +87,14 @@ def test_the_plain_version_is_the_first_finding_at_its_line(
     found, first = perfscope.analyze(compiled("h100", workload, variant, tmp_path, monkeypatch)).findings()[0]
     assert found == rule
     assert place_of(first.where.file, first.where.line) in lines_of(rule, "")
+
+
+@pytest.mark.parametrize(("target", "words"), OTHERS)
+def test_every_other_program_compiles(target: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, device = TARGETS[target.partition("x")[0].partition(":")[0]]
+    require(kind)
+    monkeypatch.chdir(tmp_path)
+    module, *flags = words.split()
+    command = ["-m", f"perfscope.workloads.jax.{module}", "--device", device, "--size", "tiny", "--steps", "3", *flags]
+    assert run(["compile", "--target", target, "-q", *command]) == 0
+    assert perfscope.load(tmp_path / "perfscope-runs" / "latest").fact(hlo_costs)

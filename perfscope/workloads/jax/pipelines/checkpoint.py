@@ -21,8 +21,8 @@ from perfscope.workloads.jax.data import batches, device_of
 from perfscope.workloads.jax.options import options_of, parser_of
 from perfscope.workloads.jax.training import LanguageModel, State, report, start, step_of
 from perfscope.workloads.options import Options
-from perfscope.workloads.pipelines.checkpoint import SIZES
 from perfscope.workloads.pipelines.packages import needed
+from perfscope.workloads.pipelines.sizes import SAVED
 
 DEFECTS = {
     "orbax": "save with Orbax, and wait until it is stored",
@@ -83,11 +83,11 @@ def train(options: Options, every: int, *, twin: bool) -> list[float]:
 
 def parsed(argv: Sequence[str] | None = None) -> tuple[Options, int, bool]:
     """Options from the command line, steps between two saves, and whether it is the twin."""
-    parser = parser_of(__doc__ or "", ("blocked",), SIZES, DEFECTS)
+    parser = parser_of(__doc__ or "", ("blocked",), SAVED, DEFECTS)
     parser.add_argument("--every", type=int, default=4, help="steps between two saves")
     parser.add_argument("--twin", action="store_true", help="save once, after the loop")
     options = parser.parse_args(argv)
-    return options_of(options, SIZES), options.every, options.twin
+    return options_of(options, SAVED), options.every, options.twin
 
 
 if __name__ == "__main__":

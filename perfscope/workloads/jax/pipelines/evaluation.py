@@ -21,7 +21,7 @@ from perfscope.workloads.jax.data import batches, device_of
 from perfscope.workloads.jax.options import options_of, parser_of
 from perfscope.workloads.jax.training import LanguageModel, loss_of, report, start, step_of
 from perfscope.workloads.options import Options
-from perfscope.workloads.pipelines.evaluation import HELD_OUT
+from perfscope.workloads.pipelines.sizes import HELD_OUT
 
 DEFECTS = {
     "single": "evaluate sequence by sequence",
