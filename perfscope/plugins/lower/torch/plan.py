@@ -41,14 +41,22 @@ def planned_programs(trace: Trace) -> Iterator[Program]:
 
 
 def with_reasons(program: Program, planned: Sequence[Program]) -> Program:
-    """A program of the log of a plan; rows of values between kernels have inductor's reason where the plan has it."""
-    reasons = [
-        replace(found, program=program.name) for other in planned if other.name.startswith(f"{program.name} ")
-        for found in other.fates
-    ]  # fmt: skip
-    told = {PurePath(found.place).name for found in reasons}
-    kept = (found for found in program.fates if found.what != "materialised" or PurePath(found.place).name not in told)
-    return replace(program, fates=(*kept, *reasons))
+    """A program of the log of a plan; values between kernels have inductor's reason, of the largest pair at the line.
+
+    Lines that the log has no such values of, as torch logs no nodes of some kernels, have the rows of the plan.
+    """
+    pairs = [found for other in planned if other.name.startswith(f"{program.name} ") for found in other.fates]
+    reasons = {PurePath(found.place).name: found for found in sorted(pairs, key=lambda found: found.bytes)}
+    fates, explained = [], set()
+    for found in program.fates:
+        place = PurePath(found.place).name
+        if found.what == "materialised" and place in reasons:
+            explained.add(place)
+            said = reasons[place].reason.partition("; read at ")[0]
+            found = replace(found, reason=f"{found.reason}; {said}")
+        fates.append(found)
+    others = [replace(found, program=program.name) for found in pairs if PurePath(found.place).name not in explained]
+    return replace(program, fates=(*fates, *others))
 
 
 def _kernels(graph: PlannedGraph) -> Iterator[StageOp]:
