@@ -10,12 +10,16 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from perfscope.analyzers.readers import printed_graph
+from perfscope.model.compile_log import CompiledKernel
 from perfscope.model.errors import DataError
 from perfscope.plugins.lower import inputs, lowering, pages
 from perfscope.plugins.lower.command import lower
 from perfscope.plugins.lower.document import Fate, Lowering
 from perfscope.plugins.lower.program import Program
+from perfscope.plugins.lower.torch.fates import Passage, fates_of
 from perfscope.plugins.lower.torch.plan import with_reasons
+from perfscope.plugins.lower.torch.stages import AFTER
 from tests.conftest import REPOSITORY
 from tests.plugins.ahead.compilers import require
 from tests.plugins.lower.test_jax import line_of
@@ -76,6 +80,34 @@ def test_a_line_in_several_kernels(block: Lowering) -> None:
     (forward,) = fates(block, "split", BLOCK, "h = functional.gelu(self.up(h))")
     assert forward.reason.startswith("2 kernels forward: addmm; ")
     assert forward.bytes == 2 * 128 * 256 * 2  # the bfloat16 product, written and read
+
+
+def test_a_library_call_is_computed_once_though_its_readers_list_it() -> None:
+    """Provenance names the product in the kernel that reads it, too; a name may occur in both directions."""
+    forward, backward = (
+        printed_graph(AFTER, "", f'''
+class <lambda>(torch.nn.Module):
+    def forward(self, x: "f32[64, 64][64, 1]", {given}_1: "f32[64, 64][64, 1]"):
+        # File: a.py:3 in f, code: y = torch.sin(x @ w)
+        mm: "f32[64, 64][64, 1]" = torch.ops.aten.mm.default(x, {given}_1)
+        sin: "f32[64, 64][64, 1]" = torch.ops.aten.sin.default(mm)
+        return (sin,)
+''')
+        for given in ("primals", "tangents")
+    )  # fmt: skip
+    kernels = [
+        CompiledKernel(
+            name="extern_kernels.mm", backend="extern", compile_id="0/0", direction="forward", nodes=("mm",)
+        ),
+        CompiledKernel(name="sin", backend="triton", compile_id="0/0", direction="forward", nodes=("sin", "mm")),
+    ]
+    passage = Passage(
+        program="f", dynamo=None, joint=None, written={}, after={False: forward, True: backward},
+        kernels=tuple(kernels), recomputed=frozenset(),
+    )  # fmt: skip
+    found = {fate.what: fate for fate in fates_of(passage)}
+    assert "duplicated" not in found
+    assert (found["split"].reason, found["split"].bytes) == ("2 kernels forward: mm; sin", 2 * 64 * 64 * 4)
 
 
 def test_where_transposes_come_from(block: Lowering, convolution: Lowering) -> None:

@@ -136,27 +136,39 @@ def _recomputed(passage: Passage) -> Iterator[Fate]:
             yield _of("recomputed", passage, where, group, reason, times=2, by="program" if at else "compiler")
 
 
+def _holders(passage: Passage, known: Mapping[str, GraphNode], backward: bool) -> dict[str, list[str]]:
+    """By node, the kernels that compute it. Of a library call only that: provenance also lists its readers."""
+    kernels = [one for one in passage.kernels if (one.direction == "backward") is backward]
+    held: dict[str, list[CompiledKernel]] = defaultdict(list)
+    for kernel in kernels:
+        for name in kernel.nodes:
+            held[name].append(kernel)
+    found = {}
+    for name, every in held.items():
+        called = [kernel for kernel in every if kernel.backend == "extern"]
+        is_call = bool(called) and name in known and node_flops(known[name], known) is not None
+        found[name] = list(dict.fromkeys(one.handle or one.name for one in (called if is_call else every)))
+    return found
+
+
 def _duplicated(passage: Passage) -> Iterator[Fate]:
     for backward, graph in passage.graphs():
         known = _known(graph)
-        holders: dict[str, dict[str, None]] = defaultdict(dict)
-        for kernel in passage.kernels:
-            if (kernel.direction == "backward") is backward:
-                for name in kernel.nodes:
-                    holders[name][kernel.handle or kernel.name] = None
         groups: dict[str, Grouped] = defaultdict(Grouped)
-        for name, kernels in holders.items():
+        most: dict[str, int] = defaultdict(int)
+        for name, kernels in _holders(passage, known, backward).items():
             node = known.get(name)
             if node is None or len(kernels) < 2 or node.op in CONVERTS or not work(node, known):
                 continue
             more = len(kernels) - 1
+            most[place(node)] = max(most[place(node)], len(kernels))
             group = groups[place(node)]
             group.add(name, flops=work(node, known) * more, phase=_phase(backward))
-            group.kernels |= kernels
+            group.kernels |= dict.fromkeys(kernels)
         for where, group in groups.items():
-            reason = f"inductor inlined it into each of {len(group.kernels)} kernels that read it"
+            reason = f"inductor inlined it into each of {most[where]} kernels that read it"
             if where:
-                yield _of("duplicated", passage, where, group, reason, times=len(group.kernels), by="compiler")
+                yield _of("duplicated", passage, where, group, reason, times=most[where], by="compiler")
 
 
 def _converted(passage: Passage) -> Iterator[Fate]:
@@ -265,24 +277,22 @@ def _layouts(passage: Passage) -> Iterator[Fate]:
 
 
 def _split(passage: Passage) -> Iterator[Fate]:
-    computed, between = [], defaultdict[Where, int](int)
+    computed, between = list[Computed](), defaultdict[Where, int](int)
     for backward, graph in passage.graphs():
         known = _known(graph)
-        kernels = [one for one in passage.kernels if (one.direction == "backward") is backward]
-        holders: dict[str, set[str]] = defaultdict(set)
-        for kernel in kernels:
-            for name in kernel.nodes:
-                holders[name].add(kernel.handle or kernel.name)
+        holders = {name: set(held) for name, held in _holders(passage, known, backward).items()}
+        own: list[Computed] = []
         for name, held in holders.items():
             node = known.get(name)
             if node is None or not work(node, known):
                 continue
             where = place(node), _phase_of(passage, node, backward)
             shown = node.op.removeprefix("aten.").partition(".")[0]
-            computed += [Computed(where=where, op=name, shown=shown, kernel=kernel) for kernel in sorted(held)]
-        lines = {item.op: item.where for item in computed}
+            own += [Computed(where=where, op=name, shown=shown, kernel=kernel) for kernel in sorted(held)]
+        computed += own
+        lines = {item.op: item.where for item in own}
         kernels_of: dict[Where, set[str]] = defaultdict(set)
-        for item in computed:
+        for item in own:
             kernels_of[item.where].add(item.kernel)
         passed = {
             made.name for node in nodes_of(graph) for name in node.inputs
@@ -300,7 +310,7 @@ def _materialised(passage: Passage) -> Iterator[Fate]:
         kernels = [one for one in passage.kernels if (one.direction == "backward") is backward]
         if not kernels or any(not one.nodes for one in kernels):
             continue
-        holder = {name: one.handle or one.name for one in kernels for name in one.nodes}
+        holder = {name: held[-1] for name, held in _holders(passage, known, backward).items()}
         groups: dict[str, Grouped] = defaultdict(Grouped)
         read: dict[str, dict[str, None]] = defaultdict(dict)
         for node in nodes_of(graph):
