@@ -137,7 +137,7 @@ def _recomputed(passage: Passage) -> Iterator[Fate]:
 
 
 def _holders(passage: Passage, known: Mapping[str, GraphNode], backward: bool) -> dict[str, list[str]]:
-    """By node, the kernels that compute it. Of a library call only that: provenance also lists its readers."""
+    """Kernels that compute a node, by its name; for a library call without its readers, which provenance also lists."""
     kernels = [one for one in passage.kernels if (one.direction == "backward") is backward]
     held: dict[str, list[CompiledKernel]] = defaultdict(list)
     for kernel in kernels:
