@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.analyzers.engine import Analysis
-from perfscope.analyzers.time.steps import step_windows
+from perfscope.analyzers.time.steps import account_windows
 from perfscope.dashboards.report.sections.findings import finding_blocks
 from perfscope.dashboards.web.timeline.index import Index, build, edges_of
 from perfscope.dashboards.web.timeline.lanes import CATEGORY_WORDS, COLORS, Category, events_of
@@ -83,7 +83,7 @@ def _marks(finding: Finding | None, source: int) -> tuple[tuple[int, int], ...]:
 
 def _step(trace: Trace, marks: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """The shortest step that holds a mark, of all if none does; empty without steps."""
-    windows = trace.fact(step_windows)
+    windows = trace.fact(account_windows)
     steps = sorted(zip(windows.starts.tolist(), windows.ends.tolist(), strict=True), key=lambda step: step[1] - step[0])
     marked = [step for step in steps if any(start < step[1] and end > step[0] for start, end in marks)]
     return (marked or steps)[:1]

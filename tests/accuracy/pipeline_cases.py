@@ -7,7 +7,7 @@ from tests.accuracy.case import Case, Program, jax_program, torch_program
 _SAVES = {"sync": "torch.save(self.state()", "dcp": "dcp.save(self.state()"}
 _EVALUATES = {"eval_stall": "evaluated.append(evaluate(", "needless_grad": "loss_of(model, tokens_BM) * len"}
 _IN_JAX = (
-    ("npz", "np.savez(", ()),
+    ("npz", "np.savez(self.folder", ()),
     ("orbax", "self.manager.save(", ("orbax",)),
     ("wait", "self.manager.wait_until_finished()", ("orbax",)),
     ("safetensors", '"safetensors.numpy"', ("safetensors",)),
