@@ -4,17 +4,19 @@ Shapes: those of ``attention``; N positions of all processes, C half of the posi
 
     torchrun --nproc-per-node 4 -m perfscope.workloads.context
     torchrun --nproc-per-node 4 -m perfscope.workloads.context --split zigzag
+    torchrun --nproc-per-node 4 -m perfscope.workloads.context --split zigzag --variant ring
 
-Keys and values of all positions are gathered in each layer (Llama Team 2024, section 3.3.2), and each process computes
-attention of its positions to those before them. ``contiguous`` gives each a piece of the sequence: the later the piece,
-the more keys it sees. ``zigzag`` gives each a piece from the start and one from the end: as many for all.
+``sdpa``: keys and values of all positions are gathered in each layer (Llama Team 2024, section 3.3.2), and each process
+computes attention of its positions to those before them. ``ring``: they pass by (`parallel/ring.py`). With
+``contiguous`` each process has a piece of the sequence: the later the piece, the more keys it sees. With ``zigzag`` it
+has a piece from the start and one from the end: as many keys for all.
 gloo on CPUs, NCCL with ``--device cuda``.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -27,9 +29,11 @@ from perfscope.workloads import attention
 from perfscope.workloads.data import batches
 from perfscope.workloads.experts import average
 from perfscope.workloads.options import Options, Size, options_of, parser_of
+from perfscope.workloads.parallel.processes import processes, summed
+from perfscope.workloads.parallel.ring import Ring
 from perfscope.workloads.training import LanguageModel, report
 
-VARIANTS = ("sdpa",)
+VARIANTS = ("sdpa", "ring")
 SPLITS = ("contiguous", "zigzag")
 SIZES = {
     "tiny": Size(batch=2, seq=32, dim=64, heads=2, layers=2, vocab=64),
@@ -45,6 +49,11 @@ def pieces_of(split: str, rank: int, processes: int) -> tuple[int, int]:
     return 2 * rank, 2 * rank + 1  # defect: none: `context_parallel_imbalance` names ranks, no line
 
 
+def owners_of(split: str, processes: int) -> list[tuple[int, int]]:
+    """The pieces of each process."""
+    return [pieces_of(split, rank, processes) for rank in range(processes)]
+
+
 def attend(
     q_BHLK: torch.Tensor, k_BHLK: torch.Tensor, v_BHLK: torch.Tensor, *, split: str, group: dist.ProcessGroup
 ) -> torch.Tensor:
@@ -52,7 +61,7 @@ def attend(
     rank, processes = group.rank(), group.size()
     whole_NBHK = all_gather_tensor_autograd(torch.cat([k_BHLK, v_BHLK]).movedim(2, 0).contiguous(), 0, group)
     parts = whole_NBHK.chunk(2 * processes)
-    owners = [piece for other in range(processes) for piece in pieces_of(split, other, processes)]
+    owners = [piece for pieces in owners_of(split, processes) for piece in pieces]
     ordered = torch.cat([parts[owners.index(piece)] for piece in range(2 * processes)])
     k_BHNK, v_BHNK = ordered.movedim(0, 2).chunk(2)
     half = q_BHLK.shape[2] // 2
@@ -65,39 +74,41 @@ def attend(
     return torch.cat(results, dim=2)
 
 
+def ring(
+    q_BHLK: torch.Tensor, k_BHLK: torch.Tensor, v_BHLK: torch.Tensor, *, split: str, group: dist.ProcessGroup
+) -> torch.Tensor:
+    """The same with keys and values that pass by: o_BHLK."""
+    o_BHLK: torch.Tensor = Ring.apply(q_BHLK, k_BHLK, v_BHLK, owners_of(split, group.size()), group)
+    return o_BHLK
+
+
 def build(options: Options, split: str) -> nn.Module:
     """The model of this process; the same seed gives all the same weights, those of ``attention``."""
     torch.manual_seed(options.seed)
-    model = LanguageModel(attention.Block, options)
+    model = LanguageModel(attention.Block, replace(options, variant="sdpa"))
     for block in model.blocks:
-        block.attention.attend = partial(attend, split=split, group=dist.group.WORLD)
+        chosen = ring if options.variant == "ring" else attend
+        block.attention.attend = partial(chosen, split=split, group=dist.group.WORLD)
     return model.to(device=options.device, dtype=getattr(torch, options.dtype))
 
 
 def train(options: Options, split: str) -> list[float]:
     """Trains on this process's positions of every sequence; the losses are those of whole sequences."""
-    torch.set_num_threads(1)
-    dist.init_process_group("nccl" if options.device == "cuda" else "gloo")
-    if options.device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    rank, processes = dist.get_rank(), dist.get_world_size()
-    model = build(options, split)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, fused=True)
-    mine, losses = pieces_of(split, rank, processes), []
-    for tokens_BM in batches(options):
-        parts = [whole.chunk(2 * processes, dim=1) for whole in (tokens_BM[:, :-1], tokens_BM[:, 1:])]
-        tokens_BL, next_BL = (torch.cat([pieces[piece] for piece in mine], dim=1) for pieces in parts)
-        loss = F.cross_entropy(model(tokens_BL).flatten(0, 1).float(), next_BL.flatten()) / processes
-        loss.backward()
-        average(list(model.parameters()), dist.group.WORLD, 1)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.detach())
-    mean = torch.stack(losses)
-    dist.all_reduce(mean)
-    dist.barrier()
-    dist.destroy_process_group()
-    return report(list(mean)) if rank == 0 else []
+    with processes(options.device) as (rank, count):
+        model = build(options, split)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, fused=True)
+        mine, losses = pieces_of(split, rank, count), []
+        for tokens_BM in batches(options):
+            parts = [part_BM.chunk(2 * count, dim=1) for part_BM in (tokens_BM[:, :-1], tokens_BM[:, 1:])]
+            tokens_BL, next_BL = (torch.cat([pieces[piece] for piece in mine], dim=1) for pieces in parts)
+            loss = F.cross_entropy(model(tokens_BL).flatten(0, 1).float(), next_BL.flatten()) / count
+            loss.backward()
+            average(list(model.parameters()), dist.group.WORLD, 1)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.detach())
+        whole = summed(losses)
+        return report(whole) if rank == 0 else []
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ batch. gloo on CPUs, NCCL with ``--device cuda``.
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 
 import torch
@@ -27,6 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from perfscope.workloads import moe
 from perfscope.workloads.data import batches
 from perfscope.workloads.options import Options, Size, options_of, parser_of
+from perfscope.workloads.parallel.processes import processes, summed
 from perfscope.workloads.training import LanguageModel, loss_of, report
 
 VARIANTS = ("room", "exact")
@@ -116,31 +116,24 @@ def build(options: Options, mesh: DeviceMesh, skew: float, capacity: float) -> n
 
 def train(options: Options, flags: argparse.Namespace) -> list[float]:
     """Trains on this process's part of the batch; the losses are those of the whole batch."""
-    torch.set_num_threads(1)
-    dist.init_process_group("nccl" if options.device == "cuda" else "gloo")
-    if options.device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    rank, processes = dist.get_rank(), dist.get_world_size()
-    shape = flags.data or processes // flags.expert, flags.expert
-    mesh = init_device_mesh(options.device, shape, mesh_dim_names=("data", "expert"))
-    model = build(options, mesh, flags.skew, flags.capacity)
-    divided = [weight for name, weight in model.named_parameters() if ".experts." in name]
-    whole = [weight for name, weight in model.named_parameters() if ".experts." not in name]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, fused=True)
-    losses = []
-    for tokens_BM in batches(options):
-        loss = loss_of(model, tokens_BM.chunk(processes)[rank])
-        loss.backward()
-        average(whole, dist.group.WORLD, processes)
-        average(divided, mesh.get_group("data"), processes)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.detach())
-    mean = torch.stack(losses) / processes
-    dist.all_reduce(mean)
-    dist.barrier()
-    dist.destroy_process_group()
-    return report(list(mean)) if rank == 0 else []
+    with processes(options.device) as (rank, count):
+        shape = flags.data or count // flags.expert, flags.expert
+        mesh = init_device_mesh(options.device, shape, mesh_dim_names=("data", "expert"))
+        model = build(options, mesh, flags.skew, flags.capacity)
+        divided = [weight for name, weight in model.named_parameters() if ".experts." in name]
+        whole = [weight for name, weight in model.named_parameters() if ".experts." not in name]
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, fused=True)
+        losses = []
+        for tokens_BM in batches(options):
+            loss = loss_of(model, tokens_BM.chunk(count)[rank])
+            loss.backward()
+            average(whole, dist.group.WORLD, count)
+            average(divided, mesh.get_group("data"), count)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.detach() / count)
+        total = summed(losses)
+        return report(total) if rank == 0 else []
 
 
 if __name__ == "__main__":

@@ -353,6 +353,19 @@ def _several() -> list[Case]:
             expects={"context_parallel_imbalance": None},
         )
     )
+    sharded = ("--steps", "14")
+    cases.append(
+        Case(
+            name="weights in four parts, reduced in every pass",
+            framework="torch",
+            mode="4 gloo processes",
+            source=Program(
+                module="perfscope.workloads.parallel.fsdp", arguments=(*sharded, "--defect", "accumulate"), processes=4
+            ),
+            twin=Program(module="perfscope.workloads.parallel.fsdp", arguments=sharded, processes=4),
+            expects={"repeated_reductions": "loss.backward()"},
+        )
+    )
     experts = ("--variant", "exact")
     cases.append(
         Case(

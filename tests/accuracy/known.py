@@ -55,6 +55,12 @@ RIGHT = (
         why="four processes that share two cores wait for each other in ten exchanges per step",
     ),
     Right(
+        rule="unexplained_idle",
+        cases="4 gloo processes: weights in four parts",
+        of="both",
+        why="four processes that share two cores wait for each other in the gathers and reductions of a step",
+    ),
+    Right(
         rule="straggler",
         cases="4 gloo processes: context",
         why="the rank with the last piece comes late: it computes more attention",

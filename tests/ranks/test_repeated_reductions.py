@@ -18,15 +18,19 @@ RULE = load_rule("repeated_reductions")
 CPU = EVERYTHING - {"device_work", "launch_links", "op_links", "runtime_calls", "waiting_calls"}
 
 
-def steps(*reduces: bool, updates: int = 1, lasts: float = 20) -> Trace:
+DDP = "DistributedDataParallel.forward", "torch.distributed.ddp.reducer::copy_bucket_to_grad"
+FSDP = "FSDP::root_pre_forward", "FSDP::post_backward_reduce (blocks.0)"
+
+
+def steps(*reduces: bool, updates: int = 1, lasts: float = 20, names: tuple[str, str] = DDP) -> Trace:
     """A step of 1,000 us with a pass of 100 us for each of ``reduces``, that all-reduces ``lasts`` us if it is true."""
     builder = TraceBuilder(recorded=CPU)
     builder.step(1, 0, 1000)
     for number, reduced in enumerate(reduces):
         at = 100.0 * number
-        builder.annotation("DistributedDataParallel.forward", at, at + 20)
+        builder.annotation(names[0], at, at + 20)
         if reduced:
-            builder.op("torch.distributed.ddp.reducer::copy_bucket_to_grad", at + 80, at + 90)
+            builder.op(names[1], at + 80, at + 90)
             builder.op("gloo:all_reduce", at + 40, at + 40 + lasts, tid=2)
             builder.row(
                 "collectives", start_ns=round(1000 * (at + 40)), end_ns=round(1000 * (at + 40 + lasts)),
@@ -42,6 +46,14 @@ def test_passes_beyond_the_updates_are_the_cost() -> None:
     assert finding.title == "gradients are reduced 4 times per optimizer step"
     assert finding.cost_ns == 60_000
     assert "no_sync()" in finding.advice
+
+
+def test_passes_of_fsdp_that_reduce_are_the_cost() -> None:
+    (finding,) = judge(RULE, steps(True, True, True, True, names=FSDP)).findings
+    assert finding.title == "gradients are reduced and weights gathered 4 times per optimizer step"
+    assert finding.cost_ns == 60_000
+    assert "set_requires_gradient_sync" in finding.advice
+    assert judge(RULE, steps(False, False, False, True, names=FSDP)).status == "clean"
 
 
 @pytest.mark.parametrize(

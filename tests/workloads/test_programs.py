@@ -58,8 +58,21 @@ def test_divided_sequences_have_the_numbers_of_whole_ones() -> None:
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "4", "-m", "perfscope.workloads.context"]
     one = printed_losses(["-m", "perfscope.workloads.attention", "--variant", "sdpa", "--batch", "2"])
     assert len(one) == 3
-    for split in ("contiguous", "zigzag"):
-        assert printed_losses([*launcher, "--split", split]) == pytest.approx(one, abs=2e-4)
+    for flags in (["--split", "contiguous"], ["--split", "zigzag"], ["--split", "zigzag", "--variant", "ring"]):
+        assert printed_losses([*launcher, *flags]) == pytest.approx(one, abs=2e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("program", "defect"), [("fsdp", "accumulate"), ("tensor", "gather"), ("pipeline", "uneven")])
+def test_a_divided_model_has_the_numbers_of_a_whole_one(program: str, defect: str) -> None:
+    def losses(processes: int, *flags: str) -> list[float]:
+        launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+        return printed_losses([*launcher, "-m", f"perfscope.workloads.parallel.{program}", *flags])
+
+    one = losses(1)
+    assert len(one) == 3
+    assert losses(4) == pytest.approx(one, abs=2e-4)  # four digits are printed
+    assert losses(4, "--defect", defect) == pytest.approx(one, abs=2e-4)
 
 
 def printed_losses(words: list[str]) -> list[float]:

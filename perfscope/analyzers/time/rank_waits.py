@@ -19,14 +19,17 @@ from perfscope.model.frames.kinds import ENGINES, FrameKind
 from perfscope.model.intervals import EMPTY, Intervals, difference, intersection, numbered, union
 from perfscope.model.trace import MISSING, SliceKind, Trace
 
-BACKEND_OPS = "c10d::"
-"""Prefix of ops that call the backend and may wait for the other ranks themselves."""
+BACKEND_OPS = ("c10d::", "_c10d_functional::")
+"""Prefixes of ops that call the backend and may wait for the other ranks themselves."""
 
 
 LEAST_WAIT_NS = 100_000
 """Shortest wait between two ops: Python and dispatch take 5 to 50 us, also during a collective."""
 
-FORWARD = "DistributedDataParallel.forward"
+FORWARDS = ("DistributedDataParallel.forward", "FSDP::root_pre_forward")
+
+REDUCTIONS = ("all_reduce", "reduce_scatter")
+"""Collectives that reduce gradients; gloo reports the reduce-scatter of FSDP as an all-reduce."""
 
 OPTIMIZER = "Optimizer.step#"
 
@@ -36,6 +39,9 @@ LEAST_STEPS = 2
 SENDS, RECEIVES = ("send",), ("recv",)
 
 MessageKind = Literal["pipeline", "exchange", "turns"]
+
+PIPELINE = "torch/distributed/pipelining/"
+"""Frames of PyTorch's pipeline schedules. Stages of 1F1B send activations while they receive gradients."""
 
 EXCHANGED = 0.5
 """Share of the time of receives during which the same rank sends from which ranks exchange data."""
@@ -82,19 +88,19 @@ def waits_between_ops(trace: Trace, free: Intervals, pieces: SampledPieces | Non
 
 
 def reductions_per_update(trace: Trace) -> int:
-    """Return how often DDP reduced the gradients per optimizer step.
+    """Return how often DDP or FSDP reduced the gradients per optimizer step.
 
     1 if each reduction is followed by one, 0 if unknown.
 
-    A reduction is a forward pass of DDP with an all-reduce before the next one. A forward pass without any, as under
+    A reduction is a forward pass of them with a reduction before the next one. A forward pass without any, as under
     ``no_sync()``, or two of them before one backward pass, count once.
     """
     slices, collectives = trace.rows["slices"], trace.rows["collectives"]
     annotations = slices["kind"] == SliceKind.ANNOTATION
-    forwards = np.sort(slices["start_ns"][annotations & _named(trace, FORWARD)])
+    forwards = np.sort(slices["start_ns"][annotations & named_slices(trace, lambda text: text.startswith(FORWARDS))])
     updates = np.sort(slices["start_ns"][annotations & _named(trace, OPTIMIZER)])
     codes, _ = numbered(collectives["name"])
-    reduces = [code for code in codes.tolist() if operation_of(trace.text(code)) == "all_reduce"]
+    reduces = [code for code in codes.tolist() if operation_of(trace.text(code)) in REDUCTIONS]
     rows = np.flatnonzero(np.isin(collectives["name"], reduces))
     begins = collectives["start_ns"][rows].copy()
     kernels, calls = trace.rows["kernels"], trace.rows["calls"]
@@ -118,10 +124,12 @@ def reduced_too_often(trace: Trace) -> str:
     count = trace.fact(reductions_per_update)
     if count < 2:
         return ""
-    return (
-        f"Run all but the last backward pass under `no_sync()` of the DDP model: gradients are reduced {count:,} times "
-        "per optimizer step."
+    fix = (
+        "Call `set_requires_gradient_sync(False)` of the FSDP model before all passes of a step but the last"
+        if named_slices(trace, lambda text: text.startswith(FORWARDS[1])).any()
+        else "Run all but the last backward pass under `no_sync()` of the DDP model"
     )
+    return f"{fix}: gradients are reduced {count:,} times per optimizer step."
 
 
 def message_kind(trace: Trace) -> MessageKind | None:
@@ -137,6 +145,8 @@ def message_kind(trace: Trace) -> MessageKind | None:
     both = np.isin(collectives["name"][rows], _codes(trace, (*SENDS, *RECEIVES, "send_recv")))
     if not 2 * lasted[both].sum() > lasted.sum():
         return None
+    if any(PIPELINE in text for text in trace.strings):
+        return "pipeline"
     together = intersection(sends, receives).total()
     if together >= EXCHANGED * min(sends.total(), receives.total()) and together:
         return "exchange"

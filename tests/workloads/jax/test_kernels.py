@@ -50,6 +50,50 @@ def test_attention_with_windows_and_shared_heads(length: int, heads: int, groups
     assert_equal_with_gradients(kernel, plain, (q, k, v), 5e-6)
 
 
+def test_parts_of_keys_are_attention_to_all() -> None:
+    from perfscope.workloads.jax.kernels import flash, ring
+
+    q, k, v = (normal(seed, 1, 2, 70, 8) for seed in range(3))
+    own, before = flash.part(q, k, v, causal=True), flash.part(q, normal(3, *k.shape), v, causal=False)
+    merged, log = ring._merged(*own, before)
+    scores = np.concatenate([q @ normal(3, *k.shape).mT, np.where(np.tri(70) > 0, q @ k.mT, -np.inf)], -1) / 8**0.5
+    weights = jax.nn.softmax(scores)
+    assert np.abs(merged - weights @ np.concatenate([v, v], 2)).max() < 5e-6
+    assert np.abs(log - jax.nn.logsumexp(scores, -1)).max() < 5e-6
+
+
+def test_kernels_declare_their_work() -> None:
+    from perfscope.workloads.jax.kernels import flash
+    from perfscope.workloads.jax.kernels.quantized import scaled_matmul
+
+    q = normal(0, 1, 2, 64, 16)
+    scales = np.ones((32, 1), np.float32), np.ones((1, 40), np.float32)
+    small = [np.zeros(shape, jax.numpy.float8_e4m3fn) for shape in ((32, 256), (256, 40))]
+    assert declared(lambda q: flash.part(q, q, q, causal=True), q) == [
+        (4 * 2 * (64 * 65 // 2) * 16, 2 * 64 * (16 * 4 + 1) * 4)
+    ]
+    assert declared(lambda q: flash.part(q, q, q, causal=False), q)[0][0] == 4 * 2 * 64 * 64 * 16
+    assert declared(lambda x, w: scaled_matmul(x, w, *scales, "bfloat16"), *small) == [
+        (2 * 32 * 256 * 40, 32 * 256 + 256 * 40 + (32 + 40) * 4 + 32 * 40 * 2)
+    ]
+
+
+def declared(function: Callable[..., Any], *arguments: Any) -> list[tuple[int, int]]:
+    """FLOPs and bytes of each kernel of a function, once for all platforms."""
+    found: set[tuple[int, int]] = set()
+
+    def look(value: Any) -> None:
+        for inner in value if isinstance(value, tuple | list) else ():
+            look(inner)
+        for equation in getattr(getattr(value, "jaxpr", value), "eqns", ()):
+            if (cost := equation.params.get("cost_estimate")) is not None:
+                found.add((cost.flops, cost.bytes_accessed))
+            look(list(equation.params.values()))
+
+    look(jax.make_jaxpr(function)(*arguments))
+    return sorted(found)
+
+
 @pytest.mark.parametrize("vocabulary", [64, 60])
 def test_a_loss_by_parts_of_the_vocabulary(vocabulary: int) -> None:
     from perfscope.workloads.jax.chunked_loss import chunked_loss

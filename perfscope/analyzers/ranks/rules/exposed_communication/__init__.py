@@ -116,6 +116,12 @@ ADVICE = {
 }
 """Operation without underscores -> advice; sources write `all_reduce`, `allreduce`, `_allgather_base`."""
 
+OF_LAYOUTS = (
+    "Leave activations divided where the next layer divides them again: the same `output_layouts` and `input_layouts` "
+    "(the defaults of `ColwiseParallel` before `RowwiseParallel`)."
+)
+"""All-gathers that layouts of tensors request, as in tensor parallelism."""
+
 FORWARD_SHARE = 0.2
 """Share of all-reduces in the forward pass from which they belong to tensor parallelism, which has as many there as in
 the backward pass. Data parallelism has almost no all-reduce there (only buffers of the model)."""
@@ -167,7 +173,7 @@ def check_plan(trace: Trace) -> Iterable[Finding]:
         trace,
         least=EXPOSED_SHARE,
         part=PART_SHARE,
-        advice=lambda kind: ADVICE.get("sendrecv" if kind in ("send", "recv") else kind.replace("-", ""), OTHER_ADVICE),
+        advice=_planned_advice,
     )
 
 
@@ -419,6 +425,13 @@ def _advice(trace: Trace, kind: str, members: list[int]) -> str:
         return XLA_ADVICE.format(work="two half batches")
     spelled = kind.replace("_", "").lower()
     return next((text for operation, text in ADVICE.items() if operation in spelled), OTHER_ADVICE)
+
+
+def _planned_advice(kind: str, by: str) -> str:
+    """Return the advice about collectives of a plan, which states who requested them."""
+    if kind == "all-gather" and by == "DTensor":
+        return OF_LAYOUTS
+    return ADVICE.get("sendrecv" if kind in ("send", "recv") else kind.replace("-", ""), OTHER_ADVICE)
 
 
 def _in_forward(trace: Trace, members: list[int]) -> str:

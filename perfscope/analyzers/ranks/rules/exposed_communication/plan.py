@@ -11,10 +11,13 @@ from perfscope.model.trace import Trace
 from perfscope.model.units import format_bytes
 
 
-def planned_exposure(trace: Trace, *, least: float, part: float, advice: Callable[[str], str]) -> Iterator[Finding]:
+def planned_exposure(
+    trace: Trace, *, least: float, part: float, advice: Callable[[str, str], str]
+) -> Iterator[Finding]:
     """Yield one finding per kind of collective that the step waits for, at the low end of the modelled range.
 
-    ``least``: minimum share of the step for all collectives; ``part``: for one kind; ``advice(kind)``: text.
+    ``least``: minimum share of the step for all collectives; ``part``: for one kind; ``advice(kind, by)``: text, by
+    who requested them.
     Collectives over links of unknown speed cost only their latency, and the finding states that.
     """
     for work in trace.fact(plan_works):
@@ -34,7 +37,7 @@ def planned_exposure(trace: Trace, *, least: float, part: float, advice: Callabl
         for kind, rows in kinds.items():
             cost = sum(row.exposed_ns.low for row in rows)
             if cost and cost >= part * whole:
-                yield _finding(kind, rows, cost, whole, advice(kind), known=exchanges.known)
+                yield _finding(kind, rows, cost, whole, advice(kind, rows[0].by), known=exchanges.known)
 
 
 def _finding(kind: str, rows: list[ExchangeRow], cost: int, whole: int, advice: str, *, known: bool) -> Finding:
