@@ -204,8 +204,12 @@ def _played(
 def step_tasks(
     sums: Sequence[int], stretch: float, placed: Sequence[PlannedCollective], takes: Sequence[int]
 ) -> tuple[list[Task], tuple[int, ...]]:
-    """Tasks of a step, and the task of each collective: kernels on stream 0, a group's collectives on another one."""
+    """Tasks of a step, and the task of each collective: kernels on stream 0, a group's collectives on another one.
+
+    Sends and receives of each pair of ranks have a stream of their own, as their links do.
+    """
     last = len(sums) - 1
+    streams: dict[object, int] = {}
     marks = {0, last}
     for one in placed:
         marks |= {_begin(one, last), min(one.at.ops, last)} | (
@@ -232,7 +236,7 @@ def step_tasks(
             tasks.append(
                 Task(
                     kind="communication",
-                    stream=1 + one.group,
+                    stream=streams.setdefault(one.pairs or one.group, len(streams) + 1),
                     duration=takes[number],
                     waits=tuple(wait for wait in waits if wait >= 0),
                 )
