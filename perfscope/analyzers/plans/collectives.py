@@ -206,7 +206,7 @@ def step_tasks(
 ) -> tuple[list[Task], tuple[int, ...]]:
     """Tasks of a step, and the task of each collective: kernels on stream 0, a group's collectives on another one.
 
-    Sends and receives of each pair of ranks have a stream of their own, as their links do.
+    Each pair of ranks has a separate stream for its sends and receives.
     """
     last = len(sums) - 1
     streams: dict[object, int] = {}

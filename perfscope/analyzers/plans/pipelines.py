@@ -91,13 +91,25 @@ def pipeline_step(trace: Trace) -> PipelineStep | None:
     elif any(one is None for one in parts):
         problem = f"no whole step of rank {rank_of(works[parts.index(None)])} was seen"
     else:
-        problem = ""
+        problem = incomplete(pipeline, [one.parts for one in parts if one is not None])
     step = problem or played_step([one for one in parts if one is not None], target)
     return PipelineStep(
         pipeline=pipeline,
         rows=tuple(_rank(work, step if isinstance(step, Range) else None, target) for work in works),
         step_ns=step if isinstance(step, Range) else None,
         problem=step if isinstance(step, str) else "",
+    )
+
+
+def incomplete(pipeline: PlannedPipeline, parts: Sequence[StepParts]) -> str:
+    """Why the steps of all ranks are not those of the pipeline; empty if each micro-batch was sent through it."""
+    sends = sum(one.kind == "send" for part in parts for one in part.placed)
+    least = pipeline.micro_batches * (len(pipeline.ranks) - 1)
+    if sends >= least:
+        return ""
+    return (
+        f"a recorded step has {sends} sends, and {pipeline.micro_batches} micro-batches need {least}: without an "
+        "optimizer its steps are calls of the model, so mark them with perfscope.step()"
     )
 
 

@@ -8,10 +8,10 @@ from typing import Literal
 import pytest
 
 from perfscope.analyzers.devices import parse_target
-from perfscope.analyzers.plans.pipelines import RankParts, played_step
+from perfscope.analyzers.plans.pipelines import RankParts, incomplete, played_step
 from perfscope.analyzers.plans.time import StepParts
 from perfscope.analyzers.predict import Range
-from perfscope.model.documents.torch_plan import PlannedCollective, StepPosition
+from perfscope.model.documents.torch_plan import PlannedCollective, PlannedPipeline, StepPosition
 from perfscope.plugins.plan.schedules import makespan
 
 SECOND = 1_000_000_000
@@ -85,3 +85,13 @@ def test_sends_that_nobody_receives_have_a_reason() -> None:
 def test_ranks_that_wait_for_one_another_have_a_reason() -> None:
     ranks = [stage(0, 2, [("B", 0), ("F", 0)], SECOND, SECOND), stage(1, 2, [("F", 0), ("B", 0)], SECOND, SECOND)]
     assert played_step(ranks, parse_target("h100x2", None)) == "its ranks wait for one another in a circle"
+
+
+@pytest.mark.parametrize(("micro_batches", "reason"), [(6, ""), (13, "a recorded step has 36 sends")])
+def test_steps_of_single_micro_batches_are_not_those_of_the_pipeline(micro_batches: int, reason: str) -> None:
+    """Three hops forward and back for each of six micro-batches: 36 sends, and 13 micro-batches need 39."""
+    pipeline = PlannedPipeline(ranks=(0, 1, 2, 3), stages=(0,), of=4, micro_batches=micro_batches)
+    orders = [order_of(rank, 4, 6, all_forwards_first=True) for rank in range(4)]
+    parts = [stage(rank, 4, order, 1, 1).parts for rank, order in enumerate(orders)]
+    assert incomplete(pipeline, parts).startswith(reason)
+    assert bool(incomplete(pipeline, parts)) == bool(reason)
