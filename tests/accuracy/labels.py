@@ -14,7 +14,7 @@ LABEL = re.compile(r"# defect: (?P<rules>\w+(?:, \w+)*)(?::|$)")
 NO_RULE = "none"
 """Label of a defect that no rule finds in a single program: two programs are compared."""
 
-SHARED = ("host_defects.py", "pipelines/media.py")
+SHARED = ("host_defects.py", "pipelines/media.py", "vision/pictures.py")
 """Files that programs of both frameworks import."""
 
 

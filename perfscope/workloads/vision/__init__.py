@@ -1,1 +1,1 @@
-"""Programs of pictures."""
+"""Programs of pictures: a classifier and a diffusion transformer."""

@@ -115,6 +115,91 @@ def test_a_language_model(name: str, ours: str, variant: str, theirs: str, torch
     assert_same(loss, twin_loss, twin, language_model(jax.device_get(slopes), block))
 
 
+def test_a_classifier_of_pictures() -> None:
+    from perfscope.workloads.jax.vision import classifier as in_jax
+    from perfscope.workloads.vision import classifier
+    from perfscope.workloads.vision.pictures import stored
+
+    size = in_jax.SIZES["tiny"]
+    assert size == classifier.SIZES["tiny"]
+    model, twin = in_jax.Classifier(size), classifier.Classifier(size)
+    (first_BRRC, class_B), weights = stored(size.batch, size.seq, size.vocab, 0), random_weights(model.initial(0))
+    side = classifier.side_of(size.seq)
+    picture_BCRR = np.ascontiguousarray(first_BRRC[:, :side, :side].transpose(0, 3, 1, 2) / 128, dtype=np.float32)
+    of = jax.jit(jax.value_and_grad(in_jax.loss_of, argnums=1, has_aux=True), static_argnums=0)
+    (loss, _), slopes = of(model, weights, picture_BCRR, class_B)
+    load(twin, pictures(weights))
+    twin_loss = torch.nn.functional.cross_entropy(twin(torch.from_numpy(picture_BCRR)), torch.from_numpy(class_B))
+    twin_loss.backward()
+    assert_same(loss, twin_loss, twin, pictures(jax.device_get(slopes)))
+
+
+def pictures(weights: Mapping[str, Any]) -> State:
+    layers = len(jax.tree.leaves(weights["blocks"])[0])
+    return {
+        "place_LD": weights["place_LD"],
+        **named(
+            patch={"weight": weights["patch_DCPP"], "bias": weights["patch_D"]},
+            blocks=named(
+                **{str(number): attention_block(of_layer(weights["blocks"], number)) for number in range(layers)}
+            ),
+            norm=norm(weights["norm"]),
+            head=linear(weights["head_DV"], weights["head_V"]),
+        ),
+    }
+
+
+def test_a_sampler_of_pictures() -> None:
+    from perfscope.workloads.jax.vision import diffusion as in_jax
+    from perfscope.workloads.vision import diffusion
+
+    size = in_jax.SIZES["tiny"]
+    assert size == diffusion.SIZES["tiny"]
+    encoder, denoiser = (random_weights(tree) for tree in in_jax.initial(Options(variant="dit", size=size)))
+    generator = np.random.default_rng(3)
+    tokens_NM = generator.integers(1, size.vocab, (2 * size.batch, in_jax.TOKENS))
+    x_NLP = generator.standard_normal((2 * size.batch, size.seq, in_jax.PATCH)).astype(np.float32)
+    text_NMD = jax.jit(in_jax.encoded, static_argnums=2)(encoder, tokens_NM, size.heads)
+    noise_NLP = jax.jit(in_jax.denoised, static_argnums=4)(denoiser, x_NLP, 300.0, text_NMD, size.heads)
+    theirs, model = diffusion.Encoder(size).eval(), diffusion.Denoiser(size).eval()
+    load(theirs, text_encoder(encoder))
+    load(model, patches(denoiser))
+    with torch.inference_mode():
+        twin_text_NMD = theirs(torch.from_numpy(tokens_NM))
+        twin_NLP = model(torch.from_numpy(x_NLP), torch.full((len(x_NLP),), 300.0), twin_text_NMD)
+    np.testing.assert_allclose(twin_text_NMD, text_NMD, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(twin_NLP, noise_NLP, rtol=1e-3, atol=1e-4)
+
+
+def dense(weights: Mapping[str, Any]) -> State:
+    return linear(weights["weight_DG"], weights["bias_G"])
+
+
+def text_encoder(weights: Mapping[str, Any]) -> State:
+    def layer(own: Mapping[str, Any]) -> State:
+        joined = dense(own["qkv"])
+        attention = {"in_proj_weight": joined["weight"], "in_proj_bias": joined["bias"]}
+        return named(
+            self_attn={**attention, **named(out_proj=dense(own["out"]))},
+            linear1=dense(own["up"]),
+            linear2=dense(own["down"]),
+            norm1=norm(own["norm1"]),
+            norm2=norm(own["norm2"]),
+        )
+
+    layers = {str(number): layer(own) for number, own in enumerate(weights["layers"])}
+    return named(embedding={"weight": weights["embedding_VD"]}, layers=named(layers=named(**layers)))
+
+
+def patches(weights: Mapping[str, Any]) -> State:
+    blocks = {
+        str(number): named(**{name: dense(part) for name, part in own.items()})
+        for number, own in enumerate(weights["blocks"])
+    }
+    ends = named(enter=dense(weights["enter"]), leave=dense(weights["leave"]), blocks=named(**blocks))
+    return {"place_LD": weights["place_LD"], **ends}
+
+
 def random_weights(weights: Any) -> Any:
     """Weights of which none is zero, as the second factor of an adapter is at first."""
     generator = np.random.default_rng(2)

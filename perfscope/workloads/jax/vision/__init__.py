@@ -1,0 +1,1 @@
+"""JAX twins of `perfscope.workloads.vision`."""
