@@ -99,7 +99,8 @@ def build(options: Options) -> Classifier:
     """The model on its device."""
     torch.manual_seed(options.seed)
     model = Classifier(options.size, options.defects)
-    return model.to(device=options.device, dtype=getattr(torch, options.dtype))
+    model.to(device=options.device, dtype=getattr(torch, options.dtype))
+    return model
 
 
 def train(options: Options) -> list[float]:

@@ -5,6 +5,7 @@ Shapes: B pictures, S pixels of a stored picture's side, R pixels of a cropped o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -18,7 +19,7 @@ SHRUNK = 3
 
 def side_of(patches: int) -> int:
     """R: pixels of the side of a picture with so many patches; ValueError if that is not a square number."""
-    count = round(patches**0.5)
+    count = math.isqrt(patches)
     if count * count != patches:
         raise ValueError(f"--seq is the number of patches, a square number, not {patches}")
     return SIDE * count
@@ -53,7 +54,8 @@ def resized(picture_SSC: np.ndarray) -> np.ndarray:
     side = len(picture_SSC) // SHRUNK
     blocks = picture_SSC.reshape(side, SHRUNK, side, SHRUNK, CHANNELS)
     mean_RRC = blocks.mean(axis=(1, 3))  # defect: host_bound: for each picture of each step
-    return ((mean_RRC - MEAN) / DEVIATION).astype(np.float32)
+    normal_RRC: np.ndarray = ((mean_RRC - MEAN) / DEVIATION).astype(np.float32)
+    return normal_RRC
 
 
 def positions(crop_B3: np.ndarray, side: int) -> tuple[np.ndarray, np.ndarray]:
