@@ -140,7 +140,7 @@ RIGHT = (
     ),
     Right(
         rule="peak_owner",
-        cases="torch eager: (naive attention|recomputation|metric that keeps)",
+        cases="torch eager: (naive attention|hybrid, naive|recomputation|metric that keeps)",
         of="both",
         why="it names who holds the peak: the scores, or the logits with their copies in the loss",
     ),
