@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.accuracy.case import Case, jax_program, torch_program
 
 _FEW_PATCHES = ("--seq", "16", "--batch", "1")
+_FEW_ROWS = ("--seq", "16", "--batch", "1")
 _SCORES = "q_BHLK @ k_BHMK"
 
 MODELS: tuple[Case, ...] = (
@@ -40,8 +41,8 @@ MODELS: tuple[Case, ...] = (
         name="adapter, merged in each call",
         framework="jax",
         mode="jit",
-        source=jax_program("lora", "--variant", "merged", "--seq", "24", size="cpu", steps=14),
-        twin=jax_program("lora", "--variant", "factors", "--seq", "24", size="cpu", steps=14),
+        source=jax_program("lora", "--variant", "merged", *_FEW_ROWS, size="cpu", steps=14),
+        twin=jax_program("lora", "--variant", "factors", *_FEW_ROWS, size="cpu", steps=14),
         expects={"constant_work": "weight_DF + SCALE"},
     ),
     *(

@@ -74,6 +74,15 @@ def test_quantised_layers_compute_the_same_in_a_kernel_and_written_out() -> None
     assert means[1] != means[3] != means[5]
 
 
+def test_a_decoder_of_latents_makes_the_same_pictures_in_both_layouts() -> None:
+    from perfscope.workloads.vision import autoencoder
+
+    small = ["--size", "tiny", "--steps", "2"]
+    expected = autoencoder.decode(autoencoder.parsed(small))
+    for defect in autoencoder.DEFECTS:
+        assert autoencoder.decode(autoencoder.parsed([*small, "--defect", defect])) == pytest.approx(expected, rel=1e-5)
+
+
 def test_adapters_train_the_same() -> None:
     from perfscope.workloads import lora
 

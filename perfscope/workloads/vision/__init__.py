@@ -1,1 +1,1 @@
-"""Programs of pictures: a classifier and a diffusion transformer."""
+"""Programs of pictures: a classifier, a diffusion transformer, a decoder of convolutions."""
