@@ -41,7 +41,7 @@ def test_it_runs_as_a_module_and_as_a_script(name: str) -> None:
 @pytest.mark.slow
 def test_experts_in_four_processes_have_the_numbers_of_one() -> None:
     """``--capacity 4`` drops nothing."""
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "4"]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
     room = ["perfscope.workloads.experts", "--variant", "room", "--expert", "4", "--capacity", "4"]
     one, *several = (
         printed_losses(["-m", "perfscope.workloads.moe", "--variant", "loop", "--heads", "8", "--batch", "4"]),
@@ -55,7 +55,15 @@ def test_experts_in_four_processes_have_the_numbers_of_one() -> None:
 
 @pytest.mark.slow
 def test_divided_sequences_have_the_numbers_of_whole_ones() -> None:
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "4", "-m", "perfscope.workloads.context"]
+    launcher = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "4",
+        "-m",
+        "perfscope.workloads.context",
+    ]
     one = printed_losses(["-m", "perfscope.workloads.attention", "--variant", "sdpa", "--batch", "2"])
     assert len(one) == 3
     for flags in (["--split", "contiguous"], ["--split", "zigzag"], ["--split", "zigzag", "--variant", "ring"]):
@@ -66,7 +74,7 @@ def test_divided_sequences_have_the_numbers_of_whole_ones() -> None:
 @pytest.mark.parametrize(("program", "defect"), [("fsdp", "accumulate"), ("tensor", "gather"), ("pipeline", "uneven")])
 def test_a_divided_model_has_the_numbers_of_a_whole_one(program: str, defect: str) -> None:
     def losses(processes: int, *flags: str) -> list[float]:
-        launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
         return printed_losses([*launcher, "-m", f"perfscope.workloads.parallel.{program}", *flags])
 
     one = losses(1)
