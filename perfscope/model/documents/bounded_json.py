@@ -159,10 +159,14 @@ def schema_of(kind: type[Any], schema: str, *, what: str) -> dict[str, Any]:
     return result
 
 
+_OPTIONAL = ("default", "propertyNames")
+"""Keys of a schema that are left out: every value is written, and some versions of msgspec do not name keys."""
+
+
 def _plain(value: Any) -> Any:
     """The value as JSON types, alternatives sorted, without defaults and indentation of docstrings."""
     if isinstance(value, dict):
-        plain = {key: _plain(value) for key, value in value.items() if key != "default"}
+        plain = {key: _plain(value) for key, value in value.items() if key not in _OPTIONAL}
         if isinstance(plain.get("description"), str):
             plain["description"] = cleandoc(plain["description"])  # msgspec keeps or removes the indentation
         for key in {"anyOf", "oneOf"} & plain.keys():

@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 from perfscope.profiler.source_files import cell
+from perfscope.profiler.torch import compat
 
 MOST_EVENTS = 200_000
 """Events of the profiler that are looked at, in order of time: 4 us each, about as long as their export."""
@@ -27,10 +28,8 @@ def call_lines(profiler: Any) -> dict[str, Any] | None:
     ``cells``: the notebook's names of its cells (``In[3]``) by the names under which they were compiled.
     """
     try:
-        from torch._C._profiler import _EventType
-
-        kinds = (_EventType.PyCall, _EventType.PyCCall)
-        waiting = list(reversed(profiler.profiler.kineto_results.experimental_event_tree()))
+        waiting, kinds = compat.python_calls(profiler)
+        waiting.reverse()
         starts, lines, cells, seen = list[int](), list[int](), dict[str, str](), 0
         while waiting and seen < MOST_EVENTS:
             event = waiting.pop()

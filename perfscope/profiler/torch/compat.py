@@ -326,6 +326,14 @@ def profiler_config(*, device_syncs: bool, all_threads: bool) -> Any:
     return torch._C._profiler._ExperimentalConfig(**chosen) if chosen else None
 
 
+def python_calls(profiler: Any) -> tuple[list[Any], tuple[Any, ...]]:
+    """The outermost events of a stopped ``torch.profiler.profile``, and the tags of calls of Python functions."""
+    from torch._C._profiler import _EventType
+
+    events = profiler.profiler.kineto_results.experimental_event_tree()
+    return list(events), (_EventType.PyCall, _EventType.PyCCall)
+
+
 def is_compiling() -> bool:
     """Whether torch.compile traces this call now: it must see no code of perfscope, or its graph would break."""
     import torch

@@ -563,3 +563,8 @@ def buckets_in_reverse(parameters: Sequence[Any], first_cap: int, cap: int) -> l
         return []
     buckets, _ = torch.distributed._compute_bucket_assignment_by_size(given, [first_cap, cap], [False] * len(given))
     return [[len(given) - 1 - index for index in bucket] for bucket in buckets]
+
+
+def pipeline_inference_modes() -> Any:
+    """How the shapes of a pipeline are found (an enumeration with ``DYNAMIC``); ``None`` where torch has one way."""
+    return getattr(importlib.import_module("torch.distributed.pipelining._utils"), "InferenceMode", None)

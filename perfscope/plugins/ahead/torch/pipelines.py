@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from perfscope.model.documents.torch_plan import PlannedPipeline
+from perfscope.plugins.ahead.torch import compat
 
 POLL_S = 0.02
 """Seconds between two looks for an object."""
@@ -39,7 +40,7 @@ class PipelineWatch:
         distributed: Any = importlib.import_module("torch.distributed")
         _after(stage._PipelineStageBase, self._stage_made)
         _after(schedules._PipelineSchedule, self._schedule_made)
-        modes: Any = getattr(importlib.import_module("torch.distributed.pipelining._utils"), "InferenceMode", None)
+        modes = compat.pipeline_inference_modes()
         if modes is not None and hasattr(schedules._PipelineSchedule, "_warmup_p2p"):
 
             def infer_shapes(_: Any, stages: Any, *__: Any, **___: Any) -> None:
