@@ -149,7 +149,7 @@ RIGHT = (
 LIMITS = (
     Limit(
         rule="host_bound",
-        cases="4 gloo processes: .*straggler|8 devices: straggler",
+        cases="4 gloo processes: .*(straggler|input)|8 devices: straggler",
         kind="first",
         why="every rank sleeps in every step, by design, and that costs more than waiting for the late one",
     ),
@@ -264,7 +264,7 @@ LIMITS = (
     ),
     Limit(
         rule="host_bound",
-        cases="jax jit: host",
+        cases="jax jit: (host|pictures, augment)",
         kind="missed",
         why="on the CPU the program computes during the host's work and is counted first; the rest is too little",
     ),
