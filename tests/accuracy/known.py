@@ -100,6 +100,24 @@ RIGHT = (
         of="both",
         why="the loss casts the logits to float32 and takes their log-softmax: two ops in eager mode, in all workloads",
     ),
+    Right(
+        rule="input_stall",
+        cases="torch eager: a whole (video|audio) decoded",
+        of="twin",
+        why="the clip alone is still decoded in the training process",
+    ),
+    Right(
+        rule="unexplained_idle",
+        cases="4 gloo processes: context",
+        of="both",
+        why="four processes share two cores, and each part of the attention waits for the other ranks",
+    ),
+    Right(
+        rule="straggler",
+        cases="4 gloo processes: context",
+        of="twin",
+        why="four processes share two cores, so that one of them is late by chance",
+    ),
     Right(rule="unfused_ops", cases="torch H100: ssm-scan", why="the scan's own two ops per step of time, at its line"),
     Right(
         rule="unfused_ops",

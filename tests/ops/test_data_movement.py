@@ -59,6 +59,12 @@ def test_a_cache_that_is_joined_in_each_step_is_flagged_with_its_line_and_time()
     assert "Allocate the cache once" in finding.advice
 
 
+@pytest.mark.parametrize(("within", "kinds"), [("_c10d_functional::wait_tensor", set()), ("aten::copy_", {"join"})])
+def test_a_join_of_gathered_parts_that_waits_for_them_copies_nothing(within: str, kinds: set[str]):
+    ops = [("aten::mm", 100), (f"aten::cat > {within}", 300)]
+    assert {item.kind for item in movements(steps_of(ops).build())} == kinds
+
+
 def test_a_cache_that_is_joined_is_flagged_early_in_a_run_whose_steps_grow():
     def judged(growth_us: float) -> Outcome:
         t = steps_of(

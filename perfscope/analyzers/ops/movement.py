@@ -78,6 +78,8 @@ _VIEW_GRADIENT = re.compile(
     r"(?:Select|Slice|Unfold|Diagonal|AsStrided|Narrow)Backward\d*"
 )
 _PICK_GRADIENT = re.compile(r"(?:autograd::engine::evaluate_function: )?IndexBackward\d*")
+_COLLECTIVES = ("_c10d_functional::", "c10d::")
+"""Beginnings of ops that exchange data between ranks, or wait for it."""
 _JOINS = frozenset({"cat", "stack", "_cat", "concat", "hstack", "vstack"})
 _FILLS = frozenset({"fill", "zero", "fill_scalar"})
 _GATHERS = frozenset({"index", "index_select", "gather", "take", "take_along_dim", "masked_select"})
@@ -233,6 +235,7 @@ def _causes(trace: Trace, rows: Int64) -> npt.NDArray[np.str_]:
     loads[input_slices(trace)] = True
     computing = within(lambda name: name.startswith("aten::") and _plain(name) not in _MOVES)
     skipped = (nearest_ancestor(trace, rows, loads) != MISSING) | inside(frozenset({"pin_memory", "_pin_memory"}))
+    skipped |= within(lambda name: name.startswith(_COLLECTIVES))  # a join of gathered parts waits for them
     tests: tuple[tuple[npt.NDArray[np.bool_], MovementKind | Literal[""]], ...] = (
         (skipped, ""),
         (within(_VIEW_GRADIENT.fullmatch), "index_gradient"),
