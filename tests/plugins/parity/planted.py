@@ -43,11 +43,11 @@ def wrong_epsilon() -> Any:
 def missing_scale() -> Any:
     """The scores are not divided by the square root of the features of a head."""
 
-    def wrong(q_BHLK: jax.Array, k_BHMK: jax.Array, v_BHMK: jax.Array) -> jax.Array:
+    def wrong(q_BHLK: jax.Array, k_BHMK: jax.Array, v_BHMK: jax.Array, window: int | None = None) -> jax.Array:
         length = q_BHLK.shape[-2]
         past_LM = jnp.tril(jnp.ones((length, length), bool))
         scores_BHLM = jnp.where(past_LM, q_BHLK @ k_BHMK.mT, -jnp.inf)
         return jax.nn.softmax(scores_BHLM) @ v_BHMK
 
-    attention.ATTENTION["naive"] = wrong
+    attention.naive_attention = wrong
     return attention_jax()

@@ -156,7 +156,7 @@ def test_dtypes_of_one_framework_are_compared(tmp_path: Path, side: str) -> None
 @pytest.mark.torch
 @pytest.mark.jax
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("name", "layers"), [("attention", 16), ("transformer", 16), ("moe", 12), ("ssm", 8)])
+@pytest.mark.parametrize(("name", "layers"), [("attention", 18), ("transformer", 18), ("moe", 12), ("ssm", 8)])
 def test_the_twins_of_the_workloads_are_the_same(tmp_path: Path, name: str, layers: int, dtype: str) -> None:
     sides = (f"{TWINS}:{name}_torch", f"{TWINS}:{name}_jax", "--dtype-a", dtype, "--dtype-b", dtype)
     assert run(tmp_path, *sides, "--json", str(tmp_path / "p.json")) == 0
