@@ -53,6 +53,7 @@ PRIVATE: dict[str, str] = {
     "foreach types": "torch.utils._foreach_utils._foreach_supported_types",
     "forward of data parallelism": "torch.nn.parallel.distributed.DistributedDataParallel._inside_ddp_forward",
     "group by name": "torch.distributed.distributed_c10d._resolve_process_group",
+    "inference of pipelines": "torch.distributed.pipelining._utils",
     "kernels of inductor": "torch._inductor.scheduler.NopKernelSchedulerNode",
     "hooks after modules": "torch.nn.modules.module._global_forward_hooks",
     "hooks before modules": "torch.nn.modules.module._global_forward_pre_hooks",
