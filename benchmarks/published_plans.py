@@ -55,7 +55,7 @@ class Published(Struct, frozen=True, kw_only=True):
     tokens_per_s: float | None = None
     """Per device."""
     flops_per_s: float | None = None
-    """Of all devices, with recomputation, by equation 3 of Narayanan et al. 2021."""
+    """FLOP/s of all devices together, with recomputation (equation 3 of Narayanan et al. 2021)."""
     note: str = ""
 
 

@@ -69,7 +69,7 @@ class Seen:
     said: tuple[Said, ...]
     first: First | None
     strip: Strip | None
-    """Of a program that ran here."""
+    """One step for the picture; known for programs that ran here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from tests.accuracy.workloads_page import PAGE, PICTURES, picture_of, places, ro
 from tests.conftest import REPOSITORY
 
 MOST_BYTES = 15_000
-"""Of a picture."""
+"""Largest size of a picture."""
 
 
 def test_the_table_is_that_of_the_results() -> None:

@@ -32,7 +32,7 @@ def test_events_come_back(tmp_path: Path) -> None:
 
 def test_files_of_the_program_have_the_users_names(tmp_path: Path) -> None:
     lines = RecordLog(EVENTS_SCHEMA, 10)
-    lines.save(tmp_path / "events.jsonl", folders=["/u/run/"], cells={"/tmp/ipykernel_7/1.py": "In[3]"})
+    lines.save(tmp_path / "events.jsonl", folders=["/", "/u/run/"], cells={"/tmp/ipykernel_7/1.py": "In[3]"})
     names = read_file_names(tmp_path / "events.jsonl")
     paths = ("/u/run/pkg/a.py", "/u/running/a.py", "/tmp/ipykernel_7/1.py", "/lib/x.py", "")
     assert [names.name(path) for path in paths] == ["pkg/a.py", "/u/running/a.py", "In[3]", "/lib/x.py", ""]

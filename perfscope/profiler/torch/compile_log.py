@@ -30,6 +30,7 @@ from perfscope.model.documents.run import (
 )
 from perfscope.model.files import json_bytes, write_atomically
 from perfscope.profiler.session.steps import Source
+from perfscope.profiler.source_files import SourceFiles
 from perfscope.profiler.torch import compat
 
 # Refusals of inductor's scheduler to fuse, and their reasons, graph by graph.
@@ -449,7 +450,7 @@ class TorchCompileCapture:
         self._marks: list[tuple[int, int]] = []
         self._written: tuple[int | None, ...] = ()
         self._packed = False
-        self._folders = sorted({str(Path(folder).absolute()) for folder in (str(Path.cwd()), *sys.path[:1])})
+        self._folders = SourceFiles(Path.cwd(), ()).spelled_out()["folders"]
         self.compilations = 0
         """Frames that dynamo began to compile, each time again."""
 

@@ -30,7 +30,7 @@ def counters() -> str:
 
 
 ID = "_0001f3a2_7b"
-"""Of a recording: the end of the names of its tables."""
+"""Number at the end of the names of all tables of a recording."""
 
 
 def rocpd(path: Path, *, kind: str = "TABLE", workgroup: object = 256) -> None:

@@ -75,7 +75,7 @@ def test_a_played_pipeline_takes_as_long_as_its_formula(slow: int, shorter: int,
     assert step.high == pytest.approx(wanted, rel=1e-4)
 
 
-def test_sends_that_nobody_receives_have_a_reason() -> None:
+def test_sends_that_no_rank_receives_have_a_reason() -> None:
     ranks = [stage(rank, 2, [("F", 0)] * (1 + rank), SECOND, SECOND) for rank in range(2)]
     assert played_step(ranks, parse_target("h100x2", None)) == (
         "rank 0 sends 1 times to rank 1, which receives 2 times"

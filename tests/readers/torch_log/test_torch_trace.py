@@ -151,6 +151,7 @@ def test_files_below_the_programs_folders_are_named_from_there(tmp_path: Path) -
     log = read_log(path, ["/u", "/u/run", "not/absolute"])
     assert [one.file for one in log.compiles[0].stack] == ["main.py", "/other/u/run/a.py", "pkg/a.py"]
     assert log.corrupt == 0, "hashes are those of the file"
+    assert read_log(path, ["/"]).compiles[0].stack[0].file == "/u/run/main.py", "a program that runs in the root folder"
     assert read_log(path).compiles[0].stack[0].file == "/u/run/main.py"
 
 

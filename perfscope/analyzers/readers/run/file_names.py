@@ -23,7 +23,8 @@ class FileNames(Struct, frozen=True, kw_only=True):
         """Return the user's name of a file; ``path`` itself if it is not the program's."""
         if path in self.cells:
             return self.cells[path]
-        return next((path[len(folder) :] for folder in self.folders if path.startswith(folder)), path)
+        below = (path[len(folder) :] for folder in self.folders if folder != "/" and path.startswith(folder))
+        return next(below, path)
 
     def in_trace(self, trace: Trace) -> Trace:
         """Return the trace with these names, also in its programs, which are changed in place."""

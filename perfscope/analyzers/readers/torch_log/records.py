@@ -235,8 +235,8 @@ _ENVELOPE = msgspec.json.Decoder(Envelope)
 
 def _below(folders: Sequence[str]) -> re.Pattern[bytes] | None:
     """Return the pattern of the beginnings of paths in ``folders``, inductor's own files left out."""
-    longest_first = sorted({folder.rstrip("/") for folder in folders}, key=len, reverse=True)
-    names = [re.escape(folder.encode("utf-8", "replace")) for folder in longest_first if folder.startswith("/")]
+    longest_first = sorted({folder.rstrip("/") for folder in folders if folder.startswith("/")}, key=len, reverse=True)
+    names = [re.escape(folder.encode("utf-8", "replace")) for folder in longest_first if folder]  # none for the root
     return re.compile(rb"(?<![\w./-])(?:" + b"|".join(names) + rb")/(?!torchinductor_)") if names else None
 
 
